@@ -23,12 +23,12 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("forebay needs Python 3.11 or newer; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.core: pyproject.toml constraints.txt src/forebay/_native.c src/forebay/images/_resize.c | $(BIN)/python
+$(VENV)/.core: pyproject.toml constraints.txt src/forebay/_native.c src/forebay/images/_resize.c src/forebay/viewer/_cut_files.c | $(BIN)/python
 	@echo "==> installing forebay and its dependencies into $(VENV)"
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[tokens]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt src/forebay/_native.c src/forebay/images/_resize.c | $(BIN)/python
+$(VENV)/.dev: pyproject.toml constraints.txt src/forebay/_native.c src/forebay/images/_resize.c src/forebay/viewer/_cut_files.c | $(BIN)/python
 	@echo "==> installing forebay, torch and the development tools into $(VENV) (a few minutes the first time)"
 	$(BIN)/python tools/install.py --constraint constraints.txt --editable '.[dev]'
 	@# Azurite is the Azure service of the tests, which skip what needs it where it is missing.
@@ -61,7 +61,7 @@ check: $(VENV)/.dev  ## ruff format, ruff, mypy --strict, pytest
 	$(BIN)/ruff check $(CODE)
 	@# Types are checked beside the tests, which do not keep two cores busy all the time.
 	@echo "==> mypy, and pytest beside it"
-	@$(BIN)/mypy > $(VENV)/mypy.txt 2>&1 & types=$$!; $(BIN)/pytest -n 2 --dist loadfile; tests=$$?; \
+	@$(BIN)/mypy > $(VENV)/mypy.txt 2>&1 & types=$$!; $(BIN)/pytest -n 3 --dist loadfile; tests=$$?; \
 		wait $$types; types=$$?; cat $(VENV)/mypy.txt; exit $$((tests || types))
 
 check-js: $(BIN)/python  ## the types of the viewer's modules, which stand in JSDoc; needs npm

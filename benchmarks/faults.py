@@ -1,4 +1,4 @@
-"""Builders on a bucket while answers are injected: `python -m benchmarks.faults [--answers 10000] [--first 0]`.
+"""Builders on a bucket while answers are injected: `python -m benchmarks.faults [--answers N] [--first 0] [--parts]`.
 
 Two parts, both behind the fault proxy of `forebay.testing.faults` in front of an S3 server on loopback:
 
@@ -7,6 +7,8 @@ Two parts, both behind the fault proxy of `forebay.testing.faults` in front of a
 - builds: four builders, each a process, write one cache at a time. Builders that give up are started again, as a user
   would. Afterwards every chunk has the SHA-256 of a local build, every chunk of every generation exists, the newest
   generation lists all chunks, and nobody printed a traceback.
+
+With `--parts`, whatever is not empty is sent in parts and put in place by a copy, as large chunks are.
 """
 
 import argparse
@@ -29,7 +31,7 @@ import forebay as fb
 from forebay.cache.catalog import generation_numbers, load_generation
 from forebay.errors import ForebayError
 from forebay.format import layout
-from forebay.store import open_store
+from forebay.store import object_store, open_store
 from forebay.testing.faults import Fault, FaultProxy
 
 BUILDERS = 4
@@ -82,7 +84,11 @@ class Outcome:
 
 
 def campaign(
-    folder: Path, answers: int, on_round: Callable[[Outcome], None] = lambda outcome: None, first: int = 0
+    folder: Path,
+    answers: int,
+    on_round: Callable[[Outcome], None] = lambda outcome: None,
+    first: int = 0,
+    parts: bool = False,
 ) -> Outcome:
     """Run rounds of races and builds until enough answers were injected; `first` is the seed of the first round."""
     source = folder / "source.txt"
@@ -96,8 +102,8 @@ def campaign(
             seed = 100 * (first + outcome.caches)
             url = f"s3://campaign/{outcome.caches}"
             proxy.set_faults(faults(seed))
-            wins = _in_processes(_race, [(f"{url}-race", number) for number in range(BUILDERS)], outcome)
-            _build_together(url, str(source), outcome)
+            wins = _in_processes(_race, [(f"{url}-race", parts, number) for number in range(BUILDERS)], outcome)
+            _build_together(url, str(source), parts, outcome)
             proxy.set_faults([])
             _check_race(f"{url}-race", wins, outcome)
             _check_cache(url, expected, outcome)
@@ -114,8 +120,9 @@ def _built_here(source: Path, root: Path) -> dict[str, bytes]:
     return {entry.key: store.read(entry.key) for entry in store.entries("layers/") if layout.parse_chunk(entry.key)}
 
 
-def _race(url: str, number: int) -> dict[int, bool]:
+def _race(url: str, parts: bool, number: int) -> dict[int, bool]:
     """The keys that this process created."""
+    _send_in_parts(parts)
     store = open_store(url)
 
     def create(key: int) -> tuple[int, bool]:
@@ -136,14 +143,20 @@ def _check_race(url: str, wins: list[dict[int, bool] | None], outcome: Outcome) 
         outcome.without_winner += not winners and all(won is not None for won in wins)
 
 
-def _build(url: str, source: str) -> int:
+def _send_in_parts(parts: bool) -> None:
+    if parts:
+        object_store.PARTS_FROM_BYTES = 1
+
+
+def _build(url: str, source: str, parts: bool) -> int:
+    _send_in_parts(parts)
     recipe = fb.RawRecipe(chunk_bytes=CHUNK_BYTES)
     return fb.build(url, fb.sources.lines(source), recipe, workers=0).made
 
 
-def _build_together(url: str, source: str, outcome: Outcome) -> None:
+def _build_together(url: str, source: str, parts: bool, outcome: Outcome) -> None:
     for _ in range(MOST_STARTS):
-        made = _in_processes(_build, [(url, source)] * BUILDERS, outcome)
+        made = _in_processes(_build, [(url, source, parts)] * BUILDERS, outcome)
         if None not in made:
             return
         outcome.restarts += made.count(None)
@@ -200,6 +213,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--answers", type=int, default=10_000, help="Injected answers to reach.")
     parser.add_argument("--first", type=int, default=0, help="Seed of the first round; others follow.")
+    parser.add_argument("--parts", action="store_true", help="Send everything in parts.")
     parser.add_argument("--json", type=Path, help="File to write the outcome to.")
     options = parser.parse_args()
 
@@ -213,7 +227,7 @@ def main() -> None:
             options.json.write_text(json.dumps(asdict(outcome), indent=1))
 
     with tempfile.TemporaryDirectory() as folder:
-        outcome = campaign(Path(folder), options.answers, show, options.first)
+        outcome = campaign(Path(folder), options.answers, show, options.first, options.parts)
     print(json.dumps(asdict(outcome), indent=1))
     raise SystemExit(0 if outcome.is_clean else 1)
 

@@ -12,9 +12,11 @@ hand over memmaps, ≥ 0.8 × a loop in C that writes the same bytes; `derive="d
 import argparse
 import itertools
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +32,7 @@ from forebay import compiled
 from forebay.feeding.stream import PACKED_COLUMNS
 from forebay.torch import Loader
 from forebay.torch.batches import Buffers
-from forebay.torch.packed_batch import PackedTargets, batch_in_place
+from forebay.torch.packed_batch import PackedTargets, batches_in_place
 
 RING = 8  # batches of the loop in C that are alive at once, as in a loader
 TICKS_SECONDS = 10.0
@@ -44,7 +46,7 @@ def main() -> None:
         into_memory(folder / part)
     cache, plain = fb.open_cache(folder / "cache-none"), open_plain(folder / "plain")
     print(f"{len(cache):,} rows, compiled loops: {compiled.native is not None}")
-    for measured in (tokens_alone, by_hand, loop_in_c, on_device):
+    for measured in (small_reads, tokens_alone, by_hand, loop_in_c, on_device, loop_in_two_threads):
         print(measured(cache, plain), flush=True)
     for name, options in (("tokens alone", {"labels": None, "derive": ()}), ("tokens, labels, positions", {})):
         print(two_threads(cache, name, options), flush=True)
@@ -92,10 +94,47 @@ def loop_in_c(cache: fb.Cache, plain: PlainRows) -> Comparison:
 
     def written() -> Iterator[object]:
         for (tokens_at, lengths_at), out in zip(itertools.cycle(places), itertools.cycle(outs), strict=False):
-            native.pack_rows(tokens_at, 2, LENGTH, lengths_at, counts, seq_lens, None, *out, True)
+            native.pack_rows(tokens_at, 2, LENGTH, lengths_at, counts, True, BATCH, [(seq_lens, None, *out)])
             yield out
 
     return _compare("tokens, labels, positions / a loop in C that writes them", _ours(cache), written(), 0.8)
+
+
+def loop_in_two_threads(cache: fb.Cache, plain: PlainRows) -> Comparison:
+    """The most that two threads can reach: the compiled code alone writes rows of mapped files, 8 batches in a call.
+
+    Neither side makes tensors or passes anything on. `ours` are two threads that write half of the batches each.
+    """
+    native = compiled.native
+    assert native is not None
+    rows = np.random.default_rng(0).permutation(len(cache))[: 64 * BATCH]
+    placed = list(cache.locate_batches(rows, RING * BATCH, PACKED_COLUMNS))  # the cache stays open: so do its maps
+
+    def write(turns: int) -> None:
+        outs = [np.empty((3, BATCH, LENGTH), np.int64) for _ in range(RING)]
+        for number in range(turns):
+            tokens, lengths = placed[number % len(placed)]
+            batches = [(np.empty((BATCH, lengths.most), np.int32), None, *out) for out in outs]
+            native.pack_rows(tokens.addresses, 2, LENGTH, lengths.addresses, lengths.counts, True, BATCH, batches)
+
+    def by_threads(count: int) -> None:
+        threads = [threading.Thread(target=write, args=(ROUND_BATCHES // RING // count,)) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    name = "the compiled code alone: two threads / one"
+    amount = ROUND_BATCHES * BATCH
+    return compare(name, lambda: by_threads(2), lambda: by_threads(1), amount=amount, unit="rows", goal=1.6)
+
+
+def small_reads(cache: fb.Cache, plain: PlainRows) -> Comparison:
+    orders = _orders(len(cache))
+    ours, theirs = (
+        (read(rows) for rows in orders) for read in (partial(cache.read, columns=["tokens"]), plain.tokens.__getitem__)
+    )
+    return _compare("cache.read of 32 rows of 4 KiB / memmap[rows]", ours, theirs, 0.7)
 
 
 def on_device(cache: fb.Cache, plain: PlainRows) -> Comparison:
@@ -123,14 +162,15 @@ def stalls(cache: fb.Cache) -> str:
         if worker is not None:
             worker.start()
             time.sleep(2.0)  # every block has been checked
-        gaps = ticks(TICKS_SECONDS)
+        gaps, waits = ticks(TICKS_SECONDS)
         stop.set()
         if worker is not None:
             worker.join()
         late = gaps[gaps > 1e-3]
         lines.append(
             f"ticking beside {name}: longest gap {gaps.max() * 1e3:.2f} ms, {len(late)} gaps over 1 ms in "
-            f"{TICKS_SECONDS:.0f} s, {late.sum() / TICKS_SECONDS:.2%} of the time"
+            f"{TICKS_SECONDS:.0f} s, {late.sum() / TICKS_SECONDS:.2%} of the time; longest in which the thread waited "
+            f"for the lock {gaps[waits].max(initial=0) * 1e3:.2f} ms"
         )
     return "\n".join(lines)
 
@@ -148,18 +188,19 @@ def what_binds(cache: fb.Cache, plain: PlainRows) -> str:
     near_at = near.ctypes.data + np.arange(BATCH) * near.strides[0]
     outs = [[np.empty((BATCH, LENGTH), np.int64) for _ in range(3)] for _ in range(24)]
     seq_lens = [np.empty((BATCH, lengths.most), np.int32) for _, lengths in placed]
-    targets, buffers = PackedTargets(), Buffers(64 << 20)
+    together = [list(cache.locate_batches(rows, size * BATCH, PACKED_COLUMNS)) for size in (1, 2)]
+    targets, buffers, nothing = PackedTargets(), Buffers(64 << 20), itertools.repeat({})
 
     def pack(ring: int, wanted: int, near_rows: bool) -> None:
         for number, (tokens, lengths) in enumerate(placed):
             out = [array if at < wanted else None for at, array in enumerate(outs[number % ring])]
             tokens_at = near_at if near_rows else tokens.addresses
-            kept = seq_lens[number]
-            native.pack_rows(tokens_at, 2, LENGTH, lengths.addresses, lengths.counts, kept, None, *out, True)
+            batch = (seq_lens[number], None, *out)
+            native.pack_rows(tokens_at, 2, LENGTH, lengths.addresses, lengths.counts, True, BATCH, [batch])
 
-    def whole() -> None:
-        for tokens, lengths in placed:
-            batch_in_place(tokens, lengths, {}, targets, buffers)
+    def whole(size: int) -> None:
+        for tokens, lengths in together[size - 1]:
+            list(batches_in_place(tokens, lengths, BATCH, nothing, targets, buffers))
 
     parts = {
         "call that writes lengths only": lambda: pack(1, 0, True),
@@ -168,7 +209,8 @@ def what_binds(cache: fb.Cache, plain: PlainRows) -> str:
         "the same, 24 batches alive (36 MiB)": lambda: pack(24, 3, True),
         "shuffled rows of mapped files, three outputs, 1 batch alive": lambda: pack(1, 3, False),
         "shuffled rows of mapped files, tokens alone": lambda: pack(1, 1, False),
-        "the same with memory and tensors: a whole batch": whole,
+        "the same with memory and tensors: a whole batch": lambda: whole(1),
+        "the same, two batches in one call": lambda: whole(2),
         "locating rows, 64 batches together": lambda: list(cache.locate_batches(rows, BATCH, PACKED_COLUMNS)),
         "cache.read of 32 rows of tokens": lambda: [cache.read(some, ["tokens"]) for some in np.split(rows, 64)],
         "memmap[rows] of 32 rows of tokens": lambda: [plain.tokens[some] for some in np.split(rows, 64)],
@@ -185,16 +227,24 @@ def best_turn(call: Callable[[], object], turns: int = 300) -> float:
     return min(found)
 
 
-def ticks(seconds: float) -> np.ndarray:
-    """The gaps of a thread that asks for the time again and again."""
-    found, last = [], time.perf_counter()
+def ticks(seconds: float) -> tuple[np.ndarray, np.ndarray]:
+    """The gaps of a thread that asks for the time again and again, and in which of them it waited.
+
+    A thread that waits for the interpreter's lock gives up its core; where it did not, the machine took the core away.
+    """
+    found, waited, last, before = [], [], time.perf_counter(), _waits()
     stop = last + seconds
     while last < stop:
-        now = time.perf_counter()
+        now, waits = time.perf_counter(), _waits()
         if now - last > 1e-4:
             found.append(now - last)
-        last = now
-    return np.array(found or [0.0])
+            waited.append(waits != before)
+        last, before = now, waits
+    return np.array(found or [0.0]), np.array(waited or [False])
+
+
+def _waits() -> int:
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def _ours(cache: fb.Cache, **options: object) -> Batches:

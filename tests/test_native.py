@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forebay import compiled
@@ -12,6 +12,7 @@ from forebay.chat import encoding
 from forebay.images.geometry import Scaling
 from forebay.masks.documents import LabelStyle, fill_labels, fill_packed, fill_positions
 from forebay.read.chunk_maps import ChunkFinder
+from forebay.tokens import packing
 from forebay.torch.images.canvas import BytePainter, FloatPainter, Painter, mirrored
 
 native = pytest.importorskip("forebay._native", reason="forebay was installed without a compiler")
@@ -54,9 +55,9 @@ def addresses(rows: np.ndarray) -> np.ndarray:
     return rows.ctypes.data + np.arange(len(rows)) * rows.strides[0]
 
 
-@given(packed_rows(), st.booleans(), st.integers(0, 3))
+@given(packed_rows(), st.booleans(), st.integers(0, 3), st.integers(1, 4))
 def test_rows_anywhere_in_memory_are_packed_as_by_numpy(
-    case: tuple[np.ndarray, np.ndarray], shifted: bool, further: int
+    case: tuple[np.ndarray, np.ndarray], shifted: bool, further: int, size: int
 ) -> None:
     tokens, whole = case
     rows, width = tokens.shape
@@ -65,8 +66,12 @@ def test_rows_anywhere_in_memory_are_packed_as_by_numpy(
     lengths = whole[order][:, :-1].copy()
     seq_lens = np.full((rows, whole.shape[1] - 1 + further), 9, np.int32)
     stored, wide, labels, positions = np.empty_like(tokens), *(np.full(tokens.shape, 7, np.int64) for _ in range(3))
+    batches = [
+        tuple(array[at : at + size] for array in (seq_lens, stored, wide, labels, positions))
+        for at in range(0, max(1, rows), size)
+    ]
     places = (addresses(tokens)[order], tokens.itemsize, width, addresses(lengths), counts[order])
-    assert native.pack_rows(*places, seq_lens, stored, wide, labels, positions, shifted)
+    assert native.pack_rows(*places, shifted, size, batches) == len(batches)
     expected_labels, expected_positions = np.empty(tokens.shape, np.int64), np.empty(tokens.shape, np.int64)
     fill_labels(expected_labels, tokens[order], whole[order], "shifted" if shifted else "unshifted")
     fill_positions(expected_positions, whole[order])
@@ -77,22 +82,39 @@ def test_rows_anywhere_in_memory_are_packed_as_by_numpy(
     np.testing.assert_array_equal(seq_lens, np.pad(lengths, ((0, 0), (0, further))))
 
 
+@pytest.mark.parametrize("width", [511, 512, 513, 1024, 1500, 20_000])
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+def test_rows_that_are_written_piece_by_piece_are_whole(width: int, dtype: type[np.unsignedinteger]) -> None:
+    tokens = np.random.default_rng(width).integers(1, 60_000, (3, width)).astype(dtype)
+    lengths = np.array([[width - 5, 3], [width, 0], [1, width - 1]], np.int32)
+    wide, labels, positions = (np.full(tokens.shape, 7, np.int64) for _ in range(3))
+    batch = (np.empty((3, 2), np.int32), None, wide, labels, positions)
+    assert native.pack_rows(addresses(tokens), tokens.itemsize, width, addresses(lengths), np.full(3, 2), 1, 3, [batch])
+    expected, whole = np.empty_like(labels), np.column_stack([lengths, width - lengths.sum(1)])
+    fill_labels(expected, tokens, whole, "shifted")
+    np.testing.assert_array_equal(wide, tokens)
+    np.testing.assert_array_equal(labels, expected)
+
+
 @pytest.mark.parametrize("lengths", [[4, 1], [5, 0], [5, -1], [-1, 4], [2**31 - 1, 2**31 - 1]])
 def test_documents_that_do_not_fit_their_row_are_not_packed(lengths: list[int]) -> None:
-    tokens, stored = np.zeros((2, 4), np.uint16), np.array([[4, 0], lengths], np.int32)
-    labels, seq_lens, counts = np.full((2, 4), 9, np.int64), np.empty((2, 2), np.int32), np.array([2, 2])
-    places = (addresses(tokens), 2, 4, addresses(stored), counts)
-    assert not native.pack_rows(*places, seq_lens, None, None, labels, None, True)
-    assert (labels[1] == 9).all(), "nothing of the wrong row is written"
-    assert native.pack_rows(*places, seq_lens, None, np.empty((2, 4), np.int64), None, None, True), "no length is used"
+    tokens, stored = np.zeros((3, 4), np.uint16), np.array([[4, 0], lengths, [4, 0]], np.int32)
+    labels, seq_lens, counts = np.full((3, 1, 4), 9, np.int64), np.empty((3, 1, 2), np.int32), np.array([2, 2, 2])
+    places = (addresses(tokens), 2, 4, addresses(stored), counts, True, 1)
+    batches = [(lens, None, None, each, None) for lens, each in zip(seq_lens, labels, strict=True)]
+    assert native.pack_rows(*places, batches) == 1, "the first batch is good"
+    assert (labels[1:] == 9).all(), "nothing of the wrong row or behind it is written"
+    wide = [(lens, None, np.empty((1, 4), np.int64), None, None) for lens in seq_lens]
+    assert native.pack_rows(*places, wide) == 3, "no length is used"
 
 
 def test_tokens_that_are_not_aligned_are_not_packed() -> None:
     tokens, lengths = np.zeros(9, np.uint8), np.array([[4]], np.int32)
-    wide, places = np.empty((1, 4), np.int64), (2, 4, addresses(lengths), np.array([1]), np.empty((1, 1), np.int32))
+    batch = (np.empty((1, 1), np.int32), None, np.empty((1, 4), np.int64), None, None)
+    places = (2, 4, addresses(lengths), np.array([1]), True, 1, [batch])
     first = tokens.ctypes.data + tokens.ctypes.data % 2
-    assert native.pack_rows(np.array([first]), *places, None, wide, None, None, True)
-    assert not native.pack_rows(np.array([first + 1]), *places, None, wide, None, None, True)
+    assert native.pack_rows(np.array([first]), *places) == 1
+    assert native.pack_rows(np.array([first + 1]), *places) == 0
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -100,13 +122,22 @@ def test_arrays_of_another_size_are_refused(rows: int) -> None:
     tokens, lengths, counts = np.zeros((2, 4), np.uint16), np.full((2, 1), 4, np.int32), np.ones(2, np.int64)
     seq_lens, places = np.empty((2, 1), np.int32), (addresses(tokens), 2, 4, addresses(lengths))
     with pytest.raises(ValueError, match="int64"):
-        native.pack_rows(*places, counts, seq_lens, None, np.zeros((rows, 4), np.int64), None, None, True)
+        native.pack_rows(*places, counts, True, 2, [(seq_lens, None, np.zeros((rows, 4), np.int64), None, None)])
     with pytest.raises(ValueError, match="int64"):
-        native.pack_rows(*places, counts, seq_lens, np.zeros((rows, 4), np.uint16), None, None, None, True)
+        native.pack_rows(*places, counts, True, 2, [(seq_lens, np.zeros((rows, 4), np.uint16), None, None, None)])
+    with pytest.raises(ValueError, match=r"int32 \[rows, documents\]"):
+        native.pack_rows(*places, counts, True, 2, [(np.empty(3, np.int32), None, None, None, None)])
+    empty = (seq_lens, None, None, None, None)
     with pytest.raises(ValueError, match="same rows"):
-        native.pack_rows(*places, np.ones(rows, np.int64), seq_lens, None, None, None, None, True)
+        native.pack_rows(*places, np.ones(rows, np.int64), True, 2, [empty])
     with pytest.raises(ValueError, match="lengths of each row"):
-        native.pack_rows(*places, np.array([1, rows - 2 if rows < 2 else 2]), seq_lens, None, None, None, None, True)
+        native.pack_rows(*places, np.array([1, rows - 2 if rows < 2 else 2]), True, 2, [empty])
+    with pytest.raises(ValueError, match="tuple of 5"):
+        native.pack_rows(*places, counts, True, 2, [empty[:4]])
+    with pytest.raises(ValueError, match="`size` rows each"):
+        native.pack_rows(*places, counts, True, 2, [empty] * (rows + 1))
+    with pytest.raises(ValueError, match="`size` rows each"):
+        native.pack_rows(*places, counts, True, rows - 1 if rows < 2 else -1, [empty])
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.lists(st.integers(-2, 30), max_size=20))
@@ -122,33 +153,106 @@ def test_rows_are_found_in_their_chunks_as_by_numpy(counts: list[int], rows: lis
         np.testing.assert_array_equal(found, expected, strict=True)
 
 
+class TwoChunks:
+    """Chunks of 4 and 2 rows of 12 bytes, in blocks of 2 rows; each row also has as many values as its number + 1."""
+
+    def __init__(self, *, checked: int = 0b111, limit: int = 37, mapped: int = 2, values: int = 10) -> None:
+        self.rows = [np.arange(12, dtype=np.uint32).reshape(4, 3), np.arange(100, 106, dtype=np.uint32).reshape(2, 3)]
+        self.offsets = [np.array([0, 1, 3, 6, 10]), np.array([0, 5, 11])]
+        self.blocks = (np.array([0, 2, 3]), np.array([checked], np.uint8), 2)
+        self.limits, self.mapped, self.values = np.array([limit, 13], np.uint64), mapped, values
+
+    def bases(self, tensors: list[np.ndarray]) -> np.ndarray:
+        return np.array([each.ctypes.data for each in tensors[: self.mapped]] + [0] * (2 - self.mapped))
+
+    def read(self, numbers: list[int]) -> list[list[int]] | None:
+        tables = (self.bases(self.rows), self.limits, 12, *self.blocks)
+        out = np.full((len(numbers), 3), 7, np.uint32)
+        is_read = native.read_rows(out, np.array(numbers, np.int64), np.array([0, 4, 6]), tables)
+        return out.tolist() if is_read else None
+
+    def fixed(self, chunks: list[int], within: list[int]) -> list[int] | None:
+        tables, found = (self.bases(self.rows), self.limits, 12, *self.blocks), np.zeros(len(chunks), np.int64)
+        return found.tolist() if native.fixed_addresses(found, np.array(chunks), np.array(within), tables) else None
+
+    def ragged(self, chunks: list[int], within: list[int]) -> tuple[list[int], list[int]] | None:
+        tables = (np.array([10_000, 20_000]), np.array([self.values, 11], np.uint64), 4, *self.blocks)
+        edges = (self.bases(self.offsets), np.array([self.limits[0] - 12, 9], np.uint64))
+        found, counts = np.zeros(len(chunks), np.int64), np.zeros(len(chunks), np.int64)
+        where = (found, np.array(chunks), np.array(within), tables, counts)
+        return (found.tolist(), counts.tolist()) if native.ragged_addresses(*where, *edges) else None
+
+
 def test_rows_are_copied_from_the_addresses_of_their_chunks() -> None:
-    chunks = [np.arange(12, dtype=np.uint32).reshape(4, 3), np.arange(100, 106, dtype=np.uint32).reshape(2, 3)]
-    bases = np.array([chunk.ctypes.data for chunk in chunks])
-    limits = np.array([chunk.nbytes - 12 + 1 for chunk in chunks], np.uint64)
-    out = np.empty((3, 3), np.uint32)
-    assert native.gather_rows(out, np.array([1, 0, 0]), np.array([1, 3, 0]), bases, limits, 12)
-    assert out.tolist() == [[103, 104, 105], [9, 10, 11], [0, 1, 2]]
+    assert TwoChunks().read([5, 3, 0, 5]) == [[103, 104, 105], [9, 10, 11], [0, 1, 2], [103, 104, 105]]
+    assert TwoChunks().read([]) == []
+
+
+def test_rows_are_where_their_chunks_have_them() -> None:
+    chunks = TwoChunks()
+    first, second = chunks.bases(chunks.rows).tolist()
+    assert chunks.fixed([1, 0, 0], [1, 3, 0]) == [second + 12, first + 36, first]
+    assert chunks.ragged([1, 0, 0], [1, 3, 0]) == ([20_020, 10_024, 10_000], [6, 4, 1])
+
+
+@pytest.mark.parametrize("row", [-1, 6, 2**62, -(2**63)])
+def test_rows_that_no_chunk_has_are_never_read(row: int) -> None:
+    assert TwoChunks().read([0, row]) is None
+    assert TwoChunks().read([row]) is None
 
 
 @pytest.mark.parametrize(
-    ("chunk", "row"), [(0, 4), (0, -1), (1, 0), (2, 0), (-1, 0), (0, 2**62), (0, -(2**63)), (2**62, 0)]
+    ("chunk", "row"), [(0, 4), (0, -1), (1, 2), (2, 0), (-1, 0), (0, 2**62), (0, -(2**63)), (2**62, 0)]
 )
-def test_rows_out_of_bounds_and_chunks_that_are_not_mapped_are_never_read(chunk: int, row: int) -> None:
-    rows = np.arange(12, dtype=np.uint32).reshape(4, 3)
-    bases, limits = np.array([rows.ctypes.data, 0]), np.array([rows.nbytes - 12 + 1, rows.nbytes], np.uint64)
-    out = np.empty((2, 3), np.uint32)
-    assert not native.gather_rows(out, np.array([0, chunk]), np.array([0, row]), bases, limits, 12)
+def test_rows_outside_their_chunk_have_no_address(chunk: int, row: int) -> None:
+    assert TwoChunks().fixed([0, chunk], [0, row]) is None
+    assert TwoChunks().ragged([0, chunk], [0, row]) is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "number"),
+    [
+        pytest.param({"mapped": 1}, 4, id="the second chunk is not mapped"),
+        pytest.param({"limit": 36}, 3, id="the last row would begin at byte 36"),
+        pytest.param({"checked": 0b101}, 2, id="its block was not checked"),
+    ],
+)
+def test_rows_that_are_not_mapped_or_checked_or_out_of_bounds_are_never_read(
+    wrong: dict[str, int], number: int
+) -> None:
+    chunk, within = divmod(number, 4)
+    chunks = TwoChunks(**wrong)
+    assert chunks.read([0, 1]) is not None
+    assert chunks.read([0, number]) is None
+    assert chunks.fixed([0, chunk], [0, within]) is None
+    assert chunks.ragged([0, chunk], [0, within]) is None
+
+
+@pytest.mark.parametrize("offsets", [[0, 1, 3, 6, 11], [0, 1, 3, 10, 6], [0, 1, 3, -1, 10], [0, 1, 3, 6, -(2**63)]])
+def test_rows_whose_values_are_outside_their_chunk_have_no_address(offsets: list[int]) -> None:
+    chunks = TwoChunks()
+    assert chunks.ragged([0, 0], [0, 3]) is not None
+    chunks.offsets[0] = np.array(offsets)
+    assert chunks.ragged([0, 0], [0, 3]) is None
 
 
 def test_a_buffer_of_another_size_is_refused() -> None:
     rows = np.arange(12, dtype=np.uint32)
     with pytest.raises(ValueError, match="one item for each"):
         native.gather(np.empty(23, np.uint8), np.array([rows.ctypes.data] * 2), 12)
-    with pytest.raises(ValueError, match="one item for each"):
-        native.gather_rows(
-            np.empty(23, np.uint8), np.zeros(2, int), np.zeros(2, int), np.zeros(1, int), np.zeros(1), 12
-        )
+    starts, one, two = np.array([0, 4]), np.ones(1, np.int64), np.ones(2, np.int64)
+    tables = (one, one, 12, starts, np.ones(1, np.uint8), 1)
+    whole = (two, two, two, tables, two, one, one)
+    for read in ((np.empty(23, np.uint8), two, starts), (np.empty(24, np.uint8), two, one)):
+        with pytest.raises(ValueError, match="one item for each"):
+            native.read_rows(*read, tables)
+    for at in (0, 1, 2, 4, 5, 6):
+        wrong = (*whole[:at], np.ones(3, np.int64), *whole[at + 1 :])
+        with pytest.raises(ValueError, match="one number for each row"):
+            native.ragged_addresses(*wrong)
+    for at, table in ((1, two), (3, one), (2, 0), (5, 0)):
+        with pytest.raises(ValueError, match="one number for each chunk"):
+            native.fixed_addresses(two, two, two, (*tables[:at], table, *tables[at + 1 :]))
 
 
 def test_without_compiled_code_numpy_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,3 +342,35 @@ def test_tokens_out_of_their_table_are_never_read() -> None:
     assert places.tolist() == [0, 2]
     with pytest.raises(ValueError, match="one number for each id"):
         native.token_places(np.zeros(1, np.int64), np.zeros(2, np.uint32), np.zeros(2, np.uint8), offsets, table, text)
+
+
+@given(
+    st.integers(1, 3).flatmap(lambda size: st.lists(st.integers(1, 7**size), max_size=200)),
+    st.sampled_from([343, 350, 4096, 70_000]),
+)
+@example([1, 2, 1, 2, 2, 5, 5, 5, 3, 4, 4, 3, 1, 1], 9)
+def test_bins_are_those_of_the_loop_in_python(lengths: list[int], capacity: int) -> None:
+    mine = packing.pack_best_fit(np.array(lengths, np.int64), capacity)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "_native_best_fit", None)
+        theirs = packing.pack_best_fit(np.array(lengths, np.int64), capacity)
+    np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("lengths", [[3, 4], [8, 1], [2, 0], [2, -1]])
+def test_lengths_that_rise_or_do_not_fit_are_refused(lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match="must not rise"):
+        native.best_fit(np.zeros(2, np.int64), np.array(lengths, np.int64), 7)
+    with pytest.raises(ValueError, match="one number for each length"):
+        native.best_fit(np.zeros(3, np.int64), np.array([2, 1], np.int64), 7)
+
+
+def test_runs_outside_of_a_buffer_are_refused_before_anything_is_written() -> None:
+    out, source = np.zeros(4, np.uint8), np.arange(1, 7, dtype=np.uint8)
+    for target, start, length in ((0, 4, 3), (2, 0, 3), (-1, 0, 1), (0, -1, 1), (0, 0, -1), (0, 1 << 62, 2)):
+        runs = (np.array([0, each]) for each in (target, start, length))
+        with pytest.raises(ValueError, match="outside"):
+            native.copy_runs(out, source, *runs)
+    assert not out.any()
+    native.copy_runs(out, source, np.array([3, 0]), np.array([0, 4]), np.array([1, 2]))
+    assert out.tolist() == [5, 6, 0, 1]

@@ -38,14 +38,22 @@ static void release(Buffers *buffers) {
     while (buffers->count) PyBuffer_Release(&buffers->all[--buffers->count]);
 }
 
-/* gather(out, addresses, item_bytes): copy the item at each address. */
+/* Rows of a shuffled batch are far apart in memory: while one is copied, the beginning of the next one arrives; the CPU
+   sees the rest coming. */
+enum { LINE = 64, BEGINNING = 512 };
 
-static void prefetch(const char *address) {
+static void prefetch(int64_t address, Py_ssize_t bytes) {
 #if defined(__GNUC__)
-    __builtin_prefetch(address);
-    __builtin_prefetch(address + 64);
+    for (Py_ssize_t at = 0; at < bytes; at += LINE) __builtin_prefetch((const char *)(intptr_t)address + at);
 #endif
 }
+
+static void copy_row(char *out, int64_t row, Py_ssize_t bytes, int64_t next) {
+    if (next) prefetch(next, bytes < BEGINNING ? bytes : BEGINNING);
+    memcpy(out, (const void *)(intptr_t)row, (size_t)bytes);
+}
+
+/* gather(out, addresses, item_bytes): copy the item at each address. */
 
 static PyObject *gather(PyObject *self, PyObject *args) {
     PyObject *out_object, *addresses_object, *result = NULL;
@@ -62,8 +70,7 @@ static PyObject *gather(PyObject *self, PyObject *args) {
     const int64_t *addresses = buffers.all[1].buf;
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t at = 0; at < count; at++) {
-        if (at + 1 < count) prefetch((const char *)(intptr_t)addresses[at + 1]);
-        memcpy(out + at * item, (const void *)(intptr_t)addresses[at], (size_t)item);
+        copy_row(out + at * item, addresses[at], item, at + 1 < count ? addresses[at + 1] : 0);
     }
     Py_END_ALLOW_THREADS
     result = Py_NewRef(Py_None);
@@ -76,6 +83,14 @@ end:
 
    Write the chunk of each row, and the row's number in it. Chunk c has the rows starts[c] to starts[c + 1]; all are
    int64. Returns False, and leaves the outputs unfinished, at the first row that is in no chunk. */
+
+static Py_ssize_t chunk_of(int64_t row, const int64_t *starts, Py_ssize_t chunks) {
+    if (row < starts[0] || row >= starts[chunks]) return -1;
+    Py_ssize_t low = 0; /* starts[low] <= row < starts[low + left] */
+    for (Py_ssize_t left = chunks; left > 1; left -= left / 2) /* no branch: it would be guessed wrong half the time */
+        low = starts[low + left / 2] <= row ? low + left / 2 : low;
+    return low;
+}
 
 static PyObject *locate_rows(PyObject *self, PyObject *args) {
     PyObject *objects[4], *result = NULL;
@@ -94,17 +109,10 @@ static PyObject *locate_rows(PyObject *self, PyObject *args) {
     Py_ssize_t at = 0;
     Py_BEGIN_ALLOW_THREADS
     for (; at < count; at++) {
-        if (rows[at] < starts[0] || rows[at] >= starts[chunks]) break;
-        Py_ssize_t low = 0, high = chunks; /* starts[low] <= row < starts[high] */
-        while (high - low > 1) {
-            Py_ssize_t middle = low + (high - low) / 2;
-            if (starts[middle] <= rows[at])
-                low = middle;
-            else
-                high = middle;
-        }
-        found[at] = low;
-        within[at] = rows[at] - starts[low];
+        Py_ssize_t chunk = chunk_of(rows[at], starts, chunks);
+        if (chunk < 0) break;
+        found[at] = chunk;
+        within[at] = rows[at] - starts[chunk];
     }
     Py_END_ALLOW_THREADS
     result = PyBool_FromLong(at == count);
@@ -113,40 +121,82 @@ end:
     return result;
 }
 
-/* gather_rows(out, chunks, rows, bases, limits, item_bytes) -> bool
+/* Tables of one column, with a number for each chunk. A row is read only if all of them agree that it can be.
 
-   Copy row rows[i] of chunk chunks[i]. bases has the address of each chunk's first row, 0 where it is not mapped; limits
-   has the offsets in bytes, exclusive, at which a row may start. Returns False, and leaves `out` unfinished, at the
-   first row that is not mapped or out of bounds. */
+   bases          int64: the address of the first row, or of the first value of ragged rows; 0 if it is not mapped
+   limits         uint64: the offsets in bytes, exclusive, at which a row may start; of ragged rows, the number of values
+   item           bytes of a row, or of a value
+   first_blocks   int64: the number of the first block of `block_rows` rows, and at the end the number of all blocks
+   checked        a bit for every block: whether its checksum was compared */
 
-static PyObject *gather_rows(PyObject *self, PyObject *args) {
-    PyObject *objects[5], *result = NULL;
-    Py_ssize_t item;
+typedef struct {
+    const int64_t *bases, *first_blocks;
+    const uint64_t *limits;
+    const uint8_t *checked;
+    Py_ssize_t chunks, item, block_rows, blocks;
+} Mapped;
+
+static int take_mapped(Buffers *buffers, PyObject *tables, Mapped *mapped) {
+    PyObject *bases, *limits, *first_blocks, *checked;
+    const Py_buffer *taken = &buffers->all[buffers->count];
+    if (!PyArg_ParseTuple(tables, "OOnOOn", &bases, &limits, &mapped->item, &first_blocks, &checked, &mapped->block_rows))
+        return -1;
+    if (take(buffers, bases, PyBUF_SIMPLE) < 0 || take(buffers, limits, PyBUF_SIMPLE) < 0 ||
+        take(buffers, first_blocks, PyBUF_SIMPLE) < 0 || take(buffers, checked, PyBUF_SIMPLE) < 0)
+        return -1;
+    mapped->chunks = taken[0].len / (Py_ssize_t)sizeof(int64_t);
+    mapped->blocks = taken[3].len * 8;
+    if (mapped->item < 1 || mapped->block_rows < 1 || taken[1].len != taken[0].len ||
+        taken[2].len != taken[0].len + (Py_ssize_t)sizeof(int64_t))
+        return failed("tables must have one number for each chunk");
+    mapped->bases = taken[0].buf, mapped->limits = taken[1].buf;
+    mapped->first_blocks = taken[2].buf, mapped->checked = taken[3].buf;
+    return 0;
+}
+
+static int is_readable(const Mapped *mapped, uint64_t chunk, uint64_t within) {
+    if (chunk >= (uint64_t)mapped->chunks || !mapped->bases[chunk]) return 0;
+    uint64_t block = (uint64_t)mapped->first_blocks[chunk] + within / (uint64_t)mapped->block_rows;
+    return block < (uint64_t)mapped->first_blocks[chunk + 1] && block < (uint64_t)mapped->blocks &&
+           mapped->checked[block >> 3] >> (block & 7) & 1;
+}
+
+/* The address of a row of a fixed size; 0 if it must not be read. */
+static int64_t row_address(const Mapped *mapped, uint64_t chunk, uint64_t within) {
+    if (!is_readable(mapped, chunk, within) || within > (uint64_t)INT64_MAX / (uint64_t)mapped->item) return 0;
+    if (within * (uint64_t)mapped->item >= mapped->limits[chunk]) return 0;
+    return (int64_t)((uint64_t)mapped->bases[chunk] + within * (uint64_t)mapped->item);
+}
+
+/* read_rows(out, rows, starts, tables) -> bool: copy rows of a fixed size by their numbers; starts as for locate_rows.
+   Returns False, and leaves `out` unfinished, at the first row that is in no chunk or must not be read. */
+
+static int64_t numbered_address(const Mapped *mapped, int64_t row, const int64_t *starts) {
+    Py_ssize_t chunk = chunk_of(row, starts, mapped->chunks);
+    return chunk < 0 ? 0 : row_address(mapped, (uint64_t)chunk, (uint64_t)(row - starts[chunk]));
+}
+
+static PyObject *read_rows(PyObject *self, PyObject *args) {
+    PyObject *objects[3], *tables, *result = NULL;
+    Mapped mapped;
     Buffers buffers = {.count = 0};
-    if (!PyArg_ParseTuple(args, "OOOOOn", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4], &item))
-        return NULL;
-    for (int at = 0; at < 5; at++)
+    if (!PyArg_ParseTuple(args, "OOOO", &objects[0], &objects[1], &objects[2], &tables)) return NULL;
+    for (int at = 0; at < 3; at++)
         if (take(&buffers, objects[at], at ? PyBUF_SIMPLE : PyBUF_WRITABLE) < 0) goto end;
-    Py_ssize_t count = buffers.all[1].len / (Py_ssize_t)sizeof(int64_t);
-    uint64_t chunk_count = (uint64_t)buffers.all[3].len / sizeof(int64_t);
-    if (item < 1 || count > PY_SSIZE_T_MAX / item || buffers.all[0].len != count * item ||
-        buffers.all[2].len != buffers.all[1].len || buffers.all[4].len != buffers.all[3].len) {
-        failed("out must hold one item for each row, and tables one number for each chunk");
+    if (take_mapped(&buffers, tables, &mapped) < 0) goto end;
+    Py_ssize_t count = buffers.all[1].len / (Py_ssize_t)sizeof(int64_t), at = 0;
+    if (count > PY_SSIZE_T_MAX / mapped.item || buffers.all[0].len != count * mapped.item ||
+        buffers.all[2].len != (mapped.chunks + 1) * (Py_ssize_t)sizeof(int64_t)) {
+        failed("out must hold one item for each row, and starts one number for each chunk");
         goto end;
     }
     char *out = buffers.all[0].buf;
-    const int64_t *chunks = buffers.all[1].buf, *rows = buffers.all[2].buf, *bases = buffers.all[3].buf;
-    const uint64_t *limits = buffers.all[4].buf;
-    Py_ssize_t at = 0;
+    const int64_t *rows = buffers.all[1].buf, *starts = buffers.all[2].buf;
     Py_BEGIN_ALLOW_THREADS
-    for (; at < count; at++) {
-        uint64_t chunk = (uint64_t)chunks[at], row = (uint64_t)rows[at];
-        if (chunk >= chunk_count || !bases[chunk] || row > (uint64_t)INT64_MAX / (uint64_t)item ||
-            row * (uint64_t)item >= limits[chunk])
-            break;
-        if (at + 1 < count && (uint64_t)chunks[at + 1] < chunk_count)
-            prefetch((const char *)(intptr_t)((uint64_t)bases[chunks[at + 1]] + (uint64_t)rows[at + 1] * (uint64_t)item));
-        memcpy(out + at * item, (const void *)(intptr_t)((uint64_t)bases[chunk] + row * (uint64_t)item), (size_t)item);
+    for (int64_t now = count ? numbered_address(&mapped, rows[0], starts) : 0, next = 0; at < count && now; at++) {
+        next = at + 1 < count ? numbered_address(&mapped, rows[at + 1], starts) : 0;
+        copy_row(out + at * mapped.item, now, mapped.item, next);
+        now = next;
     }
     Py_END_ALLOW_THREADS
     result = PyBool_FromLong(at == count);
@@ -155,22 +205,85 @@ end:
     return result;
 }
 
-/* pack_rows(tokens_at, token_bytes, width, lengths_at, counts, seq_lens, stored, wide, labels, positions, shifted) -> bool
+/* fixed_addresses(addresses, chunks, within, tables) -> bool
+   ragged_addresses(addresses, chunks, within, tables, counts, edges, edge_limits) -> bool
 
-   Write a batch of packed rows, each read once from where it is: `width` tokens, and the lengths of its documents.
+   Write where rows are, and how many values ragged ones have: edges are the addresses of each chunk's offsets, int64,
+   edge_limits the offsets in bytes, exclusive, at which a pair of them may start. All but the tables have a number for
+   each row. Returns False, and leaves the outputs unfinished, at the first row that must not be read. */
+
+static int ragged_row(const Mapped *mapped, uint64_t chunk, uint64_t within, const int64_t *edges, const uint64_t *limits,
+                      int64_t *address, int64_t *count) {
+    int64_t pair[2];
+    if (!is_readable(mapped, chunk, within) || !edges[chunk] || within > (uint64_t)INT64_MAX / sizeof(int64_t)) return 0;
+    if (within * sizeof(int64_t) >= limits[chunk]) return 0;
+    memcpy(pair, (const char *)(intptr_t)edges[chunk] + within * sizeof(int64_t), sizeof(pair));
+    if (pair[0] < 0 || pair[0] > pair[1] || (uint64_t)pair[1] > mapped->limits[chunk]) return 0;
+    *address = mapped->bases[chunk] + pair[0] * mapped->item;
+    *count = pair[1] - pair[0];
+    return 1;
+}
+
+static PyObject *addresses_of(PyObject *args, int is_ragged) {
+    enum { ADDRESSES, CHUNKS, WITHIN, COUNTS, EDGES, EDGE_LIMITS, OBJECTS };
+    PyObject *objects[OBJECTS], *tables, *result = NULL;
+    Mapped mapped;
+    Buffers rows = {.count = 0}, columns = {.count = 0};
+    if (!(is_ragged ? PyArg_ParseTuple(args, "OOOOOOO", &objects[ADDRESSES], &objects[CHUNKS], &objects[WITHIN], &tables,
+                                       &objects[COUNTS], &objects[EDGES], &objects[EDGE_LIMITS])
+                    : PyArg_ParseTuple(args, "OOOO", &objects[ADDRESSES], &objects[CHUNKS], &objects[WITHIN], &tables)))
+        return NULL;
+    for (int at = 0; at < (is_ragged ? OBJECTS : COUNTS); at++)
+        if (take(&rows, objects[at], at == ADDRESSES || at == COUNTS ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) goto end;
+    if (take_mapped(&columns, tables, &mapped) < 0) goto end;
+    Py_ssize_t bytes = rows.all[ADDRESSES].len, count = bytes / (Py_ssize_t)sizeof(int64_t), at = 0;
+    Py_ssize_t table_bytes = mapped.chunks * (Py_ssize_t)sizeof(int64_t);
+    if (rows.all[CHUNKS].len != bytes || rows.all[WITHIN].len != bytes ||
+        (is_ragged && (rows.all[COUNTS].len != bytes || rows.all[EDGES].len != table_bytes ||
+                       rows.all[EDGE_LIMITS].len != table_bytes))) {
+        failed("outputs must have one number for each row, and tables one for each chunk");
+        goto end;
+    }
+    int64_t *addresses = rows.all[ADDRESSES].buf, *counts = is_ragged ? rows.all[COUNTS].buf : NULL;
+    const uint64_t *chunks = rows.all[CHUNKS].buf, *within = rows.all[WITHIN].buf;
+    Py_BEGIN_ALLOW_THREADS
+    for (; at < count; at++) {
+        if (is_ragged) {
+            if (!ragged_row(&mapped, chunks[at], within[at], rows.all[EDGES].buf, rows.all[EDGE_LIMITS].buf,
+                            &addresses[at], &counts[at]))
+                break;
+        } else if (!(addresses[at] = row_address(&mapped, chunks[at], within[at])))
+            break;
+    }
+    Py_END_ALLOW_THREADS
+    result = PyBool_FromLong(at == count);
+end:
+    release(&columns);
+    release(&rows);
+    return result;
+}
+
+static PyObject *fixed_addresses(PyObject *self, PyObject *args) { return addresses_of(args, 0); }
+
+static PyObject *ragged_addresses(PyObject *self, PyObject *args) { return addresses_of(args, 1); }
+
+/* pack_rows(tokens_at, token_bytes, width, lengths_at, counts, shifted, size, batches) -> int
+
+   Write batches of `size` packed rows, each read once from where it is: `width` tokens, and the lengths of its documents.
 
    tokens_at    int64 [rows]: addresses of the tokens of each row, of 2 or 4 bytes
    lengths_at   int64 [rows]: addresses of the lengths of each row, of 4 bytes; counts, int64 [rows]: how many they are
-   seq_lens     int32 [rows, documents]: the lengths, filled up with 0
-   stored       the tokens as they are, or None
-   wide, labels, positions      int64 [rows, width], or None
+   batches      a list of tuples of arrays for the rows of one batch; the last one may have fewer rows:
+       seq_lens     int32 [rows, documents]: the lengths, filled up with 0
+       stored       the tokens as they are, or None
+       wide, labels, positions      int64 [rows, width], or None
 
        tokens       5 6 7 8 9 0 0     lengths 3 2; the rest of a row is padding
        positions    0 1 2 0 1 0 1
        shifted      6 7 . 9 . . .     . = -100
        unshifted    . 6 7 . 9 . .
 
-   Returns False, and leaves the outputs unfinished, at the first row whose documents are longer than the row, or whose
+   Returns how many batches were written: it ends at one with a row whose documents are longer than the row, or whose
    tokens are not aligned. */
 
 static FAST void widen_16(int64_t *out, const uint16_t *tokens, Py_ssize_t count) {
@@ -208,12 +321,8 @@ static int copy_lengths(int32_t *lengths, Py_ssize_t documents, int64_t address,
     return total <= width;
 }
 
-static void label_row(int64_t *labels, const char *tokens, Py_ssize_t token_bytes, Py_ssize_t width,
-                      const int32_t *lengths, Py_ssize_t documents, int shifted) {
-    if (shifted)
-        widen(labels, tokens + token_bytes, token_bytes, width - 1);
-    else
-        widen(labels, tokens, token_bytes, width);
+/* Labels of tokens that have one already are -100 where a document ends or begins, and in the padding. */
+static void cut_labels(int64_t *labels, Py_ssize_t width, const int32_t *lengths, Py_ssize_t documents, int shifted) {
     Py_ssize_t stop = 0;
     for (Py_ssize_t at = 0; at < documents; at++) {
         if (!lengths[at]) continue;
@@ -233,75 +342,124 @@ static void position_row(int64_t *positions, Py_ssize_t width, const int32_t *le
     count_up(positions + stop, width - stop);
 }
 
-/* While a row is written, the next one arrives from memory. */
-static void prefetch_row(int64_t address, Py_ssize_t bytes) {
-#if defined(__GNUC__)
-    for (Py_ssize_t at = 0; at < bytes && at < 4096; at += 64) __builtin_prefetch((const char *)(intptr_t)address + at);
-#endif
+enum { SEQ_LENS, STORED, WIDE, LABELS, POSITIONS, ARRAYS };
+enum { PIECE = 1024, MOST_AHEAD = 16384 }; /* bytes */
+
+typedef struct {
+    Buffers buffers;
+    char *memory[ARRAYS];
+    Py_ssize_t rows, documents;
+} PackedBatch;
+
+typedef struct {
+    const int64_t *tokens_at, *lengths_at, *counts;
+    Py_ssize_t token_bytes, width, rows, size;
+    int shifted;
+} PackedRows;
+
+/* The arrays of one batch, if they have the sizes that its rows need. */
+static int take_batch(PackedBatch *batch, PyObject *arrays, const PackedRows *packed, Py_ssize_t first) {
+    batch->rows = packed->rows - first < packed->size ? packed->rows - first : packed->size;
+    if (!PyTuple_Check(arrays) || PyTuple_Size(arrays) != ARRAYS) return failed("a batch must be a tuple of 5 arrays");
+    for (int at = 0; at < ARRAYS; at++) {
+        PyObject *array = PyTuple_GetItem(arrays, at);
+        if (at != SEQ_LENS && Py_IsNone(array)) continue;
+        if (take(&batch->buffers, array, PyBUF_WRITABLE) < 0) return -1;
+        const Py_buffer *taken = &batch->buffers.all[batch->buffers.count - 1];
+        batch->memory[at] = taken->buf;
+        Py_ssize_t bytes = packed->width * (at == STORED ? packed->token_bytes : (Py_ssize_t)sizeof(int64_t));
+        if (at != SEQ_LENS && (batch->rows > PY_SSIZE_T_MAX / bytes || taken->len != batch->rows * bytes))
+            return failed("outputs must be int64 [rows, width]");
+        if (at != SEQ_LENS) continue;
+        batch->documents = batch->rows ? taken->len / (Py_ssize_t)sizeof(int32_t) / batch->rows : 0;
+        if (taken->len != batch->rows * batch->documents * (Py_ssize_t)sizeof(int32_t))
+            return failed("seq_lens must be int32 [rows, documents]");
+    }
+    for (Py_ssize_t row = first; row < first + batch->rows; row++)
+        if (packed->counts[row] < 0 || packed->counts[row] > batch->documents)
+            return failed("seq_lens must hold the lengths of each row");
+    return 0;
+}
+
+/* Tokens, and labels that are not cut yet; meanwhile the next row arrives from memory, piece by piece, since a CPU waits
+   for few lines at once. */
+static void token_row(const PackedBatch *batch, Py_ssize_t row, const PackedRows *packed, const char *tokens,
+                      int64_t next) {
+    Py_ssize_t item = packed->token_bytes, width = packed->width, step = PIECE / item;
+    char *stored = batch->memory[STORED] ? batch->memory[STORED] + row * width * item : NULL;
+    int64_t *wide = batch->memory[WIDE] ? (int64_t *)batch->memory[WIDE] + row * width : NULL;
+    int64_t *labels = batch->memory[LABELS] ? (int64_t *)batch->memory[LABELS] + row * width : NULL;
+    for (Py_ssize_t at = 0; at < width; at += step) {
+        Py_ssize_t count = width - at < step ? width - at : step, last = at + count == width;
+        const char *piece = tokens + at * item;
+        if (next && at * item < MOST_AHEAD) prefetch(next + at * item, count * item);
+        if (stored) memcpy(stored + at * item, piece, (size_t)(count * item));
+        if (wide) widen(wide + at, piece, item, count);
+        if (labels && packed->shifted)
+            widen(labels + at, piece + item, item, count - last);
+        else if (labels)
+            widen(labels + at, piece, item, count);
+    }
+}
+
+static int pack_batch(const PackedBatch *batch, const PackedRows *packed, Py_ssize_t first) {
+    for (Py_ssize_t row = 0; row < batch->rows; row++) {
+        Py_ssize_t at = first + row, next = at + 1 < packed->rows ? at + 1 : 0;
+        int32_t *lengths = (int32_t *)batch->memory[SEQ_LENS] + row * batch->documents;
+        int64_t *labels = (int64_t *)batch->memory[LABELS], *positions = (int64_t *)batch->memory[POSITIONS];
+        if ((uint64_t)packed->tokens_at[at] % (uint64_t)packed->token_bytes) return 0; /* a file may begin anywhere */
+        int fits = copy_lengths(lengths, batch->documents, packed->lengths_at[at], packed->counts[at], packed->width);
+        if (!fits && (labels || positions)) return 0;
+        if (next) prefetch(packed->lengths_at[next], LINE);
+        token_row(batch, row, packed, (const char *)(intptr_t)packed->tokens_at[at], next ? packed->tokens_at[next] : 0);
+        if (labels) cut_labels(labels + row * packed->width, packed->width, lengths, batch->documents, packed->shifted);
+        if (positions) position_row(positions + row * packed->width, packed->width, lengths, batch->documents);
+    }
+    return 1;
 }
 
 static PyObject *pack_rows(PyObject *self, PyObject *args) {
-    enum { TOKENS_AT, LENGTHS_AT, COUNTS, SEQ_LENS, STORED, WIDE, LABELS, POSITIONS, OBJECTS };
-    PyObject *objects[OBJECTS], *result = NULL;
-    Py_ssize_t token_bytes, width;
-    int shifted;
+    PyObject *objects[3], *list, *result = NULL;
+    PackedRows packed;
+    PackedBatch *batches = NULL;
+    Py_ssize_t count = 0, written = 0;
     Buffers buffers = {.count = 0};
-    char *memory[OBJECTS] = {NULL};
-    Py_ssize_t sizes[OBJECTS] = {0};
-    if (!PyArg_ParseTuple(args, "OnnOOOOOOOp", &objects[TOKENS_AT], &token_bytes, &width, &objects[LENGTHS_AT],
-                          &objects[COUNTS], &objects[SEQ_LENS], &objects[STORED], &objects[WIDE], &objects[LABELS],
-                          &objects[POSITIONS], &shifted))
+    if (!PyArg_ParseTuple(args, "OnnOOpnO!", &objects[0], &packed.token_bytes, &packed.width, &objects[1], &objects[2],
+                          &packed.shifted, &packed.size, &PyList_Type, &list))
         return NULL;
-    for (int at = 0; at < OBJECTS; at++) {
-        if (at >= STORED && Py_IsNone(objects[at])) continue;
-        if (take(&buffers, objects[at], at >= SEQ_LENS ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) goto end;
-        memory[at] = buffers.all[buffers.count - 1].buf;
-        sizes[at] = buffers.all[buffers.count - 1].len;
-    }
-    if ((token_bytes != 2 && token_bytes != 4) || width < 1 || width > INT32_MAX) {
+    for (int at = 0; at < 3; at++)
+        if (take(&buffers, objects[at], PyBUF_SIMPLE) < 0) goto end;
+    packed.tokens_at = buffers.all[0].buf, packed.lengths_at = buffers.all[1].buf, packed.counts = buffers.all[2].buf;
+    packed.rows = buffers.all[0].len / (Py_ssize_t)sizeof(int64_t);
+    if ((packed.token_bytes != 2 && packed.token_bytes != 4) || packed.width < 1 || packed.width > INT32_MAX) {
         failed("tokens must have 2 or 4 bytes, and rows at least one token");
         goto end;
     }
-    Py_ssize_t rows = sizes[TOKENS_AT] / (Py_ssize_t)sizeof(int64_t), row_bytes = token_bytes * width;
-    Py_ssize_t documents = rows ? sizes[SEQ_LENS] / (Py_ssize_t)sizeof(int32_t) / rows : 0;
-    if (sizes[LENGTHS_AT] != sizes[TOKENS_AT] || sizes[COUNTS] != sizes[TOKENS_AT] ||
-        sizes[SEQ_LENS] != rows * documents * (Py_ssize_t)sizeof(int32_t)) {
+    if (buffers.all[1].len != buffers.all[0].len || buffers.all[2].len != buffers.all[0].len) {
         failed("tokens and lengths must have the same rows");
         goto end;
     }
-    for (int at = STORED; at < OBJECTS; at++) {
-        Py_ssize_t bytes = at == STORED ? row_bytes : width * (Py_ssize_t)sizeof(int64_t);
-        if (memory[at] && (rows > PY_SSIZE_T_MAX / bytes || sizes[at] != rows * bytes)) {
-            failed("outputs must be int64 [rows, width]");
-            goto end;
-        }
+    count = PyList_Size(list);
+    if (packed.size < 1 || count != (packed.rows ? (packed.rows - 1) / packed.size + 1 : 1)) {
+        failed("batches must have `size` rows each, the last one the rest");
+        count = 0;
+        goto end;
     }
-    const int64_t *tokens_at = (int64_t *)memory[TOKENS_AT], *lengths_at = (int64_t *)memory[LENGTHS_AT];
-    const int64_t *counts = (int64_t *)memory[COUNTS];
-    for (Py_ssize_t row = 0; row < rows; row++)
-        if (counts[row] < 0 || counts[row] > documents) {
-            failed("seq_lens must hold the lengths of each row");
-            goto end;
-        }
-    int32_t *seq_lens = (int32_t *)memory[SEQ_LENS];
-    int64_t *wide = (int64_t *)memory[WIDE], *labels = (int64_t *)memory[LABELS], *positions = (int64_t *)memory[POSITIONS];
-    Py_ssize_t row = 0;
+    batches = PyMem_Calloc((size_t)count, sizeof(PackedBatch));
+    if (!batches) {
+        count = 0;
+        PyErr_NoMemory();
+        goto end;
+    }
+    for (Py_ssize_t at = 0; at < count; at++)
+        if (take_batch(&batches[at], PyList_GetItem(list, at), &packed, at * packed.size) < 0) goto end;
     Py_BEGIN_ALLOW_THREADS
-    for (; row < rows; row++) {
-        const char *tokens = (const char *)(intptr_t)tokens_at[row];
-        if ((uint64_t)tokens_at[row] % (uint64_t)token_bytes) break; /* a tensor of a file may begin anywhere */
-        int32_t *lengths = seq_lens + row * documents;
-        int fits = copy_lengths(lengths, documents, lengths_at[row], counts[row], width);
-        if (!fits && (labels || positions)) break;
-        if (row + 1 < rows) prefetch_row(tokens_at[row + 1], row_bytes);
-        if (memory[STORED]) memcpy(memory[STORED] + row * row_bytes, tokens, (size_t)row_bytes);
-        if (wide) widen(wide + row * width, tokens, token_bytes, width);
-        if (labels) label_row(labels + row * width, tokens, token_bytes, width, lengths, documents, shifted);
-        if (positions) position_row(positions + row * width, width, lengths, documents);
-    }
+    while (written < count && pack_batch(&batches[written], &packed, written * packed.size)) written++;
     Py_END_ALLOW_THREADS
-    result = PyBool_FromLong(row == rows);
+    result = PyLong_FromSsize_t(written);
 end:
+    for (Py_ssize_t at = 0; at < count; at++) release(&batches[at].buffers);
+    PyMem_Free(batches);
     release(&buffers);
     return result;
 }
@@ -492,15 +650,161 @@ end:
     return result;
 }
 
+/* best_fit(bins, lengths, capacity): write the bin of each item. Lengths must not rise.
+
+   An item goes into the bin with the least room that fits it; of several, into the one that has had this room longest;
+   if none fits, into a new one. Bins with the same room are a queue; a bit for each room says whether it has a bin, and a
+   bit for each 64 of them whether one of these is set.
+
+   bins, lengths        int64 */
+
+static int lowest_bit(uint64_t bits) {
+#if defined(__GNUC__)
+    return __builtin_ctzll(bits);
+#else
+    int at = 0;
+    while (!(bits >> at & 1)) at++;
+    return at;
+#endif
+}
+
+static int64_t next_bit(const uint64_t *words, int64_t count, int64_t from) {
+    int64_t at = from >> 6;
+    if (at >= count) return -1;
+    uint64_t bits = words[at] >> (from & 63) << (from & 63);
+    while (!bits && ++at < count) bits = words[at];
+    return bits ? (at << 6) + lowest_bit(bits) : -1;
+}
+
+typedef struct {
+    uint64_t *rooms, *groups;
+    int64_t group_words;
+    int64_t *first, *last, *next; /* first and last bin of the queue of a room, the next one of a bin */
+} Rooms;
+
+static int64_t least_room(const Rooms *rooms, int64_t length) {
+    uint64_t here = rooms->rooms[length >> 6] >> (length & 63);
+    if (here) return length + lowest_bit(here);
+    int64_t group = next_bit(rooms->groups, rooms->group_words, (length >> 6) + 1);
+    return group < 0 ? -1 : (group << 6) + lowest_bit(rooms->rooms[group]);
+}
+
+static int64_t taken(Rooms *rooms, int64_t room) {
+    int64_t bin = rooms->first[room];
+    if (bin != rooms->last[room]) {
+        rooms->first[room] = rooms->next[bin];
+        return bin;
+    }
+    rooms->rooms[room >> 6] &= ~(1ULL << (room & 63));
+    if (!rooms->rooms[room >> 6]) rooms->groups[room >> 12] &= ~(1ULL << (room >> 6 & 63));
+    return bin;
+}
+
+static void put_back(Rooms *rooms, int64_t room, int64_t bin) {
+    if (rooms->rooms[room >> 6] >> (room & 63) & 1)
+        rooms->next[rooms->last[room]] = bin;
+    else
+        rooms->first[room] = bin;
+    rooms->last[room] = bin;
+    rooms->rooms[room >> 6] |= 1ULL << (room & 63);
+    rooms->groups[room >> 12] |= 1ULL << (room >> 6 & 63);
+}
+
+static int fill_bins(int64_t *bins, const int64_t *lengths, Py_ssize_t count, int64_t capacity, Rooms *rooms) {
+    int64_t opened = 0, before = capacity;
+    for (Py_ssize_t at = 0; at < count; at++) {
+        int64_t length = lengths[at];
+        if (length < 1 || length > before) return 0;
+        int64_t room = least_room(rooms, length);
+        int64_t bin = room < 0 ? opened++ : taken(rooms, room);
+        int64_t left = (room < 0 ? capacity : room) - length;
+        if (left) put_back(rooms, left, bin);
+        bins[at] = bin;
+        before = length;
+    }
+    return 1;
+}
+
+static PyObject *best_fit(PyObject *self, PyObject *args) {
+    PyObject *bins_object, *lengths_object, *result = NULL;
+    Py_ssize_t capacity;
+    Buffers buffers = {.count = 0};
+    uint64_t *memory = NULL;
+    if (!PyArg_ParseTuple(args, "OOn", &bins_object, &lengths_object, &capacity)) return NULL;
+    if (take(&buffers, bins_object, PyBUF_WRITABLE) < 0 || take(&buffers, lengths_object, PyBUF_SIMPLE) < 0) goto end;
+    Py_ssize_t count = buffers.all[1].len / (Py_ssize_t)sizeof(int64_t);
+    if (buffers.all[0].len != buffers.all[1].len || capacity < 1 || capacity > INT32_MAX || count > PY_SSIZE_T_MAX / 64) {
+        failed("bins must have one number for each length, and the capacity must be positive");
+        goto end;
+    }
+    int64_t words = (capacity >> 6) + 1, groups = (words >> 6) + 1;
+    memory = PyMem_Calloc((size_t)(words + groups + 2 * (capacity + 1) + count + 1), sizeof(uint64_t));
+    if (!memory) {
+        PyErr_NoMemory();
+        goto end;
+    }
+    int64_t *queues = (int64_t *)(memory + words + groups);
+    Rooms rooms = {memory, memory + words, groups, queues, queues + capacity + 1, queues + 2 * (capacity + 1)};
+    int fits;
+    Py_BEGIN_ALLOW_THREADS
+    fits = fill_bins(buffers.all[0].buf, buffers.all[1].buf, count, capacity, &rooms);
+    Py_END_ALLOW_THREADS
+    if (fits)
+        result = Py_NewRef(Py_None);
+    else
+        failed("lengths must be 1 to the capacity, and must not rise");
+end:
+    PyMem_Free(memory);
+    release(&buffers);
+    return result;
+}
+
+/* copy_runs(out, source, targets, starts, lengths): copy source[start:start + length] to out[target:] for each run.
+
+   targets, starts, lengths     int64, in bytes */
+
+static PyObject *copy_runs(PyObject *self, PyObject *args) {
+    PyObject *objects[5], *result = NULL;
+    Buffers buffers = {.count = 0};
+    if (!PyArg_ParseTuple(args, "OOOOO", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4])) return NULL;
+    for (int at = 0; at < 5; at++)
+        if (take(&buffers, objects[at], at ? PyBUF_SIMPLE : PyBUF_WRITABLE) < 0) goto end;
+    Py_ssize_t size = buffers.all[2].len, count = size / (Py_ssize_t)sizeof(int64_t);
+    const int64_t *targets = buffers.all[2].buf, *starts = buffers.all[3].buf, *lengths = buffers.all[4].buf;
+    int64_t out_size = buffers.all[0].len, source_size = buffers.all[1].len;
+    int sound = buffers.all[3].len == size && buffers.all[4].len == size;
+    for (Py_ssize_t at = 0; sound && at < count; at++)
+        sound = lengths[at] >= 0 && targets[at] >= 0 && starts[at] >= 0 && lengths[at] <= out_size &&
+                lengths[at] <= source_size && targets[at] <= out_size - lengths[at] &&
+                starts[at] <= source_size - lengths[at];
+    if (!sound) {
+        failed("a run lies outside of out or source");
+        goto end;
+    }
+    char *out = buffers.all[0].buf;
+    const char *source = buffers.all[1].buf;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t at = 0; at < count; at++) memcpy(out + targets[at], source + starts[at], (size_t)lengths[at]);
+    Py_END_ALLOW_THREADS
+    result = Py_NewRef(Py_None);
+end:
+    release(&buffers);
+    return result;
+}
+
 static PyMethodDef methods[] = {
     {"gather", gather, METH_VARARGS, "Copy the item at each address to out."},
     {"locate_rows", locate_rows, METH_VARARGS, "Write the chunk of each row and its number there; False if it has none."},
-    {"gather_rows", gather_rows, METH_VARARGS, "Copy rows of mapped chunks to out; False where one is out of bounds."},
+    {"read_rows", read_rows, METH_VARARGS, "Copy rows by number to out; False where one must not be read."},
+    {"fixed_addresses", fixed_addresses, METH_VARARGS, "Write where rows are; False where one must not be read."},
+    {"ragged_addresses", ragged_addresses, METH_VARARGS, "As fixed_addresses, and how many values the rows have."},
     {"pack_rows", pack_rows, METH_VARARGS, "Write tokens, lengths, labels and positions of packed rows."},
     {"mirror", mirror, METH_VARARGS, "Reverse each line of bytes."},
     {"paint", paint, METH_VARARGS, "Paint content and padding on a canvas of bytes."},
     {"paint_scaled", paint_scaled, METH_VARARGS, "Paint scaled content and padding on a canvas of float32."},
     {"token_places", token_places, METH_VARARGS, "Write where tokens begin in a text; False if they are not its bytes."},
+    {"best_fit", best_fit, METH_VARARGS, "Write the bin of each item, best fit, for lengths that do not rise."},
+    {"copy_runs", copy_runs, METH_VARARGS, "Copy runs of bytes from one buffer to another."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -28,10 +28,14 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=F
 
 @dataclass(frozen=True, slots=True)
 class ChunkTarget:
-    """How large a chunk should come out: a number of rows, or of bytes before compression."""
+    """How large a chunk should come out: about a number of rows, or of bytes before compression.
+
+    `most_samples` is a limit, whatever the length of samples: those of a file are counted when it is planned.
+    """
 
     rows: int | None = None
     bytes: int | None = None
+    most_samples: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -288,6 +288,10 @@ class Source(Protocol):
         """The source without names of which nothing is left; itself where all are there, or none is. It is walked."""
         return self
 
+    def workers(self) -> int | None:
+        """Processes that make chunks from it unless the caller or the recipe says; 0: the calling one."""
+        return None
+
     def looking(self) -> Callable[[str], SourceFile]:
         """`look` for somebody who looks at all files: a source may list them once for it."""
         return self.look

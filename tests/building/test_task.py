@@ -12,11 +12,13 @@ from tests.recipes import ObedientRecipe, orders, write_orders
 
 import forebay as fb
 from forebay.building.chunk_maker import BaseJob, BuildJob, LayerJob, RepairJob
-from forebay.building.task import BuildTask, open_build
+from forebay.building.task import BuildTask, open_build, source_document
 from forebay.cache.catalog import load_generation
 from forebay.engine.base import TaskDocument
-from forebay.errors import CacheNotShared, RecipeInvalid, WorkersFailed
+from forebay.errors import CacheNotShared, RecipeInvalid, UnknownKind, WorkersFailed
+from forebay.kinds import recipe_class, reopen_source
 from forebay.store import LocalStore
+from forebay.teachers.built_in import known_teacher
 
 
 @pytest.fixture
@@ -61,6 +63,25 @@ def test_a_document_is_json_with_the_address_of_the_cache_and_no_pickle(base, mo
         "class": "tests.recipes:ObedientRecipe",
         "fields": {"codec": "lz4", "rows": 2, "seconds": 0.0},
     }
+
+
+IMPORTS = {"class": "antigravity:fly", "opener": "antigravity:fly", "inner": {"teacher": "antigravity:fly"}}
+
+
+def test_a_cache_cannot_name_what_a_worker_imports(tmp_path):
+    """Import paths in a document come from the objects of this process; a cache only chooses among known kinds."""
+    source = reopen_source({"kind": "lines", "root": str(tmp_path), "patterns": ["*"], **IMPORTS})
+    assert source_document(source)["class"].startswith("forebay.")
+    for kind in IMPORTS["class"], "antigravity", "os", "forebay.building.task:open_build":
+        with pytest.raises(UnknownKind):
+            reopen_source({"kind": kind, **IMPORTS})
+        with pytest.raises(UnknownKind):
+            recipe_class(kind)
+        with pytest.raises(UnknownKind):
+            known_teacher({"kind": kind, **IMPORTS})
+    with pytest.raises(RecipeInvalid, match="has a field of the wrong type"):
+        known_teacher({"kind": "t5", "model": "x", **IMPORTS})
+    assert "antigravity" not in sys.modules
 
 
 def test_a_whole_number_in_a_field_of_floats_stays_one(base):

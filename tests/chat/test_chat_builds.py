@@ -1,22 +1,28 @@
 """Chat caches as caches: the same bytes for any workers and after kills, failures by reason, packed again."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from tests.builders import REPOSITORY, chunk_count, chunk_digests, script_environment, wait_until
 from tests.chat.stock_templates import CHATML, HARMONY, Stock
 from tests.chat.tokenizer_folders import byte_level, write_folder
 from tests.cli.running import run
+from tests.cli.test_cli_progress import on_terminal
 
 import forebay as fb
 from forebay.building.chunk_maker import ChunkSamples
 from forebay.chat import repack
-from forebay.errors import RecipeInvalid, RecipeMismatch, SourceInvalid, TooManyFailures
+from forebay.chat.conversation_packing import PackedConversations
+from forebay.errors import DocumentTooLong, RecipeInvalid, RecipeMismatch, SourceInvalid, TooManyFailures
+from forebay.masks.train_on import GENERATED, KINDS, ROLES
 from forebay.source import Part
 
 FIELDS: dict[str, Any] = {"sequence_length": 128, "chunk_size": 4, "long": "drop"}
@@ -144,6 +150,24 @@ def test_a_copied_cache_is_repaired_with_the_tokenizer_and_template_in_it(built:
     assert chunk_digests(tmp_path / "cache") == before
 
 
+def test_peek_colors_spans_by_kind_and_info_counts_tokens_by_kind_and_role(built: Path) -> None:
+    shown = on_terminal("peek", built / "cache", "--rows", 1)
+    prompt, response, header, stop, end = (f"\x1b[{code}m" for code in (36, 32, 2, "1;31", 0))
+    assert f"{header}<|im_start|>user{end}" in shown
+    assert f"{prompt}text " in shown
+    assert re.search(re.escape(f"{response}Yes. ") + r".*" + re.escape(f"{end}{stop}<|im_end|>{end}"), shown)
+    said, counts = run("info", built / "cache").out, fb.summarize(built / "cache").layers[0].statistics
+    turns = counts["turns"] / counts["conversations"]
+    assert re.search(rf"conversations +{counts['conversations']}, {turns:.1f} assistant turns each", said)
+    assert counts["documents_dropped"] > 0
+    assert re.search(rf"long ones +0 truncated, {counts['documents_dropped']} dropped", said)
+    by_kind, by_role = counts["tokens_by_kind"], counts["tokens_by_role"]
+    generated = sum(by_kind[KINDS.index(kind)] for kind in GENERATED)
+    assert re.search(rf"generated +{100 * generated / counts['tokens']:.1f} % of the tokens", said)
+    for name, count in (*zip(KINDS, by_kind, strict=True), *zip(ROLES, by_role, strict=True)):
+        assert (f"{name} {count:,} ({100 * count / counts['tokens']:.1f} %)" in said) == (count > 0)
+
+
 def documents(cache: fb.Cache) -> list[tuple[list[int], list[list[int]], int]]:
     """Every document with its spans and last turn, wherever it is packed."""
     found = []
@@ -198,6 +222,41 @@ def test_packing_again_into_short_rows_cuts_at_turns(built: Path, tmp_path: Path
     short, other = documents(fb.open_cache(tmp_path / "short")), documents(fb.open_cache(tmp_path / "direct"))
     assert short
     assert all(one in other for one in short)
+
+
+def test_samples_of_a_cache_that_do_not_fit_are_named_by_their_chunk(built: Path) -> None:
+    again, recipe = repack(built / "cache", sequence_length=60)
+    parts = [Part(file, 0, again.weight(file)) for file in again.files()]
+    rows = recipe.make(ChunkSamples(again, parts))
+    known = {sample.id for part in parts for sample in again.read(part) if isinstance(sample, fb.Sample)}
+    named = [failure.sample for failure in rows.failures]
+    assert len(named) == len(set(named)) > len(parts)
+    assert known.issuperset(named)
+    assert len({name.split("#")[0] for name in named}) > 1
+    with pytest.raises(DocumentTooLong, match=named[0]):
+        msgspec.structs.replace(recipe, long="error").make(ChunkSamples(again, parts))
+
+
+def test_a_part_of_a_cache_is_enough_to_plan_chunks_of_the_size_that_was_asked_for(tmp_path: Path) -> None:
+    source = write_chats(tmp_path / "chats.jsonl", 2500)
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_size=130)
+    fb.build(tmp_path / "cache", fb.sources.lines(source), recipe, workers=0)
+    again, other = repack(tmp_path / "cache", sequence_length=1024, chunk_size=130)
+    part = Part(again.files()[0], 0, again.weight(again.files()[0]))
+    (glanced,) = again.glance(part)
+    assert isinstance(glanced, PackedConversations)
+    assert 200 < glanced.count < part.weight
+    fb.build(tmp_path / "longer", again, other, workers=0)
+    rows = np.diff(fb.open_cache(tmp_path / "longer").chunk_starts)
+    assert len(rows) > 1
+    assert 100 < rows[0] < 170
+
+
+def test_a_small_cache_is_packed_again_without_worker_processes(built: Path, tmp_path: Path) -> None:
+    again, recipe = repack(built / "cache", sequence_length=200)
+    seen: set[int] = set()
+    fb.build(tmp_path / "again", again, recipe, on_progress=lambda progress: seen.update(progress.pids))
+    assert seen == {os.getpid()}
 
 
 def test_packing_again_with_another_treatment_of_turns_is_refused(built: Path, tmp_path: Path) -> None:

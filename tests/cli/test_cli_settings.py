@@ -108,6 +108,8 @@ def test_all_that_flags_say_can_be_in_the_file(tmp_path: Path):
         (('paths = ["data/*.jsonl"]\n', ""), 2, "[source] has no 'paths'"),
         (("workers = 0", "workers 0"), 11, "this is not TOML: Expected '=' after a key"),
         (("workers = 0", 'workers = """'), 11, "this is not TOML"),
+        (("workers = 0", "workers = " + "9" * 5000), 11, "this is not TOML: Exceeds the limit"),
+        (("workers = 0", "workers = " + "[" * 5000), 11, "this is not TOML: maximum recursion depth"),
         (("# settings of a small build", "source = 3"), 1, "'source' is a section"),
     ],
 )

@@ -98,7 +98,8 @@ def test_nodes_that_are_killed_cost_their_chunks_only(tmp_path, cluster, notes, 
     recipe = ObedientRecipe(seconds=0.2)
     report = fb.build(tmp_path / "cache", source, recipe, engine=RayEngine(), workers=2, on_progress=kill_now_and_then)
     assert len(killed) == kills
-    assert report.made == 12 * kills
+    assert report.chunks == 12 * kills
+    assert report.made + len(report.deaths) >= 12 * kills, "an actor can die between its chunk and its record"
     counts = Counter(chunk for _, chunk in makes(notes))
     assert counts.total() <= 12 * kills + len(report.deaths)
     assert max(counts.values()) <= 1 + len(report.deaths)

@@ -473,6 +473,8 @@ def test_a_mixture_is_read_from_a_file_wherever_one_stands(tmp_path: Path) -> No
         ("weight = 0.25", "repeat = 2", "all have a weight, or all a repeat"),
         ("[0.5, 0.5]", "[0.5]", "the same number of sources"),
         ("seed = 3", "seed = ", "not valid TOML"),
+        ("seed = 3", "seed = " + "9" * 5000, "not valid TOML: Exceeds the limit"),
+        ("seed = 3", "seed = " + "[" * 5000, "not valid TOML: maximum recursion depth"),
         ("fraction = 0.6", "fraction = 60", "fraction must be above 0"),
         ('split = "train"', "", "fraction.* of .* without a split"),
         ("weight = 0.25", "weight = nan", r"weights must be finite \(got \[.*nan\]\)"),

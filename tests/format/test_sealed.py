@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from made import joined, small_chunk
 
 from forebay.columns import DTYPES
-from forebay.errors import Damaged, ForebayError, FormatTooNew, IndexCorrupt, KeyRefused, RecipeInvalid
+from forebay.errors import Damaged, ForebayError, FormatTooNew, IndexCorrupt, KeyRefused, NotForebay, RecipeInvalid
+from forebay.format.chunk_decode import ChunkFile
 from forebay.format.tensors import VARIABLE, hmac_key, seal, unseal
 from forebay.source import MOST_LEVELS, TOO_DEEP
 from forebay.store import LocalStore
@@ -210,7 +211,9 @@ def test_a_header_has_a_largest_size_and_number_of_tensors():
     assert "describes over 20,000 tensors" in refusal(many).problem
     unparsed = with_header(b'{"data_offsets"' * 20_002)  # counted before the text is parsed, or this is not JSON
     assert "describes over 20,000 tensors" in refusal(unparsed).problem
-    assert isinstance(refusal(with_header(b" " * (32 << 20))), IndexCorrupt)
+    assert "more than the limit of 33,554,432" in refusal(with_header(b" " * (32 << 20))).problem
+    with pytest.raises(NotForebay, match="more than the limit of 8,388,608"):
+        ChunkFile(memoryview(with_header(b" " * (8 << 20))), "a chunk")
     with pytest.raises(RecipeInvalid, match="is too large"):
         seal({"format_version": 1, "type": "plan", "text": "x" * (32 << 20)}, {})
     with pytest.raises(RecipeInvalid, match="is too large"):

@@ -171,6 +171,33 @@ def test_redirects_are_followed_only_to_where_they_may_lead(hub, tmp_path, locat
     assert len(hub.requests) <= 6
 
 
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "127.1",
+        "2130706433",
+        "0x7f.1",
+        "017700000001",
+        "0",
+        "localhost",
+        "localhost.",
+        "10.0.0.7",
+        "169.254.169.254",
+        "[::1]",
+        "[fd00::1]",
+        "[::ffff:127.0.0.1]",
+        "[64:ff9b::7f00:1]",
+        "[2002:7f00:1::]",
+    ],
+)
+def test_no_spelling_of_an_address_redirects_from_the_internet_into_this_machine_or_its_network(host):
+    assert not http._may_redirect("http://8.8.8.8/a", f"http://{host}/b")
+    assert not http._may_redirect("https://[2001:4860:4860::8888]/a", f"https://{host}/b")
+    assert http._may_redirect("http://127.0.0.1:8080/a", f"http://{host}/b")
+    assert http._may_redirect("http://8.8.8.8/a", "http://9.9.9.9/b")
+
+
 def test_a_compressed_answer_is_read_within_the_bound(hub, tmp_path):
     body = json.dumps([entry("a.parquet")]).encode()
     answering(hub, "/tree/", lambda: (200, {"Content-Encoding": "gzip"}, gzip.compress(body)))
@@ -221,6 +248,19 @@ def test_a_few_aliases_do_not_fill_the_memory():
     assert parquet_shards(RepositoryListing(files, readme), "x", None, "train") == list(files)
     readme = "\n".join(["---", "m0: &m0 {k: v}", *merges, "---", ""])
     assert parquet_shards(RepositoryListing(files, readme), "x", None, "train") == list(files)
+
+
+def test_a_list_that_is_repeated_by_an_alias_does_not_take_hours_to_match():
+    names = "".join(f"- a{number}\n" for number in range(1000))
+    repeated = "  - {split: train, path: *names}\n" * 1000
+    readme = f"---\nx: &names\n{names}configs:\n- config_name: default\n  data_files:\n{repeated}---\n"
+    files = tuple(RemoteFile(f"data/{number}.parquet", 1, "a" * 40) for number in range(100))
+    with pytest.raises(HubNotFound, match="names more than 100,000 files or patterns for split 'train'"):
+        parquet_shards(RepositoryListing(files, readme), "x", None, "train")
+    wild = "".join(f"  - '{number}*'\n" for number in range(1000))
+    readme = f"---\nconfigs:\n- config_name: default\n  data_files:\n{wild}---\n"
+    with pytest.raises(HubNotFound, match="1,000 patterns over 5,000 files would take minutes"):
+        parquet_shards(RepositoryListing(files * 50, readme), "x", None, "train")
 
 
 def test_a_pattern_takes_time_in_proportion_to_its_length():
@@ -330,6 +370,8 @@ def test_the_threat_model_names_the_limits_that_hold():
         (f"{http._LARGEST_ANSWER >> 20} MiB each", "answer of a hub"),
         (f"{repository._MOST_PAGES:,} pages, {repository._MOST_ENTRIES:,} entries", "answer of a hub"),
         (f"{repository._LARGEST_README >> 20} MiB, its head {dataset_shards._LARGEST_HEAD >> 20} MiB", "README"),
+        (f"{dataset_shards._MOST_PATTERNS:,} files and patterns", "README"),
+        (f"{dataset_shards._MOST_MATCHES:,} comparisons", "README"),
         (f"{download._LARGEST_RANGE >> 20} MiB", "one range of a remote file"),
         (f"{http._MOST_REDIRECTS}; none from `https`", "redirects"),
         (f"{http._LONGEST_ASKED:.0f} s before each retry", "wait that a hub can ask for"),

@@ -3,7 +3,6 @@
 import multiprocessing
 import random
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,8 @@ import forebay as fb
 from forebay.teachers import Clip, Lune, TeacherRecipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-MOST_CALLS = 20_000  # about two chunks
+MOST_CALLS = 52_000  # about two chunks of a UNet's layer
+MOST_PLAIN_CALLS = 2_000
 WORDS = ("red cat", "blue dog", "two dog", "a house", "the hill", "a house on the hill")
 
 
@@ -43,7 +43,7 @@ from tests.builders import die_after
 from tests.teachers.own_teachers import Noisy
 import forebay as fb
 from forebay.teachers import TeacherRecipe
-recipe = TeacherRecipe(teacher=Noisy(), batch_size=2)
+recipe = TeacherRecipe(teacher=Noisy(), batch_size=2, device="cpu")
 fb.build(sys.argv[1], None, recipe, on_progress=die_after(int(sys.argv[2])))
 """
 
@@ -54,7 +54,7 @@ def test_the_chunks_of_three_killed_builders_are_those_of_one(tmp_path: Path) ->
     whole, broken = (prompt_cache(tmp_path / name, sentences, chunk_bytes=30) for name in ("whole", "broken"))
     chunks, calls = len(fb.open_cache(whole).chunk_numbers), random.Random(3)
     for _ in range(3):
-        builder = start_python(["-c", KILLED, str(broken), str(calls.randrange(1, MOST_CALLS // 10))])
+        builder = start_python(["-c", KILLED, str(broken), str(calls.randrange(1, MOST_PLAIN_CALLS))])
         assert (builder.communicate()[1], builder.returncode) == ("", -signal.SIGKILL)
     assert 3 <= len(chunks_of(broken, "noisy")) < chunks
     for root in (whole, broken):
@@ -66,16 +66,17 @@ def test_the_chunks_of_three_killed_builders_are_those_of_one(tmp_path: Path) ->
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")  # pytest-xdist has threads
-@pytest.mark.parametrize("kills", [60])
-def test_a_teacher_layer_has_the_same_bytes_after_any_number_of_kills(
-    tmp_path: Path, tiny_models: TinyModels, kills: int, record_property: Callable[[str, object], None]
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_teacher_layer_has_the_same_bytes_after_thirty_kills(
+    tmp_path: Path, tiny_models: TinyModels, seed: int
 ) -> None:
     """A builder is a fork of this process, so that torch is imported once; it loads its model anew."""
+    kills = 30
     whole, broken = (prompts(tmp_path / name, 12 * kills, tiny_models) for name in ("whole", "broken"))
     chunks = len(fb.open_cache(whole).chunk_numbers)
     lune = recipe(Lune(unet=tiny_models.unet), batch_size=2)
     fork = multiprocessing.get_context("fork")
-    calls = random.Random(kills)
+    calls = random.Random(seed)
     ends = []
     for _ in range(kills):
         builder = fork.Process(target=build_until_killed, args=(broken, lune, calls.randrange(1, MOST_CALLS)))
@@ -90,4 +91,4 @@ def test_a_teacher_layer_has_the_same_bytes_after_any_number_of_kills(
     assert chunks_of(broken, "lune") == chunks_of(whole, "lune")
     assert len(chunks_of(broken, "lune")) == chunks
     assert fb.verify(broken, full=True).sound
-    record_property("told", f"{kills} kills, {left} of {chunks} chunks left for the last builder")
+    print(f"{kills} kills, {left} of {chunks} chunks left for the last builder")

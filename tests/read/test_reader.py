@@ -161,6 +161,29 @@ def test_batches_that_are_not_taken_yet_keep_no_map_open(tmp_path: Path) -> None
     assert [first[0, 0], *(batch["tokens"][0, 0] for batch in batches)] == [0, 1]
 
 
+class CountingViews(fb.LocalStore):
+    """Notes which chunks are opened."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.chunks: list[str] = []
+
+    def view(self, key: str, *, expect: Any = None) -> memoryview:
+        if key.startswith("layers/tokens/0"):
+            self.chunks.append(Path(key).name.partition(".")[0])
+        return super().view(key, expect=expect)
+
+
+def test_a_chunk_that_is_read_again_and_again_is_opened_once(tmp_path: Path) -> None:
+    store = CountingViews(token_cache(tmp_path, 9, chunk_rows=1))
+    cache = fb.open_cache(store, max_maps=4)
+    for row in range(9):
+        assert cache.read([row, 0], ["tokens"])["tokens"][:, 0].tolist() == [row, 0]
+        cache.read([0], ["tokens"])
+    assert store.chunks.count("000000") == 1
+    assert len(store.chunks) == 9
+
+
 def test_no_rows_have_the_type_and_shape_of_the_column(everything: Any) -> None:
     read = everything[0].read(np.array([], np.int32), columns=["bfloat16_none", "fixed_zstd_max", "ragged_lz4_fast"])
     assert read["bfloat16_none"].dtype == ml_dtypes.bfloat16

@@ -1,10 +1,12 @@
 """A small Google Cloud Storage service: the XML interface that object_store uses, with generations and preconditions.
 
+Objects are written by one request, in parts, or as copies of others, each also on condition of their generation.
 `python -m tests.remote.gcs_server PORT`. One lock around every request makes conditional writes atomic.
 """
 
 import base64
 import hashlib
+import re
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +21,8 @@ class Service(BaseHTTPRequestHandler):
     # bucket -> key -> (generation, value, metadata)
     buckets: ClassVar[dict[str, dict[str, tuple[int, bytes, dict[str, str]]]]] = {}
     generation: ClassVar[int] = 1_700_000_000_000_000
+    # upload -> (metadata, part number -> value)
+    uploads: ClassVar[dict[str, tuple[dict[str, str], dict[int, bytes]]]] = {}
 
     def log_message(self, *_: object) -> None:
         """Print nothing."""
@@ -42,28 +46,70 @@ class Service(BaseHTTPRequestHandler):
         self._send(status, f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>".encode())
 
     def do_PUT(self) -> None:
-        bucket, key, _ = self._place()
+        bucket, key, query = self._place()
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         with self.lock:
             if not key:
                 self.buckets.setdefault(bucket, {})
                 self._send(200)
-                return
+            elif bucket not in self.buckets:
+                self._error(404, "NoSuchBucket")
+            elif "uploadId" in query:
+                self._keep_part(query["uploadId"][0], int(query["partNumber"][0]), body)
+            elif (source := self.headers.get("x-goog-copy-source")) is not None:
+                self._copy(bucket, key, *unquote(source).lstrip("/").split("/", 1))
+            else:
+                self._write(bucket, key, body, self._metadata())
+
+    def do_POST(self) -> None:
+        """Begin an upload in parts, or make an object of its parts."""
+        bucket, key, query = self._place()
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        with self.lock:
             if bucket not in self.buckets:
                 self._error(404, "NoSuchBucket")
-                return
-            there = self.buckets[bucket].get(key)
-            wanted = self.headers.get("x-goog-if-generation-match")
-            if wanted is not None and int(wanted) != (there[0] if there else 0):
-                self._error(412, "PreconditionFailed")
-                return
-            Service.generation += 1
-            kept = {
-                name.lower(): value for name, value in self.headers.items() if name.lower().startswith("x-goog-meta-")
-            }
-            self.buckets[bucket][key] = (Service.generation, body, kept)
-            fields = {"ETag": _etag(body), "x-goog-generation": str(Service.generation)}
-        self._send(200, fields=fields)
+            elif "uploads" in query:
+                upload = f"upload-{len(self.uploads)}"
+                self.uploads[upload] = (self._metadata(), {})
+                found = f"<Bucket>{bucket}</Bucket><Key>{escape(key)}</Key><UploadId>{upload}</UploadId>"
+                self._answer("InitiateMultipartUploadResult", found)
+            elif (kept := self.uploads.pop(query["uploadId"][0], None)) is None:
+                self._error(404, "NoSuchUpload")
+            else:
+                numbers = map(int, re.findall(rb"<PartNumber>(\d+)</PartNumber>", body))
+                self._write(bucket, key, b"".join(kept[1][number] for number in numbers), kept[0])
+
+    def _metadata(self) -> dict[str, str]:
+        return {name.lower(): value for name, value in self.headers.items() if name.lower().startswith("x-goog-meta-")}
+
+    def _keep_part(self, upload: str, number: int, body: bytes) -> None:
+        if upload not in self.uploads:
+            self._error(404, "NoSuchUpload")
+            return
+        self.uploads[upload][1][number] = body
+        self._send(200, fields={"ETag": _etag(body)})
+
+    def _copy(self, bucket: str, key: str, source_bucket: str, source: str) -> None:
+        there = self.buckets.get(source_bucket, {}).get(source)
+        if there is None:
+            self._error(404, "NoSuchKey")
+            return
+        self._write(bucket, key, there[1], there[2])
+
+    def _write(self, bucket: str, key: str, value: bytes, metadata: dict[str, str]) -> None:
+        there = self.buckets[bucket].get(key)
+        wanted = self.headers.get("x-goog-if-generation-match")
+        if wanted is not None and int(wanted) != (there[0] if there else 0):
+            self._error(412, "PreconditionFailed")
+            return
+        Service.generation += 1
+        self.buckets[bucket][key] = (Service.generation, value, metadata)
+        written = f"<Key>{escape(key)}</Key><ETag>{escape(_etag(value))}</ETag>"
+        fields = {"ETag": _etag(value), "x-goog-generation": str(Service.generation)}
+        self._answer("CompleteMultipartUploadResult", written, fields)
+
+    def _answer(self, kind: str, content: str, fields: dict[str, str] | None = None) -> None:
+        self._send(200, f"<?xml version='1.0' encoding='UTF-8'?><{kind}>{content}</{kind}>".encode(), fields)
 
     def do_GET(self) -> None:
         bucket, key, query = self._place()
@@ -82,9 +128,12 @@ class Service(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_DELETE(self) -> None:
-        bucket, key, _ = self._place()
+        bucket, key, query = self._place()
         with self.lock:
-            gone = self.buckets.get(bucket, {}).pop(key, None)
+            if "uploadId" in query:
+                gone: object = self.uploads.pop(query["uploadId"][0], None)
+            else:
+                gone = self.buckets.get(bucket, {}).pop(key, None)
         self._send(204) if gone else self._error(404, "NoSuchKey")
 
     def _value(self, generation: int, value: bytes, kept: dict[str, str]) -> None:

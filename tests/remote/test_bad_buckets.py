@@ -74,7 +74,7 @@ def service(monkeypatch):
     thread.start()
     for name, value in s3_environment(f"http://127.0.0.1:{server.server_port}").items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("forebay.store.object_store._RETRIES", {"max_retries": 1})
+    monkeypatch.setattr("forebay.store.bucket_client._RETRIES", {"max_retries": 1})
     yield kind
     server.shutdown()
     thread.join()
@@ -117,10 +117,15 @@ def test_a_read_only_bucket(service, lines):
     assert "the credentials do not allow to write to it" in said
 
 
-def test_a_bucket_that_ignores_conditions(service, lines):
+def test_a_bucket_that_ignores_conditions(service, lines, tmp_path):
     said = refused("build", "raw", lines, "--into", "s3://bucket/x")
     assert "it ignores `If-None-Match: *`" in said
-    assert "build into a folder and copy" in said
+    assert "build into a folder and upload that with its own tool" in said
+    run("build", "raw", lines, "--into", tmp_path / "local")
+    assert said == refused("copy", tmp_path / "local", "s3://bucket/x")  # so `copy` is no way out
+    for path in (path for path in (tmp_path / "local").rglob("*") if path.is_file()):
+        service.values[f"/bucket/x/{path.relative_to(tmp_path / 'local')}"] = (path.read_bytes(), {})
+    assert "one" in open_store("s3://bucket/x").read("layers/raw/000000.safetensors").decode("latin-1")
 
 
 def test_a_service_without_conditional_writes(service, lines, monkeypatch):
@@ -140,7 +145,7 @@ def test_an_endpoint_without_tls(service, monkeypatch):
 
 
 def test_a_chunk_that_no_service_takes_in_one_request(bucket, monkeypatch):
-    monkeypatch.setattr("forebay.store.object_store.MOST_BYTES", 1000)
+    monkeypatch.setattr("forebay.store.uploads.MOST_BYTES", 1000)
     with pytest.raises(StoreRefused, match="choose smaller chunks"):
         open_store(f"{bucket}/a").create("key", [bytes(1001)])
 

@@ -26,3 +26,8 @@ def test_a_bucket_is_not_confused_by_a_hundred_wrong_answers(tmp_path):
 @pytest.mark.long
 def test_a_bucket_is_not_confused_by_ten_thousand_wrong_answers(tmp_path):
     check(campaign(tmp_path, 10_000), 10_000)
+
+
+@pytest.mark.long
+def test_parts_are_not_confused_by_a_thousand_wrong_answers(tmp_path):
+    check(campaign(tmp_path, 1000, parts=True), 1000)

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+import forebay as fb
 from forebay.errors import StoreUnavailable
 from forebay.store import open_store
 from forebay.testing.faults import Fault, FaultProxy
@@ -43,7 +44,7 @@ def test_a_create_whose_answer_is_in_doubt_is_true_exactly_if_the_value_is_its_o
 def test_a_bucket_is_probed_once_by_a_process(proxy, bucket):
     for number in range(3):
         assert open_store(f"{bucket}/new").create(f"{number}", [b""])
-    assert sum(".forebay-probe-" in key for operation, key in proxy.log if operation == "create") == 2
+    assert sum(".uploads/" in key for operation, key in proxy.log if operation == "create") == 2
     assert proxy.requests["create"] == 5
 
 
@@ -100,8 +101,7 @@ def test_a_body_may_take_longer_than_a_stall_while_bytes_arrive(s3, store, monke
         assert line.requests["read"] <= 3  # a limit for all of the body would cut it into four or more
 
 
-def test_a_large_chunk_is_sent_from_memory_by_one_conditional_request(proxy, store, monkeypatch):
-    """Not in parts: no service makes several parts an object on condition that there is none."""
+def test_a_chunk_of_common_size_is_sent_from_memory_by_one_conditional_request(proxy, store, monkeypatch):
     pieces = [os.urandom(3 << 20) for _ in range(4)]  # the client would send more than 5 MiB in parts
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")  # no disk between
     assert store.create("large", pieces)
@@ -121,7 +121,7 @@ def test_a_replacement_with_a_lost_reply_is_a_replacement(proxy, store):
 
 def test_a_service_that_stays_away_is_unavailable(proxy, store, monkeypatch):
     monkeypatch.setattr("forebay.store.object_store._PAUSES", (0.0, 0.0))
-    monkeypatch.setattr("forebay.store.object_store._RETRIES", {"max_retries": 1})
+    monkeypatch.setattr("forebay.store.bucket_client._RETRIES", {"max_retries": 1})
     store = open_store(store.address)
     proxy.set_faults([Fault("reset-before")])
     for act in (
@@ -130,3 +130,23 @@ def test_a_service_that_stays_away_is_unavailable(proxy, store, monkeypatch):
     ):  # fmt: skip
         with pytest.raises(StoreUnavailable, match=r"s3://.* did not .*; check the network and try again"):
             act()
+
+
+@pytest.fixture
+def lines(tmp_path):
+    (tmp_path / "source.txt").write_text("".join(f"line {number}\n" for number in range(9)))
+    return fb.sources.lines(tmp_path / "source.txt")
+
+
+def test_a_plan_that_is_written_and_not_listed_yet_is_looked_for_again(proxy, bucket, lines):
+    proxy.set_faults([Fault("stale-listing", "list", most=8)])  # the plan is listed by the second and the fifth
+    assert fb.build(f"{bucket}/cache", lines, fb.RawRecipe(), workers=0).rows == 9
+
+
+def test_a_listing_that_stays_old_is_the_fault_of_the_service_not_of_the_source(proxy, bucket, lines, monkeypatch):
+    monkeypatch.setattr("forebay.building.builder.PAUSES", (0.0, 0.0))
+    proxy.set_faults([Fault("stale-listing", "list")])
+    with pytest.raises(StoreUnavailable, match=r"did not list its plan: .* run the same command again"):
+        fb.build(f"{bucket}/cache", lines, fb.RawRecipe(), workers=0)
+    proxy.set_faults([])
+    assert fb.build(f"{bucket}/cache", lines, fb.RawRecipe(), workers=0).rows == 9

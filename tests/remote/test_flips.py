@@ -1,4 +1,7 @@
-"""Flips of every byte of a chunk on an S3 service, in the object, on the wire and in the tier: never served."""
+"""Flips of every byte of a chunk on an S3 service, in the object, on the wire and in the tier: never served.
+
+The bucket and the tier are opened once, the cache for every flip: so every byte is done in minutes.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +10,8 @@ import pytest
 
 import forebay as fb
 from forebay.errors import ChunkCorrupt
-from forebay.store import open_store
+from forebay.read.cache import with_tier
+from forebay.store import Store, open_store
 from forebay.testing.faults import Fault, FaultProxy
 
 KEY = "layers/raw/000000.safetensors"
@@ -28,63 +32,65 @@ def proxy(s3: str, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultP
         yield proxy
 
 
-def row(url: str, tier: Path | None = None) -> bytes:
-    return fb.open_cache(url, tier=tier).read([0])["data"][0].tobytes()
+def row(store: Store) -> bytes:
+    return fb.open_cache(store).read([0])["data"][0].tobytes()
 
 
-def places(url: str, stride: int) -> list[int]:
-    size = open_store(url).head(KEY).size
+def places(store: Store, stride: int) -> list[int]:
+    size = store.head(KEY).size
     return [*range(0, size, stride), size - 1]
 
 
 @pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("tiered", [False, True], ids=["direct", "tier"])
 def test_in_the_object(url: str, tmp_path: Path, stride: int, tiered: bool) -> None:
-    store, tier = open_store(url), tmp_path / "tier" if tiered else None
-    value = store.read(KEY)
-    for at in places(url, stride):
+    bucket = open_store(url)
+    store, value = with_tier(bucket, tmp_path / "tier" if tiered else None, None), bucket.read(KEY)
+    for at in places(bucket, stride):
         flipped = bytearray(value)
         flipped[at] ^= 1 << at % 8
-        store.replace(KEY, [flipped])
+        bucket.replace(KEY, [flipped])
         with pytest.raises(ChunkCorrupt, match="its SHA-256 is"):
-            row(url, tier)
-    assert not list(tmp_path.glob("tier/caches/*/*/*"))
-    store.replace(KEY, [value])
-    assert row(url, tier) == b"ab"
+            row(store)
+    assert not list(tmp_path.glob("tier/caches/*/chunks/*"))
+    bucket.replace(KEY, [value])
+    assert row(store) == b"ab"
 
 
 @pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("tiered", [False, True], ids=["direct", "tier"])
 def test_on_the_wire(proxy: FaultProxy, url: str, tmp_path: Path, stride: int, tiered: bool) -> None:
     """One bad answer is fetched again; where all are bad, nothing is served, and nothing kept."""
-    for at in places(url, stride):
+    bucket = open_store(url)
+    store = with_tier(bucket, tmp_path / "tier" if tiered else None, None)
+    for at in places(bucket, stride):
         once, always = (Fault("flipped-bit", "read", "flips/layers/", most=most, byte=at) for most in (1, None))
-        tier = tmp_path / f"{at}" if tiered else None
         proxy.set_faults([always])
         with pytest.raises(ChunkCorrupt, match="its SHA-256 is"):
-            row(url, tier)
-        assert not list(tmp_path.glob("*/caches/*/chunks/*"))
+            row(store)
+        assert not list(tmp_path.glob("tier/caches/*/chunks/*"))
         before = proxy.injected["flipped-bit"]
         proxy.set_faults([once])
-        assert row(url, tier) == b"ab"
+        assert row(store) == b"ab"
         assert proxy.injected["flipped-bit"] == before + 1
-        for kept in tmp_path.glob("*/caches/*/chunks/*"):
+        for kept in tmp_path.glob("tier/caches/*/chunks/*"):
             kept.unlink()
 
 
 @pytest.mark.parametrize("stride", STRIDES)
 def test_in_the_tier(proxy: FaultProxy, url: str, tmp_path: Path, stride: int) -> None:
     """Bytes that no row comes from, as padding, may stay; every other one is found, and the chunk fetched again."""
-    row(url, tmp_path / "tier")
+    store = with_tier(open_store(url), tmp_path / "tier", None)
+    row(store)
     (kept,) = tmp_path.glob("tier/caches/*/chunks/*")
     value, found = kept.read_bytes(), 0
-    for at in places(url, stride):
+    for at in places(store, stride):
         flipped = bytearray(value)
         flipped[at] ^= 1 << at % 8
         kept.write_bytes(flipped)
         proxy.reset_counts()
-        assert row(url, tmp_path / "tier") == b"ab"
+        assert row(store) == b"ab"
         fetched = [key for operation, key in proxy.log if operation == "read" and key.endswith(KEY)]
         assert kept.read_bytes() == (value if fetched else bytes(flipped))
         found += bool(fetched)
-    assert found >= len(places(url, stride)) / 2
+    assert found >= len(places(store, stride)) / 2

@@ -13,7 +13,7 @@ import pytest
 from tests.remote.servers import s3_environment
 
 from forebay.errors import StoreFull, StoreRefused, StoreUnavailable
-from forebay.store import LocalStore, object_store, open_store
+from forebay.store import LocalStore, bucket_client, object_store, open_store
 from forebay.store.base import BadCopy, Expected
 from forebay.store.tiered import TieredStore
 
@@ -90,10 +90,10 @@ def service(monkeypatch) -> Iterator[ThreadingHTTPServer]:
     for name, value in s3_environment(f"http://127.0.0.1:{server.server_port}").items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_SESSION_TOKEN", TOKEN)
-    for name in object_store._PROXIES:
+    for name in bucket_client._PROXIES:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
-    monkeypatch.setattr(object_store, "_RETRIES", {"max_retries": 1})
+    monkeypatch.setattr(bucket_client, "_RETRIES", {"max_retries": 1})
     monkeypatch.setattr(object_store, "PAGE_ENTRIES", 10)
     yield server
     server.shutdown()

@@ -96,6 +96,8 @@ def test_requests_per_chunk_are_few(bucket, s3, lines, monkeypatch):
         per_chunk = Counter(operation for operation, key in proxy.log if "layers/raw/0000" in key)
         claims = Counter(operation for operation, key in proxy.log if "claims/" in key)
         assert per_chunk["create"] == claims["create"] == CHUNKS
+        assert claims["write"] == 0  # a claim is written once: its builder has one heartbeat for all of them
+        assert len({key for operation, key in proxy.log if "builders/" in key and operation != "list"}) == 1
         assert sum(per_chunk.values()) == 3 * CHUNKS
         assert claims["delete"] + proxy.requests["delete"] <= 2 * CHUNKS + 2
         assert sum(proxy.requests.values()) <= 5 * CHUNKS + 55, (

@@ -1,6 +1,8 @@
 """A local tier: each chunk fetched once, verified before it has a name, kept until the tier is full."""
 
+import errno
 import hashlib
+import json
 import multiprocessing
 import os
 import pickle
@@ -12,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +24,12 @@ from tests.token_caches import token_cache
 
 import forebay as fb
 from forebay.cache.catalog import read_cache_document
-from forebay.errors import ChunkCorrupt, NotForebay, StoreUnavailable, TierUnusable
+from forebay.errors import ChunkCorrupt, NotForebay, StoreRefused, StoreUnavailable, TierUnusable
 from forebay.format import layout
 from forebay.store import LocalStore
 from forebay.store import tier_folder as folder_module
 from forebay.store.base import BadCopy, Expected
+from forebay.store.owner import temporary_name
 from forebay.store.tier_folder import TierFolder
 from forebay.store.tiered import TieredStore
 
@@ -100,6 +104,63 @@ def test_a_full_tier_keeps_what_it_has_and_lets_the_rest_pass(
             assert cache.store.transfers().hits - before.hits == len(kept)
     assert not list((tmp_path / "tier" / "caches").glob("*/parts/*"))
     assert cache.store.tier.used_bytes() == sum(path.stat().st_size for path in kept)
+
+
+def test_a_tier_with_a_smaller_limit_than_before_keeps_what_it_has_and_admits_nothing(
+    root: Path, far: FarFolder, tmp_path: Path
+) -> None:
+    sizes = chunk_sizes(root)
+    tokens_of(fb.open_cache(tiered(far, tmp_path, sum(sizes) * 3 // 4)))
+    kept = kept_files(tmp_path)
+    assert 1 < len(kept) < len(sizes)
+    cache = fb.open_cache(tiered(far, tmp_path, sizes[0]))
+    assert np.array_equal(tokens_of(cache), tokens_of(fb.open_cache(root)))
+    assert kept_files(tmp_path) == kept
+    assert cache.store.transfers().hits == len(kept)
+
+
+FOLDERS = ("caches/{id}/chunks", "caches/{id}/parts", "caches/{id}", "caches", "addresses")
+FILES = ("caches/{id}/parts/{sha}", "caches/{id}/chunks/{sha}", "tier.lock", "forebay-tier.json")
+
+
+@pytest.mark.parametrize("place", [*FOLDERS, *FILES, *(f"hard {place}" for place in FILES)])
+def test_nothing_is_written_or_removed_through_a_link_in_the_tier_of_a_stranger(
+    root: Path, far: FarFolder, tmp_path: Path, place: str
+) -> None:
+    """A stranger's tier and cache could otherwise overwrite any file that is named by its SHA-256."""
+    generation = fb.open_cache(root).generation
+    sha = generation.table("tokens").digests["sha256"][0].tobytes().hex()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / sha).write_text("precious")
+    tiered(far, tmp_path)
+    link = tmp_path / "tier" / place.removeprefix("hard ").format(id=generation.document.cache_id, sha=sha)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    if place.startswith("hard "):
+        link.hardlink_to(outside / sha)
+    else:
+        link.symlink_to(outside / sha if place in FILES else outside)
+    with suppress(TierUnusable, StoreRefused, NotForebay):
+        assert np.array_equal(tokens_of(fb.open_cache(tiered(far, tmp_path))), tokens_of(fb.open_cache(root)))
+    assert {path.name: path.read_text() for path in outside.iterdir()} == {sha: "precious"}
+
+
+@pytest.mark.parametrize("known", ["[1]", "null", '"x"', '{"cache_id": 5, "address": "x"}', "[" * 200_000, None])
+def test_what_a_stranger_says_of_an_address_stops_nobody(far: FarFolder, tmp_path: Path, known: str | None) -> None:
+    tokens_of(fb.open_cache(tiered(far, tmp_path)))
+    (place,) = (tmp_path / "tier" / "addresses").iterdir()
+    other = place.with_name("0" * 32) / "address"
+    other.parent.mkdir()
+    if known is None:
+        with other.open("wb") as file:
+            file.truncate(1 << 40)  # no memory holds it
+    else:
+        other.write_bytes(bytes(32) + known.encode())
+    tier = TierFolder(tmp_path / "tier").opened()
+    (kept,) = tier.caches()
+    assert (kept.addresses, kept.chunks) == ((str(far.address),), ROWS // CHUNK)
+    assert tier.clean() == kept.bytes
 
 
 STRIDES = [pytest.param(29, id="some"), pytest.param(1, id="every", marks=pytest.mark.long)]
@@ -232,6 +293,12 @@ def test_a_tier_on_a_network_file_system_is_refused(
         tiered(far, tmp_path)
 
 
+def test_a_folder_that_another_process_is_making_a_tier_of_is_one(far: FarFolder, tmp_path: Path) -> None:
+    (tmp_path / "tier").mkdir()
+    (tmp_path / "tier" / temporary_name()).write_bytes(b"half of a marker")
+    assert len(fb.open_cache(tiered(far, tmp_path))) == ROWS
+
+
 def test_the_file_system_of_a_path_is_known() -> None:
     assert folder_module.file_system("/proc/self") == "proc"
 
@@ -253,6 +320,23 @@ def test_a_full_disk_is_one_line(tmp_path: Path, root: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     assert "the disk of the tier is full" in done.stdout
     assert done.stdout.count("\n") == 1
+
+
+def test_a_warm_tier_is_used_when_its_disk_is_full(
+    root: Path, far: FarFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens_of(fb.open_cache(tiered(far, tmp_path)))
+    newer = json.dumps({"name": "stories"}).encode()
+    far.replace("dataset.json", [newer])  # a document that the tier has no room for
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("forebay.store.folders._write_all", full)
+    store = tiered(far, tmp_path)
+    assert np.array_equal(tokens_of(fb.open_cache(store)), tokens_of(fb.open_cache(root)))
+    assert store.read("dataset.json") == store.read("dataset.json") == newer
+    assert store.transfers().fetched == 0
 
 
 def test_threads_of_a_process_fetch_a_passing_chunk_once(root: Path, far: FarFolder, tmp_path: Path) -> None:

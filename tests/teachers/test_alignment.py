@@ -112,17 +112,20 @@ def test_a_layer_of_other_prompts_is_told(tmp_path: Path) -> None:
 
 def expected_cache(folder: Path) -> fb.Cache:
     root = prompt_cache(folder)
-    fb.build_layers(root, {"ramp": TeacherRecipe(teacher=Ramp()), "sol": TeacherRecipe(teacher=GeometricSol(side=7))})
+    teachers = {"ramp": Ramp(), "words": Letters(), "sol": GeometricSol(side=7)}
+    fb.build_layers(root, {layer: TeacherRecipe(teacher=teacher) for layer, teacher in teachers.items()})
     return fb.open_cache(root)
 
 
 MET = [
     "ramp.dim=6", "ramp.t=linspace(0.05,0.95,10)", "ramp.range=-1e6..1e6", "ramp.present=100%", "ramp.dtype=float16",
-    "sol.spatial=7x7", "sol.stats=4", "sol_stats.range=0..1", "t=same",
+    "words.dim=8", "words.dtype=float16", "sol.spatial=7x7", "sol.stats=4", "sol_stats.range=0..1", "t=same",
     "ramp.t=.05,.15,.25,.35,.45,.55,.65,.75,.85,.95",
 ]  # fmt: skip
 UNMET = {
-    "ramp.dim=1280": "it is 6",
+    "ramp.dim=1280": "'ramp' is 6",
+    "words.dim=5": "'letters' is 8",
+    "sol.dim=4": "'sol_spatial' is 7",
     "sol.spatial=8x8": "its shape is 7x7",
     "ramp.t=linspace(0,1,10)": "its buckets are 0.05",
     "ramp.range=-1e-6..1e-6": "its values are from",
@@ -174,8 +177,8 @@ def test_expectations_come_from_files_and_from_the_command_line(tmp_path: Path) 
     (tmp_path / "mine.txt").write_text("# what the student takes\nramp.dim=6   # wide\n\nsol.spatial=7x7\n")
     assert run("verify", root, "--expect", tmp_path / "mine.txt").out
     told = run("verify", root, "--align", "--expect", tmp_path / "mine.txt", "--expect", "ramp.dim=7", code=1)
-    assert "ramp.dim=7: it is 6" in told.out + told.err
-    for wrong in ("lune", "dim=7", "ramp.dim=wide", "ramp.spatial=8by8", "ramp.range=5", "=5"):
+    assert "ramp.dim=7: 'ramp' is 6" in told.out + told.err
+    for wrong in ("lune", "dim=7", "ramp.dim=wide", "ramp.spatial=8by8", "ramp.range=5", "ramp.t=same", "=5"):
         assert "--expect" in run("verify", root, "--expect", wrong, code=2).err
 
 

@@ -1,5 +1,6 @@
 """A damaged `data.mdb` never ends the process, in any verb, and never gives a wrong row."""
 
+import contextlib
 import os
 import random
 import shutil
@@ -342,6 +343,29 @@ def test_clearing_removes_a_link_and_not_what_it_leads_to(tier, tmp_path):
     clear_tier(str(tier))
     assert (tmp_path / "elsewhere.mdb").exists()
     assert sorted(path.name for path in tier.iterdir()) == ["notes.txt", "users"]
+
+
+@pytest.mark.parametrize("target", ["precious", "empty", "missing"])
+@pytest.mark.parametrize("name", ["data.mdb", "lock.mdb", "users"])
+def test_nothing_is_written_through_a_link_in_a_tier_of_a_stranger(tier, photos, tmp_path, name, target):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("precious")
+    (outside / "empty").touch()
+    (tier / name).unlink(missing_ok=True)
+    (tier / name).symlink_to(outside / target)
+    source = fb.sources.images(photos)
+    for verb in (
+        lambda: CachedImages(source, RECIPE, l1=0, l2=tier).read([0]),
+        lambda: warm(source, RECIPE, tier, workers=0),
+        lambda: summarize_tier(str(tier)),
+        lambda: verify_tier(str(tier)),
+    ):
+        with pytest.raises(TierUnusable, match=f"'{name}' is a link or not a regular file|there is no tier in it"):
+            verb()
+    with contextlib.suppress(TierUnusable):
+        clear_tier(str(tier))
+    assert {path.name: path.read_text() for path in outside.iterdir()} == {"precious": "precious", "empty": ""}
 
 
 def test_a_cache_is_not_built_into_a_tier(tier, photos):

@@ -81,6 +81,19 @@ def test_at_its_bound_a_tier_takes_what_fits_and_no_more(source, expected, tmp_p
         assert images.statistics().written == 40 - written
 
 
+def test_a_tier_with_a_smaller_bound_than_before_keeps_what_it_has(source, expected, tmp_path):
+    with CachedImages(source, RECIPE, l1=0, l2=tmp_path) as images:
+        images.read(range(20))
+    size = (tmp_path / "data.mdb").stat().st_size
+    with CachedImages(source, RECIPE, l1=0, l2=tmp_path, max_bytes=MIB) as images:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TierWarning)
+            assert_same_rows(images.read(range(40)), expected)
+            images.flush()
+        assert images.statistics().l2_hits == 20
+    assert (tmp_path / "data.mdb").stat().st_size == size
+
+
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.columns import DTYPES, Column
+from forebay.format.tensors import encode_header
 from forebay.tiers.tier_value import BadValue, RowShape, decode_value, encode_value, identity_bytes
 
 WHOSE = {"fingerprint": "f" * 64, "made_with": {}, "sample": "a\udcffb.jpg", "size": 3}
@@ -84,6 +85,15 @@ def test_headers_of_any_kind_are_refused(header: dict[str, object]) -> None:
     text += b" " * (-len(text) % 8)
     with pytest.raises(BadValue):
         decode_value(len(text).to_bytes(8, "little") + text + bytes(48))
+
+
+@pytest.mark.parametrize("shape", [(1,) * 70, (0, 2**62, 2**62), (0, 2**63)])
+def test_a_shape_that_no_array_can_have_is_refused(shape: tuple[int, ...]) -> None:
+    size = 0 if 0 in shape else 1
+    entries = [(".identity", "U8", (8,), 8), ("a", "U8", shape, size), (".checksum", "U8", (16,), 16)]
+    content = encode_header({"format_version": 1, "type": "row"}, entries, 8) + b"[]\n{}   " + bytes(size)
+    with pytest.raises(BadValue, match="its tensor 'a' is described wrongly"):
+        decode_value(content + xxhash.xxh3_128_digest(content))
 
 
 @pytest.mark.parametrize(

@@ -164,12 +164,12 @@ def test_batches_are_the_same_without_compiled_code(
 ) -> None:
     pytest.importorskip("forebay._native", reason="forebay was installed without a compiler")
 
-    def batches() -> list[dict[str, Any]]:
-        return list(Loader(fb.open_cache(weighted[codec].root), global_batch_size=4, threads=0, **WAYS[way]))
+    def batches(threads: int) -> list[dict[str, Any]]:
+        return list(Loader(fb.open_cache(weighted[codec].root), global_batch_size=4, threads=threads, **WAYS[way]))
 
-    with_loops = batches()
+    with_loops = [*batches(0), *batches(1)]  # one at a time, and several in one call
     monkeypatch.setattr(compiled, "native", None)
-    for batch, expected in zip(with_loops, batches(), strict=True):
+    for batch, expected in zip(with_loops, batches(0) * 2, strict=True):
         assert list(batch) == list(expected)
         for name, values in expected.items():
             if isinstance(values, int):

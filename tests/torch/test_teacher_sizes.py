@@ -1,5 +1,6 @@
 """Chunks of the size that teachers make, and states of real tokens only."""
 
+import gzip
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -98,12 +99,23 @@ def test_an_option_that_was_added_does_not_change_older_layers(tiny_models: Tiny
     assert fb.fingerprint(plain) != fb.fingerprint(t5(tiny_models, masked=False))
 
 
-def test_raw_chunks_have_as_many_rows_as_asked_and_the_cache_is_the_same(tmp_path: Path) -> None:
-    (tmp_path / "p.txt").write_text("".join(f"prompt {number:06d}\n" for number in range(1000)))
-    source = fb.sources.lines(tmp_path / "p.txt")
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_no_raw_chunk_has_more_rows_than_asked_however_long_its_lines_are(tmp_path: Path, suffix: str) -> None:
+    """The rows of a chunk bound what a teacher makes in memory; a cut by bytes of text would not."""
+    opened = gzip.open if suffix else open
+    lengths = [*[400] * 150, *[5] * 700, *[200] * 150]
+    for name, part in {"a": lengths[:430], "b": lengths[430:]}.items():
+        with opened(tmp_path / f"{name}.txt{suffix}", "wb") as file:
+            file.write(b"".join(b"%05d" % number + b"x" * length + b"\n" for number, length in enumerate(part)))
+    source = fb.sources.lines(tmp_path / f"a.txt{suffix}", root=str(tmp_path))
     fb.build(tmp_path / "c", source, fb.RawRecipe(chunk_rows=100), workers=0)
-    assert len(fb.open_cache(tmp_path / "c").chunk_numbers) == pytest.approx(10, abs=1)
-    assert fb.build(tmp_path / "c", source, fb.RawRecipe(), workers=0).made == 0  # the plan keeps its chunks
+    both = fb.sources.lines(tmp_path / f"a.txt{suffix}", tmp_path / f"b.txt{suffix}", root=str(tmp_path))
+    fb.grow(tmp_path / "c", both, workers=0)
+    cache = fb.open_cache(tmp_path / "c")
+    assert len(cache) == 1000
+    assert np.diff(cache.chunk_starts).max() == 100
+    assert len(cache.chunk_numbers) < 25
+    assert fb.build(tmp_path / "c", both, fb.RawRecipe(), workers=0).made == 0  # the plan keeps its chunks
 
 
 def test_an_estimate_names_chunks_that_are_too_large(tiny_models: TinyModels, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from forebay.cli.main import cli
 from forebay.tokens.vocabulary import gpt2_json
 from forebay.torch import Loader
 from forebay.viewer.bundle import published, write_bundle
-from forebay.viewer.shown_cache import ShownCache
+from forebay.viewer.shown_cache import ShownCache, _cut_files
 
 
 def test_a_bundle_opens_from_a_file_and_asks_for_nothing(
@@ -126,9 +126,19 @@ def test_the_command_serves_until_it_is_stopped(token_root: Path, tmp_path: Path
     with urlopen(f"{url}api/0/statistics.json", timeout=600) as answer:
         (job,) = json.loads(answer.read())
     assert job["statistics"] == json.loads(written.read_text())
+    assert _cut_files is None or signal.SIGBUS in _caught_signals(process.pid)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=600)
     assert (process.returncode, errors) == (0, "")
+
+
+def _caught_signals(pid: int) -> set[int]:
+    """The signals that a process handles; all of them where the system does not say."""
+    status = Path(f"/proc/{pid}/status")
+    if not status.exists():
+        return set(signal.Signals)
+    caught = int(status.read_text().partition("SigCgt:")[2].split()[0], 16)
+    return {number for number in signal.Signals if caught >> (number - 1) & 1}
 
 
 def test_the_command_names_what_is_wrong(token_root: Path, tmp_path: Path) -> None:

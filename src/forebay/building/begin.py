@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import msgspec
 
 from forebay.building.build_options import ENOUGH_SAMPLES, allows_all
+from forebay.building.builder import with_retries
 from forebay.building.dedup import Draft, ReadAhead, deduplicate, scratch_folder
 from forebay.building.kept_results import KeptResults, keeping_results
 from forebay.building.planning import (
@@ -16,6 +18,7 @@ from forebay.building.planning import (
     Trial,
     chunk_weight,
     cut_source,
+    limited_chunks,
     sample_heads,
     try_readable,
     wait_until_settled,
@@ -48,6 +51,7 @@ from forebay.errors import (
     SourceInvalid,
     SourceNotFound,
     SourceUnreadable,
+    StoreUnavailable,
 )
 from forebay.format import layout
 from forebay.format.generation import Generation
@@ -163,10 +167,21 @@ def _begun(
     if draft is None:
         return snapshot
     draft.append(store)
-    # Read again: planning takes as long as the source is large, and another builder may have been first.
-    begun = Snapshot.take(store)
+    begun = with_retries(partial(_planned, store))
     if hmac_key() is not None and begun.plan.digests != (draft.segment.digest(),):
         raise unsigned_plan(store, begun.plan, 0)
+    return begun
+
+
+def _planned(store: Store) -> Snapshot:
+    """The index, read again after planning: that takes as long as the source is large, and another may have been first.
+
+    A listing from before the segment was written would look like a source without samples.
+    """
+    begun = Snapshot.take(store)
+    if not begun.plan.segments:
+        cause = f"'{layout.plan_segment(0)}' is written, and its listing does not show it"
+        raise StoreUnavailable(store.address, "list its plan", cause, "run the same command again")
     return begun
 
 
@@ -292,8 +307,10 @@ def first_segment(
         raise SourceNotFound(str(source.describe()))
     unreadable = unreadable or Unreadable()
     trial = trial or try_readable(source, files, recipe, unreadable)
-    weight = chunk_weight(recipe.chunk_target(), trial, source.unit)
+    target = recipe.chunk_target()
+    weight = chunk_weight(target, trial, source.unit)
     chunks = cut_source(source, unreadable.without(files), weight, {}, on_cut, unreadable, kept)
+    chunks = limited_chunks(source, chunks, target.most_samples)
     segment = Segment.planned(chunks, files, number=0, first_chunk=0, source=source.describe(), weight=weight)
     return segment.passing_over(unreadable)
 

@@ -47,6 +47,7 @@ from forebay.building.planning import (
     OnCut,
     SourceListing,
     cut_source,
+    limited_chunks,
     try_parts,
     wait_until_settled,
 )
@@ -177,8 +178,9 @@ def _drafted(
         wait_until_settled(fresh_files)
         readable = unreadable.without(fresh_files)
         with keeping_results(store) as kept:
+            chunks = cut_source(source, readable, plan.weight, starts, on_cut, unreadable, kept)
             segment = Segment.planned(
-                cut_source(source, readable, plan.weight, starts, on_cut, unreadable, kept),
+                limited_chunks(source, chunks, recipe.chunk_target().most_samples),
                 fresh_files,
                 number=len(plan.segments),
                 first_chunk=len(plan),
@@ -277,12 +279,13 @@ def build_layer(
     """Make what is missing of a layer, in an inclusive range of chunks."""
     _check_range(start_chunk, end_chunk)
     refuse_tier(store)
-    request = _with_workers(request, recipe)
+    source = None if source is None else check_is_source(source)
+    request = _with_workers(request, recipe, source)
     with closing(request.open_engine()) as engine, released(recipe) as said:
         snapshot = Snapshot.take(store)
         if snapshot.newest is None:
             check_destination(store)
-        listing = None if source is None else SourceListing(check_is_source(source), store)
+        listing = None if source is None else SourceListing(source, store)
         clock = PhaseClock()
         if listing is not None:
             with clock.during("listing"):
@@ -386,10 +389,14 @@ def refuse_tier(store: Store) -> None:
         )
 
 
-def _with_workers(request: BuildRequest, recipe: AnyRecipe) -> BuildRequest:
-    """The processes that a recipe asks for on this machine, where nobody says; a cluster has its resources."""
-    is_here = request.engine in (None, "local")
-    return replace(request, workers=hooks_of(recipe).workers) if is_here and request.workers is None else request
+def _with_workers(request: BuildRequest, recipe: AnyRecipe, source: Source | None = None) -> BuildRequest:
+    """The processes that a recipe or a source asks for here, where nobody says; a cluster has its resources."""
+    if request.engine not in (None, "local") or request.workers is not None:
+        return request
+    wanted = hooks_of(recipe).workers
+    if wanted is None and source is not None and request.memory_limit is None:
+        wanted = source.workers()
+    return replace(request, workers=wanted)
 
 
 def _is_long_work(listing: SourceListing) -> bool:

@@ -26,15 +26,15 @@ from numpy.typing import DTypeLike
 
 from forebay.building.kept_results import KeptResults
 from forebay.building.planning import OnCut
-from forebay.cache.plan import Identities, Plan, kept_identities, load_identities, load_plan
-from forebay.cache.segment import LeftOut, Segment
+from forebay.cache.plan import Identities, Plan, kept_identities, load_identities
+from forebay.cache.segment import LeftOut, Segment, decode_segment
 from forebay.columns import Array
 from forebay.errors import Damaged, ForebayError, RecipeInvalid
 from forebay.format import layout
 from forebay.format.tensors import as_bytes
 from forebay.recipe import Identity, Recipe, fingerprint, identity_of
 from forebay.source import Failure, Sample, Source
-from forebay.store.base import Buffer, Store
+from forebay.store.base import Buffer, Store, load_index
 
 
 class Scratch(AbstractContextManager["Scratch"]):
@@ -302,9 +302,12 @@ class Draft:
         key = layout.identities(number, digest)
         if self.identities and not store.create(key, self.identities) and not _is_sound(store, self.segment):
             store.replace(key, self.identities)
-        created = store.create(layout.plan_segment(number), self.segment.encode())
-        if not created and self.identities and load_plan(store).segments[number].identities != digest:
-            store.delete(key)
+        place = layout.plan_segment(number)
+        created = store.create(place, self.segment.encode())
+        if not created and self.identities:
+            first, _ = decode_segment(load_index(store, place), store.address, place)
+            if first.identities != digest:
+                store.delete(key)
         return created
 
 

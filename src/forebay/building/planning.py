@@ -185,9 +185,14 @@ class TrialSamples(BatchedSamples):
         self.count = 0
         self.ids: set[str] = set()
         self.failures: list[Failure] = []
-        self.weight = sum(part.weight for part in parts)
+        self._unit = source.unit
         self._read = source.glance
         self._parts = parts
+
+    @property
+    def weight(self) -> int:
+        """What was read: a glance may return fewer samples than a part has."""
+        return self.count if self._unit == "samples" else sum(part.weight for part in self._parts)
 
     def __iter__(self) -> Iterator[Sample]:
         for found in self.batches():
@@ -351,6 +356,33 @@ def _cut_files(
                 yield open_chunk
                 open_chunk, used = [], 0
     on_cut(len(files), len(files), passed)
+    if open_chunk:
+        yield open_chunk
+
+
+def limited_chunks(source: Source, chunks: Iterable[list[Part]], most_samples: int | None) -> Iterator[list[Part]]:
+    """Chunks as they are cut by weight; those of more samples than `most_samples` are cut further."""
+    if most_samples is None or source.unit == "samples":  # whose weight is their number
+        yield from chunks
+        return
+    open_chunk: list[Part] = []
+    count, path = 0, ""
+    ends: Iterator[int] = iter(())
+    for chunk in chunks:
+        is_cut = False
+        for part in chunk:
+            if part.file.path != path:  # a stream is read from its beginning: once, for all of its parts
+                path, ends = part.file.path, iter(source.cuts(part.file, part.start, 1, 1))
+            start = end = part.start
+            while end < part.stop:
+                end, count = next(ends, part.stop), count + 1
+                if count == most_samples:
+                    yield [*open_chunk, Part(part.file, start, end)]
+                    open_chunk, count, start, is_cut = [], 0, end, True
+            open_chunk += [Part(part.file, start, part.stop)] if start < part.stop else []
+        if open_chunk and not is_cut:  # what is left of a chunk that was cut begins the next one
+            yield open_chunk
+            open_chunk, count = [], 0
     if open_chunk:
         yield open_chunk
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -29,6 +30,8 @@ from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, Sourc
 from forebay.sources.jsonl import lines
 from forebay.sources.source_settings import PathSettings
 
+INLINE_BYTES = 256 << 20  # of stored chunks, packed again in about two seconds
+GLANCE = 256  # conversations of a chunk that an estimate is made from
 _COLUMNS = ("tokens", "seq_lens", "documents", "spans")
 
 
@@ -69,13 +72,14 @@ class ChatCacheSource(Source):
         return cls(str(description["root"]))
 
     def files(self) -> list[SourceFile]:
-        return list(self._files().values())
+        return [file for _, file in self._files().values()]
 
     def look(self, path: str) -> SourceFile:
-        try:
-            return self._files()[path]
-        except KeyError:
-            raise FileNotFoundError(f"'{self.root}' has no chunk '{path}'") from None
+        return self._find(path)[1]
+
+    def workers(self) -> int | None:
+        """None beside the calling process if packing takes less time than workers need to start."""
+        return 0 if sum(file.size for file in self.files()) < INLINE_BYTES else None
 
     def weight(self, file: SourceFile) -> int:
         table = self._table()
@@ -95,13 +99,17 @@ class ChatCacheSource(Source):
         yield self._packed(part)
 
     def glance(self, part: Part) -> Iterable[Sample | Failure | SampleBatch]:
-        yield self._packed(part)
+        """The conversations of the first rows: reading all would take as long as packing them."""
+        cache, at = self._cache(), self._position(part.file)
+        count = ceil(self._table().rows[at] * min(1, GLANCE / max(1, part.weight)))
+        rows = cache.read(np.arange(count) + cache.chunk_starts[at], _COLUMNS)
+        yield self._conversations(rows, part)
 
     def _packed(self, part: Part) -> PackedConversations:
-        cache, at = self._cache(), self._position(part.file)
-        first = int(cache.chunk_starts[at])
-        rows = cache.read(np.arange(first, first + int(self._table().rows[at])), _COLUMNS)
-        return _conversations(rows, part.file.path, signature(cache))
+        return self._conversations(self._cache().chunk(self._position(part.file), _COLUMNS), part)
+
+    def _conversations(self, rows: Mapping[str, Array | Ragged], part: Part) -> PackedConversations:
+        return _conversations(rows, part.file.path, _signature(self.root, os.getpid()))
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         return int.from_bytes(self._table().digests["content"][self._position(file)].tobytes()[:8], "little")
@@ -113,14 +121,17 @@ class ChatCacheSource(Source):
             return ()
         return (f"'{self.root}' has {' and '.join(lost)} documents for their length; they stay as they are there",)
 
-    def _files(self) -> dict[str, SourceFile]:
+    def _files(self) -> dict[str, tuple[int, SourceFile]]:
         return _chunks(self.root, os.getpid())
 
+    def _find(self, path: str) -> tuple[int, SourceFile]:
+        try:
+            return self._files()[path]
+        except KeyError:
+            raise FileNotFoundError(f"'{self.root}' has no chunk '{path}'") from None
+
     def _position(self, file: SourceFile) -> int:
-        paths = list(self._files())
-        if file.path not in paths:
-            raise FileNotFoundError(f"'{self.root}' has no chunk '{file.path}'")
-        return paths.index(file.path)
+        return self._find(file.path)[0]
 
     def _table(self) -> ChunkTable:
         cache = self._cache()
@@ -140,13 +151,13 @@ def _opened(root: str, process: int) -> Cache:
 
 
 @lru_cache(maxsize=4)
-def _chunks(root: str, process: int) -> dict[str, SourceFile]:
-    """The chunks of the pinned generation by their paths, in order."""
+def _chunks(root: str, process: int) -> dict[str, tuple[int, SourceFile]]:
+    """The chunks of the pinned generation by their paths, in order, each with its position."""
     generation = _opened(root, process).generation
     found = {}
-    for record in generation.table(generation.base).records():
+    for position, record in enumerate(generation.table(generation.base).records()):
         path = layout.chunk(generation.base, record.chunk, record.revision)
-        found[path] = SourceFile(path=path, size=record.size, etag=record.content.hex())
+        found[path] = position, SourceFile(path=path, size=record.size, etag=record.content.hex())
     return found
 
 
@@ -167,8 +178,10 @@ def kept_recipe(cache: Cache) -> ChatRecipe:
     return _recipe_of(cache).reopened(cache.recipe(base).dependencies, constants)
 
 
-def signature(cache: Cache) -> str:
+@lru_cache(maxsize=4)
+def _signature(root: str, process: int) -> str:
     """What decided the tokens and spans of a cache."""
+    cache = _opened(root, process)
     return _recipe_of(cache).signature(cache.recipe(cache.generation.base).dependencies)
 
 

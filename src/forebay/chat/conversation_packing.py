@@ -9,7 +9,7 @@ row     tokens     ┌ conversation 0 ──────────────
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress, pairwise
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -23,6 +23,10 @@ from forebay.tokens.recipe import USE_BINS
 
 Long = Literal["error", "drop", "truncate"]
 _STOP = KINDS.index("stop")
+
+
+def _distinct(ascending: Array) -> int:
+    return len(ascending) and 1 + int(np.count_nonzero(np.diff(ascending)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +44,7 @@ class PackedConversations(SampleBatch):
 
     @property
     def count(self) -> int:
-        return len(self.numbers) and 1 + int(np.count_nonzero(np.diff(self.numbers)))
+        return _distinct(self.numbers)
 
     def samples(self) -> Iterator[Sample]:
         """A sample with the documents of each conversation."""
@@ -63,13 +67,13 @@ class PackedConversations(SampleBatch):
 class Conversations:
     """The encoded documents of a chunk; a conversation has one, or several where its template changes history."""
 
-    ids: Array
+    ids: Sequence[Array]
     starts: Array  # (documents,) where each begins in `ids`
     lengths: Array  # (documents,) tokens
     spans: Array  # (spans, 5) uint32: start and stop in the document, role, kind, message
     span_counts: Array  # (documents,)
     numbers: Array  # (documents,) the number of the sample in the chunk
-    names: list[str]  # (documents,) the ids of the samples
+    names: Sequence[str]  # (documents,) the ids of the samples
     characters: int = 0
     straddling: int = 0
 
@@ -78,13 +82,40 @@ class Conversations:
         return np.repeat(np.arange(len(self.lengths)), self.span_counts)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkNames(Sequence[str]):
+    """The ids of the samples of documents in chunks of a cache. Few are asked for, so none is made before."""
+
+    chunks: list[tuple[str, Array]] = field(default_factory=list)  # path, numbers of the samples
+
+    def __len__(self) -> int:
+        return sum(len(numbers) for _, numbers in self.chunks)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[str]: ...
+
+    def __getitem__(self, at: int | slice) -> str | list[str]:
+        if isinstance(at, slice):
+            return [self[each] for each in range(*at.indices(len(self)))]
+        left = at
+        for path, numbers in self.chunks:
+            if 0 <= left < len(numbers):
+                return f"{path}#{numbers[left]}"
+            left -= len(numbers)
+        raise IndexError(at)
+
+
 @dataclass(slots=True)
 class Gathered:
-    """Collects encoded documents, batch by batch."""
+    """Collects encoded documents, batch by batch, or those of chunks of a cache."""
 
     dtype: np.dtype[Any]
     parts: list[tuple[Array, ...]] = field(default_factory=list)  # ids, starts, lengths, spans, span_counts, numbers
     names: list[str] = field(default_factory=list)
+    chunk_names: ChunkNames = field(default_factory=ChunkNames)
     characters: int = 0
     straddling: int = 0
     _tokens: int = 0  # of all parts
@@ -104,18 +135,20 @@ class Gathered:
         """Add documents of a cache; `number` is that of the first sample."""
         numbers = number + np.cumsum(np.diff(packed.numbers, prepend=packed.numbers[:1]) != 0)
         self._add(packed.tokens, packed.starts, packed.lengths, packed.spans, packed.span_counts, numbers)
-        self.names += [f"{packed.path}#{each}" for each in packed.numbers.tolist()]
+        self.chunk_names.chunks.append((packed.path, packed.numbers))
 
     def _add(self, ids: Array, starts: Array, *rest: Array) -> None:
         self.parts.append((ids.astype(self.dtype, copy=False), starts + self._tokens, *rest))
         self._tokens += len(ids)
 
     def all(self) -> Conversations:
+        """All documents; tokens are not copied to stand one behind the other."""
         none = np.zeros(0, np.int64)
         empty = (np.zeros(0, self.dtype), none, none, np.zeros((0, 5), np.uint32), none, none)
-        joined = [np.concatenate(each) for each in zip(empty, *self.parts, strict=True)]
-        ids, starts, lengths, spans, counts, numbers = joined
-        return Conversations(ids, starts, lengths, spans, counts, numbers, self.names, self.characters, self.straddling)
+        ids, *rest = zip(empty, *self.parts, strict=True)
+        starts, lengths, spans, counts, numbers = map(np.concatenate, rest)
+        names = self.names or self.chunk_names
+        return Conversations(ids, starts, lengths, spans, counts, numbers, names, self.characters, self.straddling)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,7 +194,7 @@ def _too_long(made: Conversations, at: int, capacity: int, policy: Long) -> Fail
 def pack_conversations(made: Conversations, cut: ConversationCut, capacity: int, pad: int) -> dict[str, Array | Ragged]:
     """Return the columns of a chunk."""
     count = len(made.lengths)
-    documents = Documents(made.ids, made.lengths, np.arange(count), made.names, made.starts)
+    documents = Documents(made.ids, made.lengths, np.arange(count), [], made.starts)  # packing needs no names
     packed = pack_rows(documents, cut.lengths, capacity, pad)
     placed = packed.documents.values[:, 0].astype(np.int64)  # documents in the order of rows
     edges = packed.documents.offsets
@@ -222,13 +255,13 @@ def chat_statistics(
     made: Conversations, cut: ConversationCut, columns: Mapping[str, Any], capacity: int
 ) -> dict[str, int | float | list[int]]:
     """The counts of one chunk, which are summed over chunks; those of tokens have the names of the token recipe."""
-    spans = columns["spans"].values.astype(np.int64)
+    spans = columns["spans"].values
     lengths = spans[:, 1] - spans[:, 0]
     seq_lens = columns["seq_lens"]
     used = np.diff(np.append(0, np.cumsum(seq_lens.values, dtype=np.int64))[seq_lens.offsets])
     kept = cut.lengths
     return {
-        "conversations": len(np.unique(made.numbers[kept > 0])),
+        "conversations": _distinct(made.numbers[kept > 0]),
         "turns": int(np.count_nonzero(spans[:, 3] == _STOP)),
         "documents": int(np.count_nonzero(kept)),
         "documents_split": 0,

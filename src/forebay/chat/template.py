@@ -201,6 +201,13 @@ def template_in(constants: str) -> TemplateSource | None:
     """The template in the constants of a chat cache; None if it cannot be read."""
     if not os.path.isfile(constants):
         return None
+    status = os.stat(constants)
+    return _template_in(constants, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _template_in(constants: str, size: int, mtime_ns: int) -> TemplateSource | None:
+    """Cached by size and time, so that a changed file is read again."""
     try:
         view = np.memmap(constants, np.uint8, "r").data
         tensors = parse_header(view, constants).tensors

@@ -43,7 +43,7 @@ def read_settings_file(path: str) -> SettingsFile:
     text = _read_text(path)
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # not TOML, a number of 5,000 digits, or 1,000 brackets
         found = _AT_LINE.search(str(error))
         line = int(found[1]) if found and found[1] else text.rstrip("\n").count("\n") + 1
         raise SettingsInvalid(path, line, f"this is not TOML: {_AT_LINE.sub('', str(error))}") from error

@@ -53,11 +53,11 @@ from forebay.teachers.interpolation import interpolation_errors
 GEOMETRIC = "geometric"
 CAPTION = "caption"
 _MODELS = ("vae", "t5", "clip", "lune", "sol")
-_HOW = {"device", "memory_limit"}  # how a layer is made, not what it is
-_COMMON = (
-    "batch_size", "batch_timesteps", "dtype", "stored", "seed", "device", "memory_limit", "prompt_column", "prompt_key",
-    "empty_prompt",
+_HOW = ("device", "memory_limit")  # how a layer is made, not what it is
+_FIELDS = (
+    "batch_size", "batch_timesteps", "dtype", "stored", "seed", "prompt_column", "prompt_key", "empty_prompt",
 )  # fmt: skip
+_COMMON = (*_FIELDS, *_HOW)
 _LATENTS, _T5, _CLIP, _UNET, _RECIPE = map(declared, (Latents, T5, Clip, Lune, TeacherRecipe))
 _GROUP = "Teachers"
 TEACHER_OPTIONS: tuple[Decorator, ...] = (
@@ -91,14 +91,15 @@ TEACHER_OPTIONS: tuple[Decorator, ...] = (
         help=f"UNet for self-attention statistics, or '{GEOMETRIC}' for the closed form.",
     ),
     *(field_option(_UNET["weights"], _GROUP, f"--{name}-weights", param=f"{name}_weights") for name in ("lune", "sol")),
-    field_option(_UNET["noise"], "Recipe"),
-    field_option(_UNET["time_direction"], "Recipe"),
-    field_option(_UNET["noise_per"], "Recipe"),
-    field_option(_LATENTS["sample"], "Recipe"),
-    field_option(_T5["max_length"], "Recipe"),
-    field_option(_T5["ragged"], "Recipe"),
-    field_option(_CLIP["projected"], "Recipe"),
-    *(field_option(_RECIPE[name], "Recipe") for name in ("buckets", *_COMMON)),
+    field_option(_UNET["noise"], "Layer"),
+    field_option(_UNET["time_direction"], "Layer"),
+    field_option(_UNET["noise_per"], "Layer"),
+    field_option(_LATENTS["sample"], "Layer"),
+    field_option(_T5["max_length"], "Layer"),
+    field_option(_T5["ragged"], "Layer"),
+    field_option(_CLIP["projected"], "Layer"),
+    *(field_option(_RECIPE[name], "Layer") for name in ("buckets", *_FIELDS)),
+    *(field_option(_RECIPE[name], "Build") for name in _HOW),
     click.option(
         "--name",
         "names",
@@ -189,7 +190,7 @@ def _listeners(given: Mapping[str, Any]) -> list[Teacher]:
 def _begun(root: str, given: Mapping[str, Any], is_allowed: bool) -> dict[str, TeacherRecipe]:
     """The teacher layers of a cache, each after those it reads."""
     how = {name: value for name, value in given.items() if name in _HOW}
-    if given.keys() - _HOW:
+    if given.keys() - set(_HOW):
         names = ", ".join(f"--{name}" for name in _MODELS)
         raise click.UsageError(
             f"Name at least one teacher ({names}) or --pipeline, or pass no options to resume the existing layers."

@@ -13,6 +13,7 @@ GROUPS = {
     "Source": "Source options",
     "Recipe": "Recipe options (they define the cache: another value needs a new cache)",
     "Teachers": "Teachers (each adds a layer)",
+    "Layer": "Layer options (they define the layers: another value needs --replace)",
     "Build": "Build options",
     "Options": "Options",
     "Output": "Output options",

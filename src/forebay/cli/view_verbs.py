@@ -83,6 +83,7 @@ def view(
         read_cache_document(open_store(root))
     # uvicorn belongs to an extra.
     shown_caches: Any = import_module("forebay.viewer.shown_cache")
+    shown_caches.survive_cut_files()
     source = source_like_before(caches[0], paths, {}) if paths else None
     shown = [
         shown_caches.ShownCache.of(root, source if number == 0 else None, statistics)

@@ -75,10 +75,10 @@ def _document(path: str) -> MixtureDocument:
             return msgspec.convert(tomllib.load(file), MixtureDocument)
     except OSError as error:
         raise SettingsInvalid(path, None, f"cannot be read: {error.strerror}; check the path") from error
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsInvalid(path, None, f"not valid TOML: {error}") from error
-    except (msgspec.ValidationError, UnicodeDecodeError) as error:
+    except msgspec.ValidationError as error:
         raise SettingsInvalid(path, None, f"not a mixture: {error}; {_known_fields()}") from error
+    except (ValueError, RecursionError) as error:  # not TOML, a number of 5,000 digits, or 1,000 brackets
+        raise SettingsInvalid(path, None, f"not valid TOML: {error}") from error
 
 
 def _known_fields() -> str:

@@ -8,9 +8,9 @@ generation lists.
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -105,9 +105,10 @@ class ChunkFile:
 
     def bad_blocks(self, column: str) -> list[tuple[int, tuple[int, int]]]:
         """(block, byte range) of every block that does not match its checksum."""
-        check = self.check(column)
-        found = (block for block in range(len(self.sums(column))) if check.first_bad([block]) is not None)
-        return [(block, check.span(block)) for block in found]
+        check, count = self.check(column), len(self.sums(column))
+        if check.first_bad(range(count)) is None:
+            return []
+        return [(block, check.span(block)) for block in range(count) if check.first_bad([block]) is not None]
 
     def decode_block(self, column: str, block: int, limit: int = MAX_BLOCK_BYTES) -> Array:
         """The values of one stored block, flat along rows (and along values, where ragged). Raises `CodecError`.
@@ -135,11 +136,15 @@ class ChunkFile:
         # A forged chunk could decode a few stored megabytes to hundreds of gigabytes, block by block.
         if size > max(limit, _MOST_TIMES * (tensor.stop - tensor.start)):
             raise BlockOverLimit(size, limit)
-        values, at = np.empty((count, *declared.shape), declared.array_dtype), 0
-        for block in range(block_count(declared, self.rows)):
-            decoded = self.decode_block(column, block, limit)
-            values[at : at + len(decoded)] = decoded
-            at += len(decoded)
+        values = np.empty((count, *declared.shape), declared.array_dtype)
+        flat, codec, is_bool = as_bytes(values), declared.codec, declared.dtype == "bool"
+        stored, raw = self.block_bounds(column).tolist(), self.raw_bounds(column).tolist()
+        for (start, stop), (low, high) in zip(pairwise(stored), pairwise(raw), strict=True):
+            decoded = decompress(codec, self.view[start:stop], high - low, limit)
+            if is_bool and not sound_bools(decoded):
+                raise CodecError(NOT_BOOL)
+            if high > low:  # of an array without values there is no writable view
+                flat[low:high] = decoded
         return values
 
     def failures(self) -> list[Failure]:
@@ -189,7 +194,7 @@ class BlockCheck:
             return False
         return not self._is_plain_bool or sound_bools(stored)
 
-    def first_bad(self, blocks: list[int]) -> int | None:
+    def first_bad(self, blocks: Iterable[int]) -> int | None:
         """The first block that does not match its checksum or its type, None if all do."""
         view, sums, span, digest = self._view, self._sums, self.span, xxhash.xxh3_64_intdigest
         for block in blocks:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from fnmatch import translate
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import yaml
@@ -18,6 +19,9 @@ _HEAD = re.compile(r"\A---\r?\n(.*?)^---\s*$", re.DOTALL | re.MULTILINE)
 _SPLITS = ("train", "training", "test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation")
 _CONVERTED = "refs/convert/parquet"
 _LARGEST_HEAD = 1 << 20  # characters; the YAML parser takes seconds for that
+_MOST_PATTERNS = 100_000  # of a split
+_MOST_MATCHES = 4_000_000  # of a pattern with a path; half a minute
+_WILD = re.compile(r"[*?\[]")
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it comes without types
@@ -77,13 +81,27 @@ def _by_config(
         raise HubNotFound(what, "it has several subsets", f"choose one: {_listed(configs)}")
     if name not in configs:
         raise HubNotFound(f"subset '{name}' of {what}", "it does not exist", f"there are: {_listed(configs)}")
-    config = configs[name]
+    patterns = _checked_patterns(configs[name], split, what)
+    found = {pattern for pattern in patterns if not _WILD.search(pattern)}
+    globs = [pattern for pattern in patterns if pattern not in found]
+    if len(globs) * len(shards) > _MOST_MATCHES:
+        raise _unreadable(what, f"{len(globs):,} patterns over {len(shards):,} files would take minutes to match")
+    for pattern in globs:
+        found.update(file.path for file in shards if matches(pattern, file.path))
+    return [file for file in shards if file.path in found]
+
+
+def _checked_patterns(config: dict[str, Any], split: str, what: str) -> list[str]:
+    """The patterns of a split in a subset, once there are not too many: an alias repeats a list in a few characters."""
     folder = _scalar(config.get("data_dir")).strip("/")
-    patterns = [f"{folder}/{pattern}".lstrip("/") for pattern in _patterns(config["data_files"], split)]
+    named = list(islice(_patterns(config["data_files"], split), _MOST_PATTERNS + 1))
+    if len(named) > _MOST_PATTERNS:
+        raise _unreadable(what, f"it names more than {_MOST_PATTERNS:,} files or patterns for split '{split}'")
+    patterns = list(dict.fromkeys(f"{folder}/{pattern}".lstrip("/") for pattern in named))
     for pattern in patterns:
         if any("**" in part and part != "**" for part in pattern.split("/")):
             raise _unreadable(what, f"the pattern '{pattern[:100]}' is not valid: '**' must be a whole part of a path")
-    return [file for file in shards if any(matches(pattern, file.path) for pattern in patterns)]
+    return patterns
 
 
 def matches(pattern: str, path: str) -> bool:

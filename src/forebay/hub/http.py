@@ -7,12 +7,14 @@ redirects are followed, without the token, but never from the internet into this
 import ipaddress
 import random
 import re
+import socket
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -84,6 +86,7 @@ _MOST_REDIRECTS = 5
 _USER_AGENT = f"forebay; hf_hub/{__version__}"
 _SECONDS = re.compile(r"[0-9]{1,9}")  # ASCII only: `isdigit` accepts "²", and `float` does not
 _LONGEST_MESSAGE = 300  # characters of an error message of the hub
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _CLEAR_TEXT = "its address is not encrypted, so your token would be sent in clear text"
 
 
@@ -180,32 +183,52 @@ def _token_for(endpoint: Endpoint) -> dict[str, str]:
 
 
 def _keeps_secrets(url: str) -> bool:
-    return urlsplit(url).scheme == "https" or _is_inside(url)
+    parts = urlsplit(url)
+    return parts.scheme == "https" or _is_this_machine(parts.hostname or "")
+
+
+def _is_this_machine(host: str) -> bool:
+    """Whether a host is this machine by its name alone: what names resolve to may change before they are used."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def _may_redirect(first: str, then: str) -> bool:
     """Whether a redirect is allowed: not from HTTPS to HTTP, and not from the internet into this machine or network.
 
-    >>> _may_redirect("https://hub.example/a", "https://storage.example/b")
-    True
-    >>> _may_redirect("https://hub.example/a", "http://storage.example/b")
-    False
-    >>> _may_redirect("https://hub.example/a", "https://169.254.169.254/latest/meta-data")
+    >>> _may_redirect("https://8.8.8.8/a", "https://9.9.9.9/b"), _may_redirect("https://8.8.8.8/a", "http://9.9.9.9/b")
+    (True, False)
+    >>> _may_redirect("https://8.8.8.8/a", "https://169.254.169.254/latest/meta-data")
     False
     """
     if not is_address(then) or (urlsplit(first).scheme == "https" and urlsplit(then).scheme != "https"):
         return False
-    return _is_inside(first, private=True) or not _is_inside(then, private=True)
+    return not _is_inside(urlsplit(then).hostname or "") or _is_inside(urlsplit(first).hostname or "")
 
 
-def _is_inside(url: str, private: bool = False) -> bool:
-    """Whether an address is on this machine or, with `private`, on its network."""
-    host = urlsplit(url).hostname or ""
+@lru_cache(maxsize=256)
+def _is_inside(host: str) -> bool:
+    """Whether a host is this machine or on its network, by the addresses it has here.
+
+    Spellings such as 127.1 and 0x7f000001 are addresses too. Hosts that only a proxy knows have none: it decides.
+    """
     try:
-        number = ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-    return number.is_loopback or (private and not number.is_global)
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, ValueError):
+        return _is_this_machine(host.rstrip("."))
+    addresses = [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
+    return any(not _carried(address).is_global for address in addresses)
+
+
+def _carried(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The IPv4 address that an IPv6 address stands for, else the address itself."""
+    if not isinstance(address, ipaddress.IPv6Address):
+        return address
+    if address in _NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour or address
 
 
 def _decoded(body: bytes, response: httpx2.Response, hub: str, what: str, largest: int) -> bytes:

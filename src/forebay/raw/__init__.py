@@ -31,7 +31,9 @@ class RawRecipe(
     level: LevelField = "default"
     rows_per_block: Annotated[int, Meta(ge=0, description="Rows per compressed block; 0: automatic.")] = 64
     chunk_bytes: Annotated[Size, Meta(description="Decoded size of a chunk.")] = 16 * 1024 * 1024
-    chunk_rows: Annotated[int, Meta(ge=0, description="Rows of a chunk, for teacher layers; 0: by --chunk-bytes.")] = 0
+    chunk_rows: Annotated[
+        int, Meta(ge=0, description="Most rows of a chunk, for teacher layers; 0: by --chunk-bytes.")
+    ] = 0
     max_sample_bytes: Annotated[Size, Meta(description="Fail longer samples.")] = 64 * 1024 * 1024
 
     def __post_init__(self) -> None:
@@ -51,7 +53,9 @@ class RawRecipe(
         )
 
     def chunk_target(self) -> ChunkTarget:
-        return ChunkTarget(rows=self.chunk_rows) if self.chunk_rows else ChunkTarget(bytes=self.chunk_bytes)
+        if self.chunk_rows:
+            return ChunkTarget(rows=self.chunk_rows, most_samples=self.chunk_rows)
+        return ChunkTarget(bytes=self.chunk_bytes)
 
     def make(self, samples: Iterable[Sample]) -> Rows:
         kept: list[Sample] = []

@@ -23,6 +23,7 @@ from forebay.read.chunk_maps import Maps, RowLocations, runs
 
 Where = tuple[str, str]  # root, layer
 Blocks = NDArray[np.int64]  # numbers of blocks, counted over all chunks
+CheckedBlocks = tuple[Blocks, NDArray[np.uint8], int]  # the first block of each chunk, a bit per block, rows of a block
 _BIT = (1 << np.arange(8)).astype(np.uint8)
 
 
@@ -54,6 +55,11 @@ class Checks:
         """`find` for many blocks."""
         positions = self._first.searchsorted(numbers, side="right") - 1
         return positions, numbers - self._first[positions]
+
+    @property
+    def checked(self) -> CheckedBlocks:
+        """What says which blocks are checked, for compiled code."""
+        return self._first, self._bits, self._block_rows
 
     def ensure(self, place: RowLocations) -> None:
         """Check the blocks of these rows that are not checked yet."""

@@ -295,11 +295,21 @@ class Cache:
     def _read(self, numbers: NDArray[np.int64], columns: Sequence[str] | None) -> dict[str, Array | Ragged]:
         wanted, step = self._wanted(columns), self._step
         if len(numbers) <= step:
-            place = self._place(numbers)
-            return {name: self._reader(name).read(place) for name in wanted}
+            return self._read_together(np.ascontiguousarray(numbers), wanted)
         readers = [(name, self._reader(name)) for name in wanted]
         places = [self._place(numbers[at : at + step]) for at in range(0, len(numbers), step)]
         return {name: join(self._map(reader.read, places)) for name, reader in readers}
+
+    def _read_together(self, numbers: NDArray[np.int64], wanted: list[str]) -> dict[str, Array | Ragged]:
+        place, read = None, {}
+        for name in wanted:
+            reader = self._reader(name)
+            rows: Array | Ragged | None = reader.read_numbers(numbers, self._starts)
+            if rows is None:
+                place = place or self._place(numbers)
+                rows = reader.read(place)
+            read[name] = rows
+        return read
 
     def read_batches(
         self, rows: ArrayLike, size: int, columns: Sequence[str] | None = None
@@ -392,9 +402,13 @@ class Cache:
 
     def chunks(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Array | Ragged]]:
         """All rows, chunk by chunk; uncompressed columns are views of the file, not copies."""
-        wanted = self._wanted(columns)
         for position in range(len(self._chunks)):
-            yield {name: self._repeated(partial(self._whole, name, position)) for name in wanted}
+            yield self.chunk(position, columns)
+
+    def chunk(self, position: int, columns: Sequence[str] | None = None) -> dict[str, Array | Ragged]:
+        """All rows of the chunk at an index into `chunk_numbers`, as `chunks` yields them."""
+        wanted = self._wanted(columns)
+        return {name: self._repeated(partial(self._whole, name, position)) for name in wanted}
 
     def at_generation(self, number: int) -> "Cache":
         """The same cache pinned to another generation."""
@@ -523,8 +537,11 @@ class Cache:
     @property
     def _map_limit(self) -> int:
         """The smallest map limit of a layer; other open caches may leave less than `max_maps`."""
-        count = len(self._chunks)
-        return min((maps.limit for maps in self._maps.values() if maps.limit < count), default=self._options.max_maps)
+        count, least = len(self._chunks), None
+        for maps in self._maps.values():  # every read comes here: `min` of a generator takes longer
+            if maps.limit < count and (least is None or maps.limit < least):
+                least = maps.limit
+        return self._options.max_maps if least is None else least
 
     def _map(self, call: Any, places: list[RowLocations]) -> list[Array | Ragged]:
         if self._options.threads < 2:

@@ -192,8 +192,13 @@ class Maps:
             if self._files.get(position) is file:
                 call()
 
+    @property
+    def may_close(self) -> bool:
+        """Whether maps are closed while others are opened: then `touch` those that are used."""
+        return len(self._touched) > self.limit or bool(self._passing)
+
     def touch(self, positions: Array) -> None:
-        if len(self._touched) > self.limit or self._passing:
+        if self.may_close:
             self._touched[positions] = self._clock
 
     def begin_reading(self) -> int:

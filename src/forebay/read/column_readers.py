@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay import compiled
 from forebay.columns import Array, Column, Ragged, join
 from forebay.format.codec import CodecError
 from forebay.read.blocks import BlockCache, Blocks, Checks, Where
@@ -151,6 +152,9 @@ class CompressedReader:
         _, stops = self._edges.of(RowLocations(positions, last))
         return float((stops - starts).sum(dtype=np.float64)) * column.item_bytes
 
+    def read_numbers(self, numbers: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
+        return None
+
     def locate_batches(self, place: RowLocations, size: int) -> Iterator[RowAddresses]:
         for some in slices(len(place.rows), self._step(place, size)):
             part = place.part(some)
@@ -233,6 +237,13 @@ class CompressedReader:
 class ColumnReader(Protocol):
     def read(self, place: RowLocations) -> Array | Ragged: ...
 
+    def read_numbers(self, numbers: NDArray[np.int64], starts: NDArray[np.int64]) -> Array | None:
+        """Rows by number, in one compiled call; `starts` has the first row of each chunk.
+
+        None if one is not mapped or not checked yet, if there is no such row, or the column has no compiled code.
+        """
+        ...
+
     def read_slices(self, place: RowLocations, starts: NDArray[np.int64], length: int) -> Array:
         """`length` items of the first axis of every row of a fixed column, from the row's start."""
         ...
@@ -276,30 +287,25 @@ class PlainFixedReader:
         self._checks = checks
         self._addresses_of = partial(Addresses, maps, len(rows), lambda file: file.flat(column.name), checks.outside)
         self._addresses = self._addresses_of(column.item_bytes)
+        self._tables = self._addresses.tables(checks.checked)
         self._slices: dict[int, Addresses] = {}  # by length
         self._is_block = column.block_rows == 1
 
     def read(self, place: RowLocations) -> Array:
-        rows = self._read_mapped(place)
-        if rows is None:
-            (rows,) = self.read_batches(place, max(1, len(place.rows)))
+        (rows,) = self.read_batches(place, max(1, len(place.rows)))
         return rows
 
-    def _read_mapped(self, place: RowLocations) -> Array | None:
-        """Rows of chunks that are already mapped, None if one is not."""
+    def read_numbers(self, numbers: NDArray[np.int64], starts: NDArray[np.int64]) -> Array | None:
+        if compiled.native is None or not self._row_bytes or self._maps.may_close:
+            return None
+        copied = np.empty(len(numbers) * self._row_bytes, np.uint8)  # some types of values have no buffers
         ticket = self._maps.begin_reading()
         try:
-            if not self._is_block:
-                self._checks.ensure(place)
-            copied = self._addresses.rows(place)
+            if not compiled.native.read_rows(copied, numbers, starts, self._tables):
+                return None
         finally:
             self._maps.end_reading(ticket)
-        if copied is None:
-            return None
-        rows: Array = copied.view(self._dtype).reshape(len(place.rows), *self._shape)
-        if self._is_block:
-            self._checks.ensure_copies(place, rows)
-        return rows
+        return np.ndarray((len(numbers), *self._shape), self._dtype, copied)
 
     def read_batches(self, place: RowLocations, size: int) -> Iterator[Array]:
         ticket = self._maps.begin_reading()
@@ -315,11 +321,23 @@ class PlainFixedReader:
     def locate_batches(self, place: RowLocations, size: int) -> Iterator[RowAddresses]:
         ticket = self._maps.begin_reading()
         try:
-            addresses = self._addresses.at(place.positions, place.rows * self._row_bytes)
-            self._checks.ensure(place)
+            addresses = self._compiled_addresses(place)
+            if addresses is None:
+                addresses = self._addresses.at(place.positions, place.rows * self._row_bytes)
+                self._checks.ensure(place)
             yield from batches_of_addresses(self._column, addresses, None, size)
         finally:
             self._maps.end_reading(ticket)
+
+    def _compiled_addresses(self, place: RowLocations) -> NDArray[np.int64] | None:
+        """Where rows are; None if one is not mapped or not checked yet, or without compiled code."""
+        if compiled.native is None or not self._row_bytes:
+            return None
+        addresses = np.empty(len(place.rows), np.int64)
+        if not compiled.native.fixed_addresses(addresses, place.positions, place.rows, self._tables):
+            return None
+        self._maps.touch(place.positions)
+        return addresses
 
     def read_slices(self, place: RowLocations, starts: NDArray[np.int64], length: int) -> Array:
         """Slices of rows; a block is checked whole when it is first read, later only the slices are read."""
@@ -356,6 +374,7 @@ class PlainRaggedReader:
         self._values = Addresses(
             maps, len(rows), lambda file: file.flat(column.name), checks.outside, column.item_bytes
         )
+        self._tables = self._values.tables(checks.checked, of_values=True)
 
     def read(self, place: RowLocations) -> Ragged:
         self._checks.ensure(place)
@@ -370,19 +389,37 @@ class PlainRaggedReader:
         finally:
             self._maps.end_reading(ticket)
 
+    def read_numbers(self, numbers: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
+        return None
+
     def read_batches(self, place: RowLocations, size: int) -> Iterator[Array | Ragged]:
         yield from cut_batches(self.read(place), size)
 
     def locate_batches(self, place: RowLocations, size: int) -> Iterator[RowAddresses]:
-        self._checks.ensure(place)
         ticket = self._maps.begin_reading()
         try:
-            starts, stops = self._edges.of(place)
-            bases = self._values.of_values(place.positions, starts, stops)
-            addresses = bases + starts * self._column.item_bytes
-            yield from batches_of_addresses(self._column, addresses, stops - starts, size)
+            addresses, counts = self._compiled_addresses(place) or self._addresses(place)
+            yield from batches_of_addresses(self._column, addresses, counts, size)
         finally:
             self._maps.end_reading(ticket)
+
+    def _addresses(self, place: RowLocations) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where rows are, mapped and checked now if they were not, and how many values they have."""
+        self._checks.ensure(place)
+        starts, stops = self._edges.of(place)
+        bases = self._values.of_values(place.positions, starts, stops)
+        return bases + starts * self._column.item_bytes, stops - starts
+
+    def _compiled_addresses(self, place: RowLocations) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """As `_addresses`; None if a row is not mapped or not checked yet, or without compiled code."""
+        if compiled.native is None or not self._column.item_bytes:
+            return None
+        addresses, counts = np.empty(len(place.rows), np.int64), np.empty(len(place.rows), np.int64)
+        where = (addresses, place.positions, place.rows)
+        if not compiled.native.ragged_addresses(*where, self._tables, counts, *self._edges.tables()):
+            return None
+        self._maps.touch(place.positions)
+        return addresses, counts
 
     def read_slices(self, place: RowLocations, starts: NDArray[np.int64], length: int) -> Array:
         raise TypeError(f"'{self._column.name}' is ragged; slices need a column with fixed shape")
@@ -436,6 +473,9 @@ class PresenceReader:
             self._look_through(place.positions)
             most = self._seen[place.positions].max()
         return self._bits.read(place) if most == _PARTIAL else np.ones(len(place.rows), np.bool_)
+
+    def read_numbers(self, numbers: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
+        return None
 
     def read_slices(self, place: RowLocations, starts: NDArray[np.int64], length: int) -> Array:
         return self._bits.read_slices(place, starts, length)

@@ -24,6 +24,7 @@ from forebay import compiled
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import ChunkCorrupt
 from forebay.format.chunk_decode import ChunkFile
+from forebay.read.blocks import CheckedBlocks
 from forebay.read.chunk_maps import Maps, RowLocations, by_position, slices
 
 SHORT_ROW = 64  # mean number of values up to which ragged rows are copied value by value
@@ -113,6 +114,7 @@ def _overlapping(low: int, count: int, item_bytes: int) -> Array:
     return np.asarray(_Span(low, count, item_bytes))
 
 
+Tables = tuple[NDArray[np.int64], NDArray[np.uint64], int, NDArray[np.int64], NDArray[np.uint8], int]
 Outside = Callable[[int], ChunkCorrupt]  # the error for a chunk position whose row is out of bounds
 _EDGE_BYTES = 8  # of one offset
 
@@ -154,19 +156,13 @@ class Addresses:
         addresses += offsets
         return addresses
 
-    def rows(self, place: RowLocations) -> Array | None:
-        """Copies of rows, one after the other, in one compiled call. Call between `begin_reading` and `end_reading`.
+    def tables(self, checked: CheckedBlocks, *, of_values: bool = False) -> Tables:
+        """What compiled code needs to know of each chunk; it reads them while other threads write them."""
+        return (self._known, self._counts if of_values else self._starts, self._item_bytes, *checked)
 
-        None if a chunk is not mapped yet or a row is out of bounds, or without compiled code: use `at` and `gather`.
-        """
-        if compiled.native is None or not self._item_bytes:
-            return None
-        out = np.empty(len(place.rows) * self._item_bytes, np.uint8)
-        rows, positions = np.ascontiguousarray(place.rows), np.ascontiguousarray(place.positions)
-        if not compiled.native.gather_rows(out, positions, rows, self._known, self._starts, self._item_bytes):
-            return None
-        self._maps.touch(positions)
-        return out
+    def edge_tables(self) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        """Where the items of each chunk are, and up to where they may start."""
+        return self._known, self._starts
 
     def of_values(
         self, positions: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]
@@ -203,6 +199,9 @@ class Edges:
     def __init__(self, maps: Maps, count: int, column: str, outside: Outside) -> None:
         self._maps = maps
         self._pairs = Addresses(maps, count, lambda file: file.offsets(column), outside, 2 * _EDGE_BYTES)
+
+    def tables(self) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        return self._pairs.edge_tables()
 
     def of(self, place: RowLocations) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         ticket = self._maps.begin_reading()
@@ -245,6 +244,10 @@ class RowAddresses(NamedTuple):  # one is made for each column of each batch: a 
         addresses = values.ctypes.data + starts.astype(np.int64) * column.item_bytes
         return cls(column, addresses, counts, int(counts.max(initial=0)), values)
 
+    def part(self, some: slice) -> "RowAddresses":
+        counts = self.counts[some]
+        return RowAddresses(self.column, self.addresses[some], counts, int(counts.max(initial=0)), self.owner)
+
     def copied(self) -> Array | Ragged:
         """Copies of the rows."""
         column, dtype = self.column, self.column.array_dtype
@@ -266,6 +269,13 @@ def batches_of_addresses(
 ) -> Iterator[RowAddresses]:
     """Addresses of rows in batches of `size`; without `counts`, of rows of a fixed shape."""
     counts = np.ones(len(addresses), np.int64) if counts is None else counts
-    most = np.maximum.reduceat(counts, np.arange(0, len(counts), size)).tolist() if len(counts) else [0]
-    for longest, some in zip(most, slices(len(addresses), size), strict=True):
-        yield RowAddresses(column, addresses[some], counts[some], longest)
+    for most, some in zip(longest_rows(counts, size), slices(len(addresses), size), strict=True):
+        yield RowAddresses(column, addresses[some], counts[some], most)
+
+
+def longest_rows(counts: NDArray[np.int64], size: int) -> list[int]:
+    """The largest number of values of a row, for every `size` rows; no rows are one empty batch."""
+    if not len(counts):
+        return [0]
+    most: list[int] = np.maximum.reduceat(counts, np.arange(0, len(counts), size)).tolist()
+    return most

@@ -6,14 +6,12 @@ Another process could replace a part of a path by a link between a check and its
 import errno
 import os
 import re
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from forebay.store.base import MAX_KEY_PARTS, Buffer, Entry, is_key
-from forebay.store.owner import this_process
+from forebay.store.owner import temporary_name
 
-TEMPORARY = ".tmp-"
 FOLDER = (os.O_PATH if hasattr(os, "O_PATH") else os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # to traverse
 LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 NOT_THERE = (FileNotFoundError, NotADirectoryError)
@@ -86,7 +84,7 @@ def mode_of(folder: int, name: str) -> int:
 
 def write_aside(folder: int, data: Sequence[Buffer], durable: bool = True) -> str:
     """Write the data to a temporary file in an open folder, sync it if it must be durable, and return its name."""
-    temporary = f"{TEMPORARY}{this_process()}-{secrets.token_hex(4)}"
+    temporary = temporary_name()
     try:
         descriptor = os.open(temporary, _ASIDE, 0o666, dir_fd=folder)
         try:

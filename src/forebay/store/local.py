@@ -13,7 +13,6 @@ import re
 import shutil
 import stat
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,7 +35,7 @@ from forebay.store.folders import (
     sync_folder,
     write_aside,
 )
-from forebay.store.owner import Owner, this_host
+from forebay.store.owner import is_left_behind, is_temporary
 
 _FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
@@ -83,12 +82,10 @@ class _Map:
             _libc.munmap(self._address, self._size)
 
 
-_TEMPORARY_NAME = re.compile(r"\.tmp-([0-9a-f]{12}-[0-9]{1,10}-[0-9]{1,19})-[0-9a-f]{8}")
 _MAY_BE_LINKS = re.compile(r"layers/[^/]+")  # folders that may be read through a link
 _NO_LINK = re.compile(r"(?!)")  # nothing is written through a link
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe is opened and rejected without blocking
-_FOREIGN_LEFTOVER_SECONDS = 24 * 3600
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFDIR: "a folder",
@@ -125,7 +122,7 @@ class LocalStore(Store):
             os.close(descriptor)
 
     def create(self, key: str, data: Sequence[Buffer], *, durable: bool = True) -> bool:
-        with self._writing(key) as (folder, name):
+        with self.writing(key) as (folder, name):
             temporary = write_aside(folder, data, durable)
             try:
                 created = self._link(folder, temporary, name)
@@ -138,7 +135,7 @@ class LocalStore(Store):
             return created
 
     def replace(self, key: str, data: Sequence[Buffer], *, if_etag: str | None = None, durable: bool = True) -> bool:
-        with self._writing(key) as (folder, name), _locked(folder, if_etag is not None):
+        with self.writing(key) as (folder, name), _locked(folder, if_etag is not None):
             with suppress(FileNotFoundError):
                 if stat.S_ISDIR(mode := mode_of(folder, name)):  # anything else is replaced
                     self._check_file(key, mode)
@@ -159,7 +156,7 @@ class LocalStore(Store):
         if folder:
             check_key(self.address, folder)
         for entry in self._walk(folder, _MAY_BE_LINKS):
-            if entry.key.startswith(prefix) and not _is_temporary(entry.key):
+            if entry.key.startswith(prefix) and not is_temporary(entry.key):
                 yield entry
 
     def folders(self, prefix: str) -> list[str]:
@@ -199,7 +196,7 @@ class LocalStore(Store):
 
     def leftovers(self) -> Iterator[Entry]:
         for entry in self._walk("", _NO_LINK):
-            if _is_temporary(entry.key) and self._is_leftover(entry.key):
+            if is_left_behind(entry.key, entry.written):
                 yield entry
 
     def free_bytes(self) -> int | None:
@@ -268,7 +265,7 @@ class LocalStore(Store):
         return descriptor
 
     @contextmanager
-    def _writing(self, key: str) -> Iterator[tuple[int, str]]:
+    def writing(self, key: str) -> Iterator[tuple[int, str]]:
         """The descriptor of the folder to write a value into, created if missing, and the file name of the value.
 
         Never writes through a link. `OSError`s name the path of the value.
@@ -376,23 +373,6 @@ class LocalStore(Store):
         finally:
             os.close(below)
 
-    def _is_leftover(self, key: str) -> bool:
-        found = _TEMPORARY_NAME.fullmatch(key.rpartition("/")[2])
-        owner = Owner.parse(found[1]) if found else None
-        if owner is None:
-            return False
-        if owner.host == this_host():
-            return owner.is_dead()
-        with suppress(*NOT_THERE):
-            path, _, name = key.rpartition("/")
-            folder = self._open_folder(path, _NO_LINK)
-            try:
-                written = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
-            finally:
-                os.close(folder)
-            return time.time() - written > _FOREIGN_LEFTOVER_SECONDS
-        return False
-
 
 @contextmanager
 def _locked(folder: int, is_needed: bool) -> Iterator[None]:
@@ -419,10 +399,6 @@ def _folders(key: str) -> list[str]:
     """The folders that contain a key, outermost first."""
     parts = key.split("/")
     return ["/".join(parts[:count]) for count in range(1, len(parts))]
-
-
-def _is_temporary(key: str) -> bool:
-    return _TEMPORARY_NAME.fullmatch(key.rpartition("/")[2]) is not None
 
 
 def _read_exactly(descriptor: int, start: int, stop: int) -> bytes:

@@ -8,26 +8,22 @@ server has acted, and a service may answer "conflict" although nothing was writt
                                                       none ──▶ put again
 
 Every object carries the name of its write and the SHA-256 of its bytes as metadata. The first says whose it is, the
-second lets a whole value be checked where it arrives.
-
-No request goes to a host that the user did not name: the client would follow a redirect, and send a session token
-along. Where an endpoint is set, every other host is therefore behind a proxy that does not exist.
+second lets a whole value be checked where it arrives. A large value is sent in parts and then copied (`uploads.py`);
+the copy that S3 makes has no metadata, so that its bytes say whose it is.
 """
 
 import hashlib
+import logging
 import os
 import random
 import re
-import secrets
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from functools import cached_property
 from typing import IO, Any, TypeVar
-from urllib.parse import urlsplit
 
 import xxhash
 
@@ -45,53 +41,37 @@ from forebay.store.base import (
     is_full,
     is_key,
 )
+from forebay.store.bucket_client import NOWHERE, VARIABLES, endpoint, first_line, open_client, parse_url
 from forebay.store.local import map_file
+from forebay.store.owner import is_left_behind, is_temporary, temporary_name
+from forebay.store.uploads import (
+    ASIDE,
+    MOST_BYTES,
+    PART_BYTES,
+    PARTS_AT_ONCE,
+    PARTS_FROM_BYTES,
+    SHA256,
+    WRITER,
+    Upload,
+    upload_minutes,
+)
 
 try:
     from obstore import exceptions
-    from obstore.store import AzureStore, GCSStore, S3Store
-    from obstore.store import MemoryStore as ProcessMemory
 except ModuleNotFoundError as missing:
     raise LibraryMissing("obstore", "reading and writing buckets", "remote") from missing
 
-WRITER, SHA256 = "forebaywriter", "forebaysha256"  # names of metadata that every service allows
-MOST_BYTES = 5 << 30  # of one object, written by one request: the limit of S3
 READ_BYTES = 1 << 30  # of one object that is read into memory without a range; a chunk is viewed, not read
 STALLED_SECONDS = 30.0  # without a byte, until a download is resumed
-SMALL_BYTES = 8 << 20  # of an upload that has to end in a minute; one that is n times as large has n minutes
 ROUNDS = 6  # of a request whose outcome is in doubt, or of a download that breaks off
 PIECE_BYTES = 8 << 20
 MOST_ENTRIES = 4_000_000  # of a cache: a listing that is sorted in memory
 MOST_LISTED = 100_000_000  # objects of one listing
 PAGE_ENTRIES = 1000
 LISTING_SECONDS = 300.0  # without a page, after all retries of its requests
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+([^/?#@]*)(?:/+([^?#]*))?")
-_RETRIES = {
-    "max_retries": 5,  # in silence; each of `ROUNDS` begins anew
-    "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2},
-    "retry_timeout": timedelta(minutes=3),
-}
-_SERVICES: dict[str, Callable[..., Any]] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
-_ENDPOINTS = {
-    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
-    "gs": ("GOOGLE_BASE_URL",),
-    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
-}
-_NOWHERE = "http://127.0.0.1:1"  # the proxy of hosts that nobody named
-_CREDENTIAL_HOSTS = (
-    "169.254.0.0/16", "fd00::/8", "amazonaws.com", "amazonaws.com.cn", "googleapis.com", "metadata.google.internal",
-    "microsoftonline.com", "microsoftonline.us", "chinacloudapi.cn",
-)  # fmt: skip
-_CREDENTIAL_URLS = (
-    "AWS_METADATA_ENDPOINT", "AWS_ENDPOINT_URL_STS", "AWS_STS_ENDPOINT", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-    "AZURE_MSI_ENDPOINT", "AZURE_IDENTITY_ENDPOINT", "AZURE_STORAGE_AUTHORITY_HOST", "AZURE_AUTHORITY_HOST",
-    "IDENTITY_ENDPOINT", "MSI_ENDPOINT",
-)  # fmt: skip
-_KEYS = ("AWS_ACCESS_KEY_ID", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_SAS_KEY")
-_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "PROXY_URL")
-_VARIABLES = {"s3": "AWS_*", "gs": "GOOGLE_*", "az": "AZURE_*"}
-_memories: dict[str, Any] = {}  # name -> what is in it
 _honours_conditions: set[str] = set()  # addresses that were probed in this process
+_copies_on_condition: dict[str, bool] = {}  # address -> what a probe in this process found
+_log = logging.getLogger("forebay")
 T = TypeVar("T")
 
 
@@ -114,8 +94,7 @@ class ObjectStore(Store):
     def __init__(self, url: str, probed: bool = False) -> None:
         self.scheme, self._bucket, self._prefix = parse_url(url)
         self.address = f"{self.scheme}://{self._bucket}" + (f"/{self._prefix}" if self._prefix else "")
-        endpoints = (os.environ.get(name) for name in _ENDPOINTS.get(self.scheme, ()))
-        self._service = next(filter(None, endpoints), f"{self.scheme}://{self._bucket}")
+        self._service = endpoint(self.scheme) or f"{self.scheme}://{self._bucket}"
         self._writers: dict[int, Any] = {}
         if probed:
             _honours_conditions.add(self.address)
@@ -148,20 +127,23 @@ class ObjectStore(Store):
         check_key(self.address, key)
         if self.address not in _honours_conditions:
             self._probe()
-        return self._create(key, data)
+        upload = Upload(self.address, key, data)
+        if upload.size >= PARTS_FROM_BYTES and self._can_copy():
+            return self._create_in_parts(upload)
+        return self._create(upload)
 
     def replace(self, key: str, data: Sequence[Buffer], *, if_etag: str | None = None, durable: bool = True) -> bool:
         check_key(self.address, key)
-        write = _Write(self.address, key, data)
+        upload = Upload(self.address, key, data)
         if if_etag is None:
-            self._retried("write", key, lambda: self._put(write, "overwrite"))
+            self._retried("write", key, lambda: self._put(upload, "overwrite"))
             return True
         for pause in _pauses():
             meta = self._meta_or_none(key)
             if meta is None or _etag(meta) != if_etag:
-                return self._writer_of(key) == write.writer  # changed by an earlier round, or by somebody else
+                return self._writer_of(key) == upload.writer  # changed by an earlier round, or by somebody else
             try:
-                self._put(write, {name: meta[name] for name in ("e_tag", "version") if meta[name] is not None})
+                self._put(upload, {name: meta[name] for name in ("e_tag", "version") if meta[name] is not None})
                 return True
             except exceptions.PreconditionError:
                 continue
@@ -174,7 +156,7 @@ class ObjectStore(Store):
         if folder:
             check_key(self.address, folder)
         found = (entry for entry in self._listed(folder, MOST_ENTRIES) if entry.key.startswith(prefix))
-        yield from sorted((entry for entry in found if is_key(entry.key)), key=_key)
+        yield from sorted((one for one in found if is_key(one.key) and not is_temporary(one.key)), key=_key)
 
     def folders(self, prefix: str) -> list[str]:
         folder = prefix.rstrip("/")
@@ -197,6 +179,9 @@ class ObjectStore(Store):
                 return
         with suppress(Missing):
             self._retried("delete", key, lambda: self._reader.delete(key))
+
+    def leftovers(self) -> Iterator[Entry]:
+        return (entry for entry in self._listed(ASIDE, MOST_ENTRIES) if is_left_behind(entry.key, entry.written))
 
     def fetch(self, key: str, start: int, stop: int) -> tuple[bytes, str]:
         """A range and the etag of any object of the bucket, also of one whose name a cache would not use."""
@@ -282,25 +267,7 @@ class ObjectStore(Store):
 
     def _client(self, timeouts: dict[str, str]) -> Any:
         _Process.used = True
-        if self.scheme == "memory":
-            return _memories.setdefault(self.address, ProcessMemory())
-        self._check_endpoint()
-        config = {"connect_timeout": "5s"} | timeouts | _only_named_hosts(self.scheme)
-        try:
-            # As `config`, because `client_options` would hide what the environment says of the client.
-            return _SERVICES[self.scheme](
-                self._bucket, prefix=self._prefix or None, config=config, retry_config=_RETRIES
-            )
-        except (exceptions.BaseError, ValueError) as error:
-            raise StoreRefused(self.address, _first_line(error), f"check {_VARIABLES[self.scheme]}") from error
-
-    def _check_endpoint(self) -> None:
-        """Refuse an endpoint that is not a URL: obstore would end with a panic at the first request."""
-        for name in _ENDPOINTS.get(self.scheme, ()):
-            endpoint = os.environ.get(name)
-            if endpoint and not re.match(r"https?://[^/]", endpoint):
-                problem = f"{name} is '{endpoint}', which is not a URL"
-                raise StoreRefused(self.address, problem, f"write it as https://{endpoint.strip('/')}")
+        return open_client(self.scheme, self._bucket, self._prefix, timeouts)
 
     def _whole(self, key: str, stop: int | None) -> memoryview:
         """The value up to `stop`, compared with the SHA-256 it was written with.
@@ -362,43 +329,58 @@ class ObjectStore(Store):
             problem = f"'{key}' has {size:,} bytes, and forebay writes at most {MOST_BYTES:,} into one object"
             raise StoreRefused(self.address, problem, "check who wrote it, and move it away")
 
-    def _create(self, key: str, data: Sequence[Buffer]) -> bool:
-        write, in_doubt = _Write(self.address, key, data), False
+    def _create(self, upload: Upload) -> bool:
+        return self._created(upload, lambda: self._put(upload, "create"))
+
+    def _create_in_parts(self, upload: Upload) -> bool:
+        if self._meta_or_none(upload.key) is not None:  # nothing is sent for nothing
+            return False
+        aside = f"{ASIDE}{temporary_name()}"
+        try:
+            self._retried("write", upload.key, lambda: self._put_parts(upload, aside))
+            return self._created(upload, lambda: self._put_in_place(upload, aside))
+        finally:
+            with suppress(OSError):
+                self.delete(aside)
+
+    def _created(self, upload: Upload, put: Callable[[], None]) -> bool:
+        """Whether the object under the key is that of this upload, after as many attempts as it takes to know."""
+        in_doubt = False
         for pause in _pauses():
             try:
-                self._put(write, "create")
+                put()
                 return True
             except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
                 if not in_doubt and _is_certain(error):
                     return False
             except Exception as error:
-                self._refuse_or_wait(error, "create", key, 0)
+                self._refuse_or_wait(error, "create", upload.key, 0)
             in_doubt = True
-            there = self._owner(write)
+            there = self._owner(upload)
             if there is not None:
                 return there
             time.sleep(pause)
-        raise StoreUnavailable(self.address, f"create '{key}'", f"{ROUNDS} attempts failed")
+        raise StoreUnavailable(self.address, f"create '{upload.key}'", f"{ROUNDS} attempts failed")
 
-    def _owner(self, write: "_Write") -> bool | None:
-        """Whether the object is that of a write; None if there is no object."""
-        meta = self._meta_or_none(write.key)
+    def _owner(self, upload: Upload) -> bool | None:
+        """Whether the object is that of an upload; None if there is no object, or if it is still being copied."""
+        meta = self._meta_or_none(upload.key)
         if meta is None:
             return None
-        writer = self._writer_of(write.key)
+        writer, has_its_size = self._writer_of(upload.key), meta["size"] == upload.size
         if writer:
-            return writer == write.writer
-        if meta["size"] != write.size:  # a service that drops metadata
+            return (has_its_size or None) if writer == upload.writer else False
+        if not has_its_size:  # of a service that drops metadata
             return False
         with suppress(Missing):
-            return hashlib.sha256(self._whole(write.key, None)).digest() == write.sha256
+            return hashlib.sha256(self._whole(upload.key, None)).digest() == upload.sha256
         return None
 
     def _probe(self) -> None:
         """Refuse a service that overwrites an object which must not be overwritten."""
-        key = f".forebay-probe-{secrets.token_hex(8)}"
+        key = f"{ASIDE}{temporary_name()}"
         try:
-            first, second = self._create(key, [b"first"]), self._create(key, [b"second"])
+            first, second = (self._create(Upload(self.address, key, [text])) for text in (b"first", b"second"))
         finally:
             with suppress(OSError):
                 self.delete(key)
@@ -406,14 +388,65 @@ class ObjectStore(Store):
             raise StoreRefused(
                 self.address,
                 "it ignores `If-None-Match: *`, so two builders could overwrite each other's chunks",
-                "use a service that honours conditional writes, or build into a folder and copy the cache there",
+                "use one that honours conditional writes, or build into a folder and upload that with its own tool",
             )
         _honours_conditions.add(self.address)
 
-    def _put(self, write: "_Write", mode: Any) -> None:
+    def _can_copy(self) -> bool:
+        """Whether the service copies an object only if the other key is new; a process tries it once."""
+        if self.address not in _copies_on_condition:
+            _copies_on_condition[self.address] = self._probe_copy()
+            if not _copies_on_condition[self.address]:
+                _log.warning(
+                    "%s cannot copy an object on condition, so large chunks are sent whole, not in parts", self.address
+                )
+        return _copies_on_condition[self.address]
+
+    def _probe_copy(self) -> bool:
+        first, second = (f"{ASIDE}{temporary_name()}" for _ in range(2))
+        try:
+            self._create(Upload(self.address, first, [b"probe"]))
+            with suppress(exceptions.AlreadyExistsError):  # after a lost reply
+                self._copy(first, second, 0)
+            self._copy(first, second, 0)
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+            return self._meta_or_none(second) is not None
+        except (exceptions.BaseError, FileNotFoundError):  # it does not know this request
+            return False
+        finally:
+            for key in (first, second):
+                with suppress(OSError):
+                    self.delete(key)
+        return False
+
+    def _put_parts(self, upload: Upload, aside: str) -> None:
+        client = self._writer(PART_BYTES * PARTS_AT_ONCE)
+        options = {"use_multipart": True, "chunk_size": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
+        try:
+            client.put(aside, upload.body, attributes=upload.attributes, **options)
+        except FileNotFoundError as error:  # also the answer to the end of an upload that is sent twice
+            meta = self._meta_or_none(aside)
+            if meta is None or meta["size"] != upload.size:
+                raise OSError("the service does not find the parts that were sent") from error
+
+    def _put_in_place(self, upload: Upload, aside: str) -> None:
+        """Copy what is aside to its key if that is new; an `OSError` leaves in doubt whether it was."""
+        try:
+            self._copy(aside, upload.key, upload.size)
+        except FileNotFoundError as error:  # also the answer to the end of a copy that is sent twice
+            raise OSError("the service does not find what it should copy") from error
+        meta = self._meta_or_none(upload.key)
+        if meta is None or meta["size"] != upload.size:  # Azure may copy after it has answered
+            raise OSError("the service has not finished to copy")
+
+    def _copy(self, source: str, key: str, size: int) -> None:
         self._check_process()
-        options = {"mode": mode, "use_multipart": False, "attributes": write.attributes}
-        self._asked(self._writer(write.size).put, write.key, write.body, **options)
+        self._asked(self._writer(size).copy, source, key, overwrite=False)
+
+    def _put(self, upload: Upload, mode: Any) -> None:
+        self._check_process()
+        options = {"mode": mode, "use_multipart": False, "attributes": upload.attributes}
+        self._asked(self._writer(upload.size).put, upload.key, upload.body, **options)
 
     def _meta_or_none(self, key: str) -> Any | None:
         try:
@@ -466,9 +499,9 @@ class ObjectStore(Store):
             note_answer(self._service)
         if pause >= (_PAUSES if has_answered(self._service) else _PAUSES[:FIRST_ATTEMPTS])[-1]:
             if not unreached:
-                raise StoreUnavailable(self.address, f"{what} '{key}'", _first_line(error)) from error
+                raise StoreUnavailable(self.address, f"{what} '{key}'", first_line(error)) from error
             cause = f"no answer from {self._service}: {unreached}"
-            advice = f"check the network and the endpoint in {_VARIABLES[self.scheme]}, and try again"
+            advice = f"check the network and the endpoint in {VARIABLES[self.scheme]}, and try again"
             raise StoreUnavailable(self.address, f"{what} '{key}'", cause, advice) from error
         if pause:
             report_retry(self._service, unreached, _PAUSES.index(pause) + 2, FIRST_ATTEMPTS)
@@ -476,15 +509,15 @@ class ObjectStore(Store):
 
     def _refuse(self, error: Exception, what: str, key: str) -> None:
         """Raise what an error means, where it means anything but "try again"."""
-        text, status, variables = str(error), _status(error), _VARIABLES.get(self.scheme, "")
+        text, status, variables = str(error), _status(error), VARIABLES.get(self.scheme, "")
         problem = advice = ""
         if _NO_BUCKET.search(text) or (status == 404 and what in ("list", "create", "write")):
             problem, advice = f"there is no bucket '{self._bucket}'", "create it, or check the name and the endpoint"
         elif isinstance(error, FileNotFoundError):
             raise Missing(key) from error
         elif _NO_ROOM.search(text) or status == 507:
-            raise StoreFull(self.address, key, _first_line(error)) from error
-        elif _NOWHERE.removeprefix("http://") + "," in text or status in (302, 303, 307, 308):
+            raise StoreFull(self.address, key, first_line(error)) from error
+        elif NOWHERE.removeprefix("http://") + "," in text or status in (302, 303, 307, 308):
             problem = "the server at its endpoint redirects to a host that you did not name"
             advice = f"set the endpoint in {variables} to the host that serves the bucket"
         elif _OTHER_REGION.search(text) or status == 301:
@@ -499,7 +532,7 @@ class ObjectStore(Store):
             problem, advice = "its endpoint is not HTTPS", "set AWS_ALLOW_HTTP=true if you trust the network"
         elif status == 501 or isinstance(error, exceptions.NotSupportedError):
             problem = "the service does not support conditional writes"
-            advice = "use one that honours `If-None-Match: *`, or build into a folder and copy the cache there"
+            advice = "use one that honours `If-None-Match: *`, or build into a folder and upload that with its own tool"
         elif isinstance(error, (exceptions.InvalidPathError, ValueError)):
             problem, advice = f"the key {key[:80]!r} is not accepted", "keys are relative names with / between them"
         if problem:
@@ -547,53 +580,6 @@ class _Body:
 
     def view(self) -> memoryview:
         return memoryview(self._memory).toreadonly() if self._file is None else map_file(self._file.fileno())
-
-
-class _Write:
-    """Bytes to be put, with the name of this write: one for all of its attempts."""
-
-    def __init__(self, address: str, key: str, data: Sequence[Buffer]) -> None:
-        self.key, self.body = key, b"".join(data)
-        self.size, self.writer = len(self.body), secrets.token_hex(12)
-        if self.size > MOST_BYTES:
-            problem = f"'{key}' has {self.size:,} bytes, and one request writes at most {MOST_BYTES:,}"
-            raise StoreRefused(address, problem, "choose smaller chunks (`chunk_bytes` of the recipe)")
-        self.sha256 = hashlib.sha256(self.body).digest()
-        self.attributes = {WRITER: self.writer, SHA256: self.sha256.hex()}
-
-
-def parse_url(url: str) -> tuple[str, str, str]:
-    """(scheme, bucket, prefix) of a URL, also of one from which a `Path` has taken a slash."""
-    found = _URL.fullmatch(url)
-    prefix = (found[3] or "").rstrip("/") if found else ""
-    if found is None or not found[2] or any(part in ("", ".", "..") for part in prefix.split("/") if prefix):
-        shown = url.partition("?")[0].rpartition("@")[2]  # without what may be a secret
-        raise StoreRefused(shown, "it is not the URL of a bucket", "write it as s3://bucket/prefix")
-    return found[1].lower(), found[2], prefix
-
-
-def upload_minutes(size: int) -> int:
-    """How long an upload may take: a power of two, so that few clients are needed, and at least 140 kB/s are sent.
-
-    >>> [upload_minutes(size) for size in (0, SMALL_BYTES, SMALL_BYTES + 1, 1 << 30)]
-    [1, 1, 2, 128]
-    """
-    return 1 << max(0, (size - 1) // SMALL_BYTES).bit_length()
-
-
-def _only_named_hosts(scheme: str) -> dict[str, str]:
-    """Options of the client by which it reaches no host but those of the endpoint and of credentials.
-
-    Empty where the environment names no endpoint, so that the service is the provider's own; or where it names a
-    proxy, which decides instead.
-    """
-    named = [os.environ[name] for name in _ENDPOINTS[scheme] if os.environ.get(name)]
-    if not named or any(os.environ.get(name) or os.environ.get(name.lower()) for name in _PROXIES):
-        return {}
-    urls = [*named, *(os.environ[name] for name in _CREDENTIAL_URLS if os.environ.get(name))]
-    hosts = [host for host in (urlsplit(url).hostname for url in urls) if host]
-    hosts += [] if any(os.environ.get(name) for name in _KEYS) else _CREDENTIAL_HOSTS
-    return {"proxy_url": _NOWHERE, "proxy_excludes": ",".join(hosts)}
 
 
 def mismatch(value: Buffer, expect: Expected | None) -> str | None:
@@ -675,7 +661,3 @@ def _key(entry: Entry) -> str:
 def _not_reached(error: Exception) -> str:
     """Why no connection was made, empty if one was."""
     return next((why for sign, why in _UNREACHED.items() if sign in str(error)), "")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:300]

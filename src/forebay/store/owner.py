@@ -1,13 +1,15 @@
 """A unique name for this process, by which other processes on the host can check whether it is alive.
 
 The name has the host (name, boot and pid namespace), the pid and the start time, so that a reused pid, a restarted
-machine or another container is not mistaken for it.
+machine or another container is not mistaken for it. What a process writes aside is named after it.
 """
 
 import hashlib
 import os
 import re
+import secrets
 import socket
+import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,6 +18,8 @@ import psutil
 
 OWNER = re.compile(r"([^-/]{1,64})-([1-9][0-9]{0,9})-(0|[1-9][0-9]{0,18})")
 _GONE = frozenset("ZXx")
+_TEMPORARY = re.compile(r"\.tmp-([0-9a-f]{12}-[0-9]{1,10}-[0-9]{1,19})-[0-9a-f]{8}")
+_FOREIGN_LEFTOVER_SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,26 @@ class Owner:
 def this_process() -> Owner:
     pid = os.getpid()
     return Owner(this_host(), pid, _start_time(pid) or 0)
+
+
+def temporary_name() -> str:
+    """A new name for what this process writes aside."""
+    return f".tmp-{this_process()}-{secrets.token_hex(4)}"
+
+
+def is_temporary(key: str) -> bool:
+    return _TEMPORARY.fullmatch(key.rpartition("/")[2]) is not None
+
+
+def is_left_behind(key: str, written: float | None) -> bool:
+    """Whether a key is the temporary name of a dead process, or a day old and of another host."""
+    found = _TEMPORARY.fullmatch(key.rpartition("/")[2])
+    owner = Owner.parse(found[1]) if found else None
+    if owner is None:
+        return False
+    if owner.host == this_host():
+        return owner.is_dead()
+    return written is not None and time.time() - written > _FOREIGN_LEFTOVER_SECONDS
 
 
 @cache

@@ -19,14 +19,19 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from forebay.errors import TierUnusable, is_url
+import msgspec
+
+from forebay.errors import StoreFull, TierUnusable, is_url
 from forebay.store.base import Buffer, Missing
+from forebay.store.folders import sync_folder
 from forebay.store.local import LocalStore
+from forebay.store.owner import is_temporary
 
 MARKER = "forebay-tier.json"
 LOCK = "tier.lock"
@@ -39,7 +44,15 @@ _NETWORK = re.compile(
     r"nfs\d?|cifs|smb\d?|smbfs|lustre|ceph|gpfs|beegfs|9p|glusterfs|afs|fuse\.(?:sshfs|s3fs|gcsfuse|.*mount.*)"
 )
 _NO_ALLOCATION = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
+_MOST_ADDRESS_BYTES = 64 << 10
 _locked: set[int] = set()  # locked descriptors; a forked process closes its copies, which would keep them locked
+
+
+class _KnownAddress(msgspec.Struct, frozen=True):
+    """Which cache is at an address."""
+
+    address: str
+    cache_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +81,13 @@ class TierFolder:
     def begin(self) -> "TierFolder":
         """Make the folder a tier if it is new, and count what it has."""
         _refuse_network(self.path)
-        if os.path.isdir(self.path) and os.listdir(self.path) and self.files.head(MARKER) is None:
-            raise TierUnusable(
-                self.path, "it has files and is not a tier", "choose an empty folder, or one that does not exist"
-            )
-        self.files.create(MARKER, [json.dumps({"tier": 1}).encode() + b"\n"])
+        there = os.listdir(self.path) if os.path.isdir(self.path) else []
+        if self.files.head(MARKER) is None:  # nothing is written into a tier that is one: its disk may be full
+            if not all(map(is_temporary, there)):  # another process may be writing the marker now, aside
+                raise TierUnusable(
+                    self.path, "it has files and is not a tier", "choose an empty folder, or one that does not exist"
+                )
+            self.files.create(MARKER, [json.dumps({"tier": 1}).encode() + b"\n"])
         with self._taken() as taken:
             taken.write(self._count())
         return self
@@ -87,11 +102,13 @@ class TierFolder:
         """The key of a chunk in `files`."""
         return f"caches/{_folder_name(cache_id)}/chunks/{sha256.hex()}"
 
+    def _part(self, cache_id: str, sha256: bytes) -> str:
+        return f"caches/{_folder_name(cache_id)}/parts/{sha256.hex()}"
+
     @contextmanager
     def filling(self, cache_id: str, sha256: bytes) -> Iterator[int]:
         """A descriptor of the part of a chunk, once no other process or thread has it."""
-        path = os.path.join(self.path, "caches", _folder_name(cache_id), "parts", sha256.hex())
-        descriptor = _open_locked(path)
+        descriptor = self._open_locked(self._part(cache_id, sha256))
         _locked.add(descriptor)
         try:
             yield descriptor
@@ -112,38 +129,45 @@ class TierFolder:
 
     def publish(self, cache_id: str, sha256: bytes) -> None:
         """Give a verified part its final name; its lock is held."""
-        folder = os.path.join(self.path, "caches", _folder_name(cache_id))
-        os.makedirs(os.path.join(folder, "chunks"), exist_ok=True)
-        with self._taken():  # not while somebody counts: it would be in neither folder
-            os.replace(os.path.join(folder, "parts", sha256.hex()), os.path.join(folder, "chunks", sha256.hex()))
-        _sync(os.path.join(folder, "chunks"))
+        part, chunk = self._part(cache_id, sha256), self.chunk(cache_id, sha256)
+        with self.files.writing(part) as (parts, name), self.files.writing(chunk) as (chunks, _):
+            with self._taken():  # not while somebody counts: it would be in neither folder
+                try:
+                    os.replace(name, name, src_dir_fd=parts, dst_dir_fd=chunks)
+                except IsADirectoryError as error:
+                    raise self._not_ours(chunk) from error
+            sync_folder(chunks)
 
-    def discard_part(self, cache_id: str, sha256: bytes, part: int) -> None:
+    def discard_part(self, cache_id: str, sha256: bytes) -> None:
         """Remove a part and give its room back; its lock is held."""
         with self._taken() as taken:
-            size = os.fstat(part).st_size
-            with suppress(FileNotFoundError):
-                os.unlink(os.path.join(self.path, "caches", _folder_name(cache_id), "parts", sha256.hex()))
-                taken.write(max(0, taken.read() - size))
+            self._remove(self._part(cache_id, sha256), taken)
 
     def drop(self, cache_id: str, sha256: bytes) -> bool:
         """Remove a chunk; processes that have it mapped keep their map. Return whether it was there."""
-        path = os.path.join(self.path, self.chunk(cache_id, sha256))
         with self._taken() as taken:
+            return self._remove(self.chunk(cache_id, sha256), taken)
+
+    def _remove(self, key: str, taken: "_Taken") -> bool:
+        """Remove a file and give its room back, if it is there; of a link, the link itself."""
+        with self.files.writing(key) as (folder, name):
             try:
-                size = os.lstat(path).st_size
-                os.unlink(path)
+                size = os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
+                os.unlink(name, dir_fd=folder)
             except FileNotFoundError:
                 return False
             taken.write(max(0, taken.read() - size))
             return True
 
-    def keep_document(self, address: str, name: str, value: Buffer) -> None:
+    def keep_document(self, address: str, name: str, value: Buffer) -> bool:
+        """Keep a document for times without the far store; return False if the disk has no room for it."""
         key, digest = _document_key(address, name), hashlib.sha256(value).digest()
         with suppress(Missing):
             if self.files.read(key, 0, len(digest)) == digest:
-                return
-        self.files.replace(key, [digest, value], durable=False)
+                return True
+        with suppress(StoreFull):
+            return self.files.replace(key, [digest, value], durable=False)
+        return False
 
     def document(self, address: str, name: str) -> memoryview:
         """A kept document; raises `Missing` where there is none or it is damaged."""
@@ -199,7 +223,7 @@ class TierFolder:
                 descriptor = os.open(os.path.join(self.path, entry.key), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # else another process is fetching it
-                    self.discard_part(cache_id, bytes.fromhex(name), descriptor)
+                    self.discard_part(cache_id, bytes.fromhex(name))
                 finally:
                     os.close(descriptor)
 
@@ -209,10 +233,10 @@ class TierFolder:
         for folder in self.files.folders("addresses/"):
             if not _ADDRESS.fullmatch(folder):
                 continue
-            with suppress(Missing, ValueError, KeyError):
-                kept = self.files.read(f"addresses/{folder}/address")
-                known = json.loads(kept[32:])
-                found.setdefault(_folder_name(known["cache_id"]), []).append(known["address"])
+            with suppress(Missing, ValueError, RecursionError, msgspec.DecodeError):
+                kept = self.files.read(f"addresses/{folder}/address", 0, _MOST_ADDRESS_BYTES)
+                known = msgspec.json.decode(kept[32:], type=_KnownAddress)
+                found.setdefault(_folder_name(known.cache_id), []).append(known.address)
         return found
 
     def _allocate(self, part: int, size: int, had: int) -> bool:
@@ -240,15 +264,47 @@ class TierFolder:
 
     @contextmanager
     def _taken(self) -> Iterator["_Taken"]:
-        descriptor = os.open(
-            os.path.join(self.path, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
-        )
+        descriptor = self._open_own(LOCK)
         _locked.add(descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield _Taken(descriptor)
         finally:
             _unlock(descriptor)
+
+    def _open_locked(self, key: str) -> int:
+        """Open a file, make it if missing, and lock it; again where another process renamed or removed it meanwhile."""
+        while True:
+            descriptor = self._open_own(key)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                with suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(descriptor), os.lstat(os.path.join(self.path, key))):
+                        return descriptor
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+
+    def _open_own(self, key: str) -> int:
+        """A file of the tier to write to, made if missing; nothing is written through a link."""
+        with self.files.writing(key) as (folder, name):
+            try:
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+                descriptor = os.open(name, flags, 0o666, dir_fd=folder)
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                    raise
+                raise self._not_ours(key) from error
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:  # by another name it may be a file that is not ours
+            return descriptor
+        os.close(descriptor)
+        raise self._not_ours(key)
+
+    def _not_ours(self, key: str) -> TierUnusable:
+        problem = f"'{key}' is a link or not a regular file"
+        return TierUnusable(self.path, problem, "remove it, or choose another folder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,22 +319,6 @@ class _Taken:
 
     def write(self, count: int) -> None:
         os.pwrite(self.descriptor, f"{count:<31}\n".encode(), 0)
-
-
-def _open_locked(path: str) -> int:
-    """Open a file, make it if missing, and lock it; again where another process renamed or removed it meanwhile."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
-                    return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
 
 
 def _unlock(descriptor: int) -> None:
@@ -299,14 +339,6 @@ def _address_folder(address: str) -> str:
 
 def _document_key(address: str, name: str) -> str:
     return f"{_address_folder(address)}/{name.replace('/', '~')}"
-
-
-def _sync(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove_empty(folder: str) -> None:

@@ -222,8 +222,8 @@ class TieredStore(Store):
                 return self.tier.document(self.address, key)
             except Missing:
                 raise error from None
-        self.tier.keep_document(self.address, key, value)
-        self._current.add(key)
+        if self.tier.keep_document(self.address, key, value):
+            self._current.add(key)
         return value
 
     def _fetched_document(self, key: str) -> memoryview:
@@ -265,18 +265,18 @@ class TieredStore(Store):
         with self.tier.filling(self._cache_id, digest) as part:
             view = self._kept(expect)
             if view is not None:  # another process has fetched it
-                self.tier.discard_part(self._cache_id, digest, part)
+                self.tier.discard_part(self._cache_id, digest)
                 return view
             if self.tier.admit(part, expect.size):
                 try:
                     self._fetch(key, expect, part)
                     os.fsync(part)
                 except BaseException:
-                    self.tier.discard_part(self._cache_id, digest, part)
+                    self.tier.discard_part(self._cache_id, digest)
                     raise
                 self.tier.publish(self._cache_id, digest)
                 return map_file(part)
-            self.tier.discard_part(self._cache_id, digest, part)
+            self.tier.discard_part(self._cache_id, digest)
             return None
 
     def _pass(self, key: str, expect: Expected) -> memoryview:

@@ -143,8 +143,8 @@ def unload() -> tuple[str, ...]:
         teacher.loaded.close()
     del teacher
     gc.collect()  # modules are in reference cycles
-    if f"{ROOM}.loading" in sys.modules:
-        runner("loading").release_device_memory()
+    if "torch" in sys.modules:
+        runner("devices").release_device_memory()
     return notes
 
 
@@ -276,6 +276,15 @@ class PeakMemory(Protocol):
     def reset(self) -> None: ...
 
     def peak_bytes(self) -> int: ...
+
+
+def device_memory(device: str) -> PeakMemory | None:
+    """Return the counters of a device, of any teacher; None where its memory is that of this process."""
+    name = resolved_device(device)
+    if name == "cpu" or not find_spec("torch"):  # a teacher without torch does not wait for its import
+        return None
+    counters: PeakMemory | None = runner("devices").device_memory(name)
+    return counters
 
 
 class HostMemory:

@@ -197,9 +197,9 @@ class DenoiserTeacher(Teacher, frozen=True, kw_only=True):
         Meta(description="Fine-tuned .safetensors weights of the model.", extra={"format": "file", "metavar": "FILE"}),
     ] = None
     noise: Annotated[NoiseKind, Meta(description="Input of the UNet.")] = "pure"
-    time_direction: Annotated[TimeDirection, Meta(description="End of t that is noise, with --noise noised.")] = (
-        "t0_noise"
-    )
+    time_direction: Annotated[
+        TimeDirection, Meta(description="End of t that is noise, for latents and the model's timestep.")
+    ] = "t0_noise"
     noise_per: Annotated[
         Literal["bucket", "sample"], Meta(description="New noise for each bucket, or one for all of a sample's.")
     ] = "bucket"

@@ -1,6 +1,6 @@
 """What a student expects of teacher layers, as lines that a check can fail: `lune.dim=1280`.
 
-    lune.dim=1280                        width of the features: the last axis of the layer's column
+    lune.dim=1280                        width of the features: the last axis of the layer's columns of floats
     sol.spatial=8x8                      shape of the column sol_spatial, at one bucket
     lune.t=linspace(0.05,0.95,10)        buckets; also as a list, 0.1,0.5,0.9
     lune.range=-5..5                     smallest and largest value, of a layer or a column
@@ -44,6 +44,10 @@ class LayerFacts:
         """Return the shape of a column at one bucket."""
         return self.shapes[column][1 if self.buckets else 0 :]
 
+    def features(self) -> list[str]:
+        """Return the columns of floats, if there are any: not masks, and not what says where prompts are stored."""
+        return [name for name, dtype in self.dtypes.items() if "float" in dtype] or list(self.shapes)
+
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
@@ -80,11 +84,10 @@ def _parsed(line: str) -> Expectation:
     one = Expectation(line.strip(), found["subject"] or "", found["fact"], found["value"].strip())
     if not one.subject and one.text != "t=same":
         raise ValueError(f"an expectation names a layer or a column, except for t=same (got '{line}')")
+    if not one.subject:
+        return one
     try:
-        if one.fact in _READERS:
-            _READERS[one.fact](one.value)
-        elif one.subject:
-            _shape(one.value)
+        _READERS.get(one.fact, _shape)(one.value)
     except ValueError as error:
         facts = f"{', '.join(_READERS)}, or the name of a column with a shape such as 8x8"
         raise ValueError(f"'{line}' cannot be read: {error}; facts are {facts}") from error
@@ -104,7 +107,7 @@ def _problem(one: Expectation, layers: Mapping[str, LayerFacts]) -> str | None:
     if layer is None:
         return f"there is no teacher layer or column '{one.subject}'; there are {', '.join(layers) or 'none'}"
     facts = layers[layer]
-    columns = [one.subject] if one.subject in facts.shapes else list(facts.shapes)
+    columns = [one.subject] if one.subject in facts.shapes else facts.features()
     if one.fact in _CHECKS:
         return _CHECKS[one.fact](one.value, facts, columns)
     column = f"{layer}_{one.fact}"
@@ -114,8 +117,8 @@ def _problem(one: Expectation, layers: Mapping[str, LayerFacts]) -> str | None:
 
 
 def _dim(value: str, facts: LayerFacts, columns: Sequence[str]) -> str | None:
-    widths = {column: facts.shape(column)[-1:] for column in columns}
-    return next((text for width in widths.values() if (text := _differs("it", width, (int(value),)))), None)
+    found = (_differs(f"'{column}'", facts.shape(column)[-1:], (int(value),)) for column in columns)
+    return next((problem for problem in found if problem), None)
 
 
 def _t(value: str, facts: LayerFacts, columns: Sequence[str]) -> str | None:
@@ -172,7 +175,7 @@ def _share(value: str) -> float:
 
 
 _READERS: dict[str, Callable[[str], object]] = {
-    "dim": int, "t": lambda value: value == "same" or _buckets(value), "range": _interval, "present": _share,
+    "dim": int, "t": _buckets, "range": _interval, "present": _share,
     "dtype": str, "direction": str,
 }  # fmt: skip
 _CHECKS: dict[str, Callable[[str, LayerFacts, Sequence[str]], str | None]] = {

@@ -14,7 +14,14 @@ from forebay.columns import Array, Column, Columns, Dtype, Ragged
 from forebay.errors import RecipeInvalid, TeacherUnusable
 from forebay.fields import Size
 from forebay.recipe import RecipeHooks, RecipeMeta, Rows, check_fields
-from forebay.teachers.batched_forward import BatchedForward, LoadedTeacher, fit_batch, load_once, unload
+from forebay.teachers.batched_forward import (
+    BatchedForward,
+    LoadedTeacher,
+    device_memory,
+    fit_batch,
+    load_once,
+    unload,
+)
 from forebay.teachers.built_in import T5, Clip, Latents, known_teacher
 from forebay.teachers.model_files import is_on_hub
 from forebay.teachers.protocol import Output, Teacher, runner
@@ -189,7 +196,7 @@ class TeacherRecipe(
     def versions(self) -> Mapping[str, str]:
         """Return the versions of libraries and, with torch, the device: bits are reproducible on one device only."""
         found = self.model.versions()
-        return {**found, "device": runner("loading").device_facts(self.device)} if "torch" in found else found
+        return {**found, "device": runner("devices").device_facts(self.device)} if "torch" in found else found
 
     def settled(self, kept: Mapping[str, Any] | None, survey: Any) -> tuple["TeacherRecipe", tuple[str, ...]]:
         """Return the recipe with the type it computes in, and a batch size that fits in memory.
@@ -213,7 +220,7 @@ class TeacherRecipe(
             return self, () if samples is None else _no_prompts(samples)
         self._load()  # the memory for loading is the same for any batch
         bad: list[int] = []  # per attempt, the number of results that are not finite
-        memory = runner("loading").device_memory(self._devices[0]) if "torch" in self.model.versions() else None
+        memory = device_memory(self._devices[0])
         size = fit_batch(
             self.batch_size, self.memory_limit, lambda size: bad.append(self._try_batch(samples, size)), memory
         )

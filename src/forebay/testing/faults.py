@@ -309,11 +309,11 @@ def _with_length(head: bytes, length: int) -> bytes:
 
 def _operation(method: str, query: str, fields: dict[str, str]) -> Operation:
     words = parse_qs(query, keep_blank_values=True)
-    if method == "PUT":
-        is_new = fields.get("if-none-match") == "*" or fields.get("x-goog-if-generation-match") == "0"
-        return "create" if is_new else "write"
     if method == "DELETE" or (method == "POST" and "delete" in words):
         return "delete"
+    if method == "PUT" or (method == "POST" and words.keys() & {"uploads", "uploadId"}):
+        is_new = fields.get("if-none-match") == "*" or fields.get("x-goog-if-generation-match") == "0"
+        return "create" if is_new else "write"
     if method == "HEAD":
         return "head"
     is_listing = "list-type" in words or words.get("comp") == ["list"] or "prefix" in words

@@ -45,7 +45,7 @@ class Handle:
         self._users = _lock_shared(path)
         try:
             self.lmdb = _opened(path, map_bytes, create=True)
-            self.data = os.open(os.path.join(path, _DATA), os.O_RDONLY | os.O_CLOEXEC)
+            self.data = os.open(os.path.join(path, _DATA), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             self.page_size = read_metas(self.data)[0].page_size
         except PageDamaged as error:
             self.close()
@@ -69,7 +69,7 @@ class Handle:
 
     def resume(self) -> None:
         """Open again what was let go of. Where that fails, every use of it says that it is closed."""
-        with suppress(lmdb.Error, OSError):
+        with suppress(lmdb.Error, OSError, TierUnusable):
             self.lmdb = _opened(self._path, self._map_bytes, create=False)
 
     def forget(self) -> None:
@@ -96,6 +96,8 @@ def check_folder(path: str) -> None:
             raise TierUnusable(path, f"it holds other files ('{others[0]}')", "choose a folder that is new or empty")
         return
     check_made_here(path)
+    if os.path.islink(os.path.join(path, _DATA)):
+        raise _not_a_file(path, _DATA)
     try:
         with suppress(FileNotFoundError), _data_file(path) as descriptor:  # another process may be removing it
             if os.fstat(descriptor).st_size:  # LMDB fills an empty file as it does a new one
@@ -136,7 +138,7 @@ def _data_file(path: str) -> Iterator[int]:
     descriptor = os.open(os.path.join(path, _DATA), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise TierUnusable(path, f"its '{_DATA}' is not a regular file", "choose another folder")
+            raise _not_a_file(path, _DATA)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -164,8 +166,12 @@ def alone(path: str) -> Iterator[bool]:
 def remove_files(path: str) -> None:
     """Remove the files that LMDB made, while `alone` with a tier; of a link, the link itself."""
     for name in (_DATA, _LOCK):
-        with suppress(FileNotFoundError):
+        try:
             os.unlink(os.path.join(path, name))
+        except FileNotFoundError:
+            continue
+        except (IsADirectoryError, PermissionError) as error:  # macOS says the second of a folder
+            raise unusable(path, error) from error
 
 
 def make_folder(path: str) -> None:
@@ -186,7 +192,26 @@ def unusable(path: str, error: Exception) -> TierUnusable:
 
 
 def _users_file(path: str) -> int:
-    return os.open(os.path.join(path, _USERS), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    return _open_own(path, _USERS)
+
+
+def _open_own(path: str, name: str) -> int:
+    """A file of the tier to write to, made if missing; a link could lead to a file that is not forebay's."""
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(os.path.join(path, name), flags, 0o644)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+        raise _not_a_file(path, name) from error
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise _not_a_file(path, name)
+
+
+def _not_a_file(path: str, name: str) -> TierUnusable:
+    return TierUnusable(path, f"its '{name}' is a link or not a regular file", "choose another folder")
 
 
 def _lock_shared(path: str) -> int:
@@ -196,7 +221,7 @@ def _lock_shared(path: str) -> int:
 
 
 def _opened(path: str, map_bytes: int, *, create: bool) -> Any:
-    _reserve_lock_file(os.path.join(path, _LOCK))
+    _reserve_lock_file(path)
     # Without metasync a power cut may take the last transaction with it, but never leaves half of one; `sync` comes
     # when there is nothing more to write.
     # Rows are read in any order, by `pread`: reading ahead of LMDB's own map would read in vain.
@@ -210,7 +235,7 @@ def _reserve_lock_file(path: str) -> None:
 
     LMDB keeps a lock file that is larger than it asked for, and then has room for as many readers.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = _open_own(path, _LOCK)
     try:
         if os.fstat(descriptor).st_size < _LOCK_BYTES:
             _reserve(descriptor, _LOCK_BYTES)

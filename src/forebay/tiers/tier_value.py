@@ -23,12 +23,13 @@ import xxhash
 
 from forebay.columns import DTYPES, Array, Column
 from forebay.format.layout import FORMAT_VERSION
-from forebay.format.tensors import as_bytes, encode_header, same_tag, tag, tag_of
+from forebay.format.tensors import MAX_DIMENSIONS, as_bytes, encode_header, same_tag, tag, tag_of
 from forebay.recipe import canonical_json
 
 Row = dict[str, Array]
 KEY_BYTES = 16  # of the key of a value; the keys of a tier's two marks are shorter
 ALIGNMENT = 8
+MOST_BYTES = 1 << 40  # of a tensor
 MAX_HEADER_BYTES = 16 << 10
 KNOWN_LAYOUTS = 4096
 _METADATA = {"format_version": FORMAT_VERSION, "type": "row"}
@@ -195,7 +196,10 @@ def _places(entries: Mapping[str, _HeaderEntry], start: int) -> list[_Place]:
     for name, entry in entries.items():
         dtype, (first, stop) = _BY_TAG[entry.dtype], entry.data_offsets
         count = prod(entry.shape)
-        if first != position or min(entry.shape, default=0) < 0 or stop - first != count * dtype.itemsize:
+        # A side of 0 must not hide others that numpy cannot have.
+        most = prod([side or 1 for side in entry.shape]) * dtype.itemsize
+        sound = len(entry.shape) <= MAX_DIMENSIONS and min(entry.shape, default=0) >= 0 and most < MOST_BYTES
+        if not sound or first != position or stop - first != count * dtype.itemsize:
             raise ValueError(f"its tensor '{name}' is described wrongly")
         places.append(_Place(name, dtype, entry.shape, count, start + first))
         position = stop

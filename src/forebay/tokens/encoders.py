@@ -83,7 +83,10 @@ def open_encoder(name: EncoderName, vocabulary: Vocabulary) -> Encoder:
 
 
 def encoder_version(name: str) -> str:
-    return version(name) if is_installed(name) else ""
+    return _version(name) if is_installed(name) else ""
+
+
+_version = lru_cache(version)  # which parses all metadata of a package
 
 
 @lru_cache(maxsize=2)

@@ -10,19 +10,22 @@ row     tokens     ┌ document 0 ─────┬ document 4 ┬ padding ┐
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from forebay.columns import Array, Ragged
+from forebay.compiled import native
 from forebay.errors import DocumentTooLong, TokenizerUnusable
 from forebay.source import BatchedSamples, Failure, Sample, SampleBatch, TextBatch
 from forebay.tokens.encoders import Encoder
 
 BATCH_CHARS = 1 << 20
 BATCH_DOCUMENTS = 1024
+# Not in a library that was built before they were written.
+_native_best_fit, _native_copy_runs = getattr(native, "best_fit", None), getattr(native, "copy_runs", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class Frame:
 class Documents:
     """The encoded documents of a chunk."""
 
-    ids: Array
+    ids: Sequence[Array]  # parts, one behind the other; no document is in two of them
     lengths: Array  # (documents,) int64
     numbers: Array  # (documents,) int64, the number of the sample in the chunk
     names: list[str]  # (documents,) the ids of the samples
@@ -72,7 +75,7 @@ def encode_documents(samples: Iterable[Sample], encoder: Encoder, frame: Frame) 
     ids: list[Array] = [np.zeros(0, frame.dtype)]
     lengths: list[Array] = [np.zeros(0, np.int64)]
     numbers: list[int] = []
-    found = Documents(ids[0], lengths[0], lengths[0], [])
+    found = Documents(ids, lengths[0], lengths[0], [])
     for batch in _batches(samples, found, numbers):
         encoded = _encoded(batch, encoder, frame)
         refused = _refused(*encoded, frame)
@@ -81,7 +84,7 @@ def encode_documents(samples: Iterable[Sample], encoder: Encoder, frame: Frame) 
         framed, each = frame.around(*encoded)
         ids.append(framed)
         lengths.append(each)
-    found.ids, found.lengths = np.concatenate(ids), np.concatenate(lengths)
+    found.lengths = np.concatenate(lengths)
     found.numbers = np.array(numbers, np.int64)
     return found
 
@@ -207,13 +210,20 @@ def pack_best_fit(lengths: Array, capacity: int) -> Array:
         raise ValueError(f"lengths must be 1 to {capacity} (got {lengths.min()} to {lengths.max()})")
     # A stable sort of small integers is a radix sort: linear in the items.
     order = np.argsort((capacity - lengths).astype(np.min_scalar_type(capacity)), kind="stable")
+    bins = np.empty(len(lengths), np.int64)
+    bins[order] = _bins_of_descending(lengths[order], capacity)
+    return _numbered_by_first_item(bins)
+
+
+def _bins_of_descending(lengths: Array, capacity: int) -> Array:
+    if _native_best_fit is not None:
+        found = np.empty(len(lengths), np.int64)
+        _native_best_fit(found, lengths, capacity)
+        return found
     counts = np.bincount(lengths, minlength=capacity + 1)
     full = int(counts[capacity])  # each fills one bin
     values = np.flatnonzero(counts[:capacity])[::-1]
-    bins = np.empty(len(lengths), np.int64)
-    bins[order[:full]] = np.arange(full)
-    bins[order[full:]] = full + _fill(values.tolist(), counts[values].tolist(), capacity)
-    return _numbered_by_first_item(bins)
+    return np.concatenate([np.arange(full), full + _fill(values.tolist(), counts[values].tolist(), capacity)])
 
 
 def _fill(values: list[int], counts: list[int], capacity: int) -> Array:
@@ -325,24 +335,35 @@ def pack_rows(documents: Documents, kept: Array, capacity: int, pad: int) -> Pac
 
 
 def _laid_out(documents: Documents, placed: DocumentPieces, row: Array, edges: Array, capacity: int, pad: int) -> Array:
-    tokens = np.full((len(edges) - 1, capacity), pad, documents.ids.dtype)
+    tokens = np.full((len(edges) - 1, capacity), pad, documents.ids[0].dtype)
     ends = np.cumsum(placed.length)
     begins = ends - placed.length
     first = begins[edges[:-1]] if len(row) else begins
     targets = row * capacity + begins - first[row]
     starts = np.cumsum(documents.lengths) - documents.lengths if documents.starts is None else documents.starts
     sources = starts[placed.document] + placed.offset
-    flat, ids = tokens.reshape(-1), documents.ids
-    # Runs are long: copying each is several times faster than indexing per token.
-    for to, start, length in zip(*_runs(targets, sources, placed.length), strict=True):
-        flat[to : to + length] = ids[start : start + length]
+    flat, part_start = tokens.reshape(-1), 0
+    for ids in documents.ids:
+        here = np.flatnonzero((sources >= part_start) & (sources < part_start + len(ids)))
+        _copy_runs(flat, ids, *_runs(targets[here], sources[here] - part_start, placed.length[here]))
+        part_start += len(ids)
     return tokens
 
 
-def _runs(targets: Array, sources: Array, lengths: Array) -> tuple[list[int], list[int], list[int]]:
+def _copy_runs(out: Array, ids: Array, targets: Array, starts: Array, lengths: Array) -> None:
+    """Runs are long: copying each is several times faster than indexing per token."""
+    if _native_copy_runs is not None:
+        in_bytes = (each * out.itemsize for each in (targets, starts, lengths))
+        _native_copy_runs(out, np.ascontiguousarray(ids, out.dtype), *in_bytes)
+        return
+    for to, start, length in zip(targets.tolist(), starts.tolist(), lengths.tolist(), strict=True):
+        out[to : to + length] = ids[start : start + length]
+
+
+def _runs(targets: Array, sources: Array, lengths: Array) -> tuple[Array, Array, Array]:
     """Join pieces that are adjacent both in their document and in the rows into one copy."""
     if not len(lengths):
-        return [], [], []
+        return targets, sources, lengths
     continues = (targets[1:] == targets[:-1] + lengths[:-1]) & (sources[1:] == sources[:-1] + lengths[:-1])
     first = np.flatnonzero(np.concatenate([[True], ~continues]))
-    return targets[first].tolist(), sources[first].tolist(), np.add.reduceat(lengths, first).tolist()
+    return targets[first], sources[first], np.add.reduceat(lengths, first)

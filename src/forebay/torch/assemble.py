@@ -44,7 +44,7 @@ from forebay.torch.beside import Beside, FeaturesAt, Name, Times, beside, defaul
 from forebay.torch.packed_batch import (
     Derived,
     PackedTargets,
-    batch_in_place,
+    batches_in_place,
     can_be_in_place,
     refuse_without_training,
     training_batch,
@@ -236,6 +236,7 @@ def _tags(located: Located) -> Batch:
     return tags if located.weights is None else tags | {"row_weight": torch.from_numpy(located.weights.copy())}
 
 
+MakerFactory = Callable[[Buffers, Transform | None, int], BatchMaker]  # the number: batches to write in one call
 _COLLATING_THREADS = 2  # a collate touches every value; reading alone keeps one thread busy
 
 
@@ -247,7 +248,7 @@ class BatchKind:
     threads: int
     row_bytes: int
     collate: Collate | None
-    maker: Callable[[Buffers, Transform | None], BatchMaker]
+    maker: MakerFactory
 
 
 def batch_kind(
@@ -343,7 +344,7 @@ def pad_token(cache: Cache) -> int:
 def _collated(collate: Collate, caches: Sequence[Cache], further: tuple[str, ...], more: Beside) -> BatchKind:
     check_caches(collate, caches)
 
-    def maker(buffers: Buffers, transform: Transform | None) -> BatchMaker:
+    def maker(buffers: Buffers, transform: Transform | None, together: int) -> BatchMaker:
         return CollatedBatches(collate, further, more, transform, buffers)
 
     row_bytes = collate.row_bytes + (batch_bytes(caches[0], further, 1) if further else 0) + more.row_bytes
@@ -354,9 +355,10 @@ def _collated(collate: Collate, caches: Sequence[Cache], further: tuple[str, ...
 def _training(training: PackedTargets, caches: Sequence[Cache], further: tuple[str, ...], more: Beside) -> BatchKind:
     columns = tuple(dict.fromkeys((*training.columns, *further)))
 
-    def maker(buffers: Buffers, transform: Transform | None) -> BatchMaker:
-        main = _in_place if can_be_in_place(caches) else _copied
-        return ColumnBatches(partial(main, columns, training, buffers), more, transform, buffers)
+    def maker(buffers: Buffers, transform: Transform | None, together: int) -> BatchMaker:
+        copied = partial(_copied, columns, training, buffers)
+        main = partial(_in_place, columns, training, buffers, together) if can_be_in_place(caches) else copied
+        return ColumnBatches(main, more, transform, buffers)
 
     derived = 0 if training.as_stored else 1 + (training.labels is not None) + len(training.derive)
     row_bytes = batch_bytes(caches[0], (*PACKED_COLUMNS, *further), 1, derived=derived)
@@ -367,6 +369,7 @@ def _in_place(
     columns: tuple[str, ...],
     training: PackedTargets,
     buffers: Buffers,
+    together: int,
     caches: Sequence[Cache],
     located: Located,
     size: int,
@@ -375,11 +378,10 @@ def _in_place(
     if located.weights is not None and not located.weights.all():  # some rows become padding
         yield from _copied(columns, training, buffers, caches, located, size)
         return
-    packed = locate_batches(caches, located, size, PACKED_COLUMNS)
     rest = tuple(name for name in columns if name not in PACKED_COLUMNS)
     reads = gather_batches(caches, located, size, rest) if rest else itertools.repeat({})
-    for (tokens, lengths), read in zip(packed, reads, strict=False):
-        yield batch_in_place(tokens, lengths, read, training, buffers)
+    for tokens, lengths in locate_batches(caches, located, size * together, PACKED_COLUMNS):
+        yield from batches_in_place(tokens, lengths, size, reads, training, buffers)
 
 
 def _copied(
@@ -409,7 +411,7 @@ def _of_columns(
     columns: tuple[str, ...],
     caches: Sequence[Cache],
     row_bytes: int,
-    maker: Callable[[Buffers, Transform | None], BatchMaker],
+    maker: MakerFactory,
 ) -> BatchKind:
     return BatchKind(columns, suitable_threads(caches, columns), row_bytes, None, maker)
 
@@ -431,7 +433,7 @@ def spans_policy(
 
 
 def _plain(caches: Sequence[Cache], columns: tuple[str, ...], more: Beside) -> BatchKind:
-    def maker(buffers: Buffers, transform: Transform | None) -> BatchMaker:
+    def maker(buffers: Buffers, transform: Transform | None, together: int) -> BatchMaker:
         return ColumnBatches(partial(_as_stored, columns, buffers), more, transform, buffers)
 
     row_bytes = batch_bytes(caches[0], columns, 1) + more.row_bytes

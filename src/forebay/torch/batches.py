@@ -46,7 +46,7 @@ class Buffers:
         self._lock = threading.Lock()
         self._returned: deque[Array] = deque()
         self._free: dict[int, list[Array]] = {}  # by size, the one that was used last at the end
-        self._free_bytes = 0
+        self._free_bytes = self._newest = 0  # newest: the size that was returned last
         self._lent: dict[int, weakref.ref[Array]] = {}
 
     @property
@@ -58,14 +58,20 @@ class Buffers:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return an array to write to, and then to pass to `wrap`."""
+        (array,) = self.several(1, shape, dtype)
+        return array
+
+    def several(self, count: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[Array]:
+        """Return arrays to write to, and then to pass to `wrap`, each with its own memory."""
         size = prod(shape) * dtype.itemsize
         if self._pinned:
-            pinned: Array = torch.empty(shape, dtype=_torch_dtype(dtype), pin_memory=True).numpy()
-            return pinned
+            kind = _torch_dtype(dtype)
+            return [torch.empty(shape, dtype=kind, pin_memory=True).numpy() for _ in range(count)]
         if size < _SMALLEST:
-            return np.empty(shape, dtype)
-        memory = self._memory(size)
-        view = np.ndarray(shape, dtype, memory)
+            return [np.empty(shape, dtype) for _ in range(count)]
+        return [self._lend(np.ndarray(shape, dtype, memory), memory) for memory in self._memory(count, size)]
+
+    def _lend(self, view: Array, memory: Array) -> Array:
         self._lent[id(view)] = weakref.ref(view, partial(self._take_back, id(view), memory))
         return view
 
@@ -77,27 +83,27 @@ class Buffers:
         np.copyto(pinned, values)
         return pinned
 
-    def _memory(self, size: int) -> Array:
+    def _memory(self, count: int, size: int) -> list[Array]:
         with self._lock:
             if self._returned:
                 self._collect()
-            free = self._free.get(size)
-            if free:
-                self._free_bytes -= size
-                memory = free.pop()
-                if not free:
-                    del self._free[size]
-                return memory
-        return _aligned(size)
+            free = self._free.get(size, [])
+            found = [free.pop() for _ in range(min(count, len(free)))]
+            self._free_bytes -= size * len(found)
+            if not free:
+                self._free.pop(size, None)
+        return found + [_aligned(size) for _ in range(count - len(found))]
 
     def _collect(self) -> None:
         """Take up what was returned, and drop memory of the sizes that were used longest ago beyond the limit."""
         while self._returned:
             memory = self._returned.popleft()
-            free = self._free.pop(len(memory), [])
-            free.append(memory)
-            self._free[len(memory)] = free
-            self._free_bytes += len(memory)
+            size = len(memory)
+            if size != self._newest:  # the sizes that were used longest ago come first
+                self._free[size] = self._free.pop(size, [])
+                self._newest = size
+            self._free.setdefault(size, []).append(memory)
+            self._free_bytes += size
         while self._free_bytes > self._limit and self._free:
             size, free = next(iter(self._free.items()))
             free.pop()
@@ -120,7 +126,10 @@ def _aligned(size: int) -> Array:
 
 def wrap(values: Array) -> torch.Tensor:
     """Return the tensor that an array was made from, or a tensor over its memory."""
-    return values.base if isinstance(values.base, torch.Tensor) else torch.from_numpy(values)
+    base = values.base
+    if base is None or type(base) is np.ndarray:  # isinstance of a Tensor takes as long as making one
+        return torch.from_numpy(values)
+    return base if isinstance(base, torch.Tensor) else torch.from_numpy(values)
 
 
 def to_tensor(values: Array, buffers: Buffers | None = None) -> torch.Tensor:

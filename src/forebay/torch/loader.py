@@ -194,7 +194,7 @@ class Loader:
         self._ahead: ChunkAhead | None = None
         self._stop_ahead: Callable[[], object] | None = None
         kept = self._plan.batches + 2 * steps
-        self._maker = kind.maker(Buffers(kept * kind.row_bytes * self._local_size), transform)
+        self._maker = kind.maker(Buffers(kept * kind.row_bytes * self._local_size), transform, self._plan.handoff)
         self._kept: BatchesAhead | None = None  # between two epochs: the batches that were made ahead
         self._stop_kept: weakref.finalize[..., Loader] | None = None
 

@@ -20,7 +20,7 @@ With compiled code, each row is read once from where it is, a mapped file or a d
 written in that pass; else its columns are copied first, and numpy derives the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -40,7 +40,8 @@ from forebay.masks.documents import (
 )
 from forebay.masks.train_on import TrainOn, label_weights, token_weights
 from forebay.read.cache import Cache
-from forebay.read.gather import RowAddresses
+from forebay.read.chunk_maps import slices
+from forebay.read.gather import RowAddresses, longest_rows
 from forebay.torch.batches import Batch, Buffers, plain_batch, wrap
 
 Derived = Literal["positions", "document_ids", "cu_seqlens", "num_label_tokens"]
@@ -48,6 +49,7 @@ Written = dict[str, Array]
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 _TOKENS = {("uint16", 1, False), ("uint32", 1, False)}  # what compiled code reads: type, sides, whether ragged
 _LENGTHS = {("uint32", 0, True), ("int32", 0, True)}
+_WRITTEN = ("tokens", "seq_lens", "labels", "positions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ def training_batch(read: Read, training: PackedTargets, buffers: Buffers, weight
     if training.as_stored:
         written: Written = {"tokens": buffers.as_pinned(tokens)}
     else:
-        written = _outputs(tokens.shape, tokens.dtype, training, buffers)
+        (written,) = _outputs(tokens.shape, tokens.dtype, training, buffers)
         fill_packed(
             tokens,
             _whole_lengths(tokens, seq_lens, training),
@@ -128,29 +130,56 @@ def training_batch(read: Read, training: PackedTargets, buffers: Buffers, weight
             labels=written.get("labels"),
             positions=written.get("positions"),
         )
-    return _completed(written, buffers.as_pinned(seq_lens), documents, read, training, buffers)
+    written["seq_lens"] = buffers.as_pinned(seq_lens)
+    return _completed(written, read, training, buffers, documents)
 
 
-def batch_in_place(
-    tokens: RowAddresses, lengths: RowAddresses, read: Read, training: PackedTargets, buffers: Buffers
-) -> Batch:
-    """Return what `training_batch` returns, written in one pass over the rows; `read` has the other columns."""
+def batches_in_place(
+    tokens: RowAddresses,
+    lengths: RowAddresses,
+    size: int,
+    reads: Iterator[Read],
+    training: PackedTargets,
+    buffers: Buffers,
+) -> Iterator[Batch]:
+    """Yield what `training_batch` returns, for `size` rows at a time; `reads` has the other columns.
+
+    One compiled call writes all batches: threads that make batches compete for the GIL at each call.
+    """
     assert compiled.native is not None
     (width,), dtype = tokens.column.shape, tokens.column.array_dtype
-    count = len(tokens.addresses)
-    seq_lens = buffers.empty((count, _width(lengths.most, training.max_documents)), _INT32)
-    written = _outputs((count, width), dtype, training, buffers)
-    stored, wide = (written["tokens"], None) if training.as_stored else (None, written["tokens"])
-    outputs = (seq_lens, stored, wide, written.get("labels"), written.get("positions"))
-    shifted = training.labels != "unshifted"
+    parts = list(slices(len(tokens.addresses), size))
+    last = parts[-1].stop - parts[-1].start
+    whole = len(parts) - (last < size)
+    made = _outputs((size, width), dtype, training, buffers, whole) if whole else []
+    if last < size:
+        made += _outputs((last, width), dtype, training, buffers)
+    for written, most in zip(made, longest_rows(lengths.counts, size), strict=True):
+        written["seq_lens"] = buffers.empty((len(written["tokens"]), _width(most, training.max_documents)), _INT32)
+    arrays = [_in_order(written, training.as_stored) for written in made]
     places = (tokens.addresses, dtype.itemsize, width, lengths.addresses, lengths.counts)
-    if not compiled.native.pack_rows(*places, *outputs, shifted):  # numpy says what is wrong
-        return training_batch({"tokens": tokens.copied(), "seq_lens": lengths.copied(), **read}, training, buffers)
-    return _completed(written, seq_lens, seq_lens, read, training, buffers)
+    done = compiled.native.pack_rows(*places, training.labels != "unshifted", size, arrays)
+    del arrays, written  # only a batch that was yielded holds its memory
+    made.reverse()
+    for at, (some, read) in enumerate(zip(parts, reads, strict=False)):
+        if at < done:
+            yield _completed(made.pop(), read, training, buffers)
+        else:  # numpy says what is wrong
+            columns = {"tokens": tokens.part(some).copied(), "seq_lens": lengths.part(some).copied(), **read}
+            yield training_batch(columns, training, buffers)
+
+
+def _in_order(
+    written: Written, as_stored: bool
+) -> tuple[Array, Array | None, Array | None, Array | None, Array | None]:
+    """Return the arrays of a batch in the order of `pack_rows`, which takes tokens as stored or as int64."""
+    tokens = written["tokens"]
+    pair = (tokens, None) if as_stored else (None, tokens)
+    return (written["seq_lens"], *pair, written.get("labels"), written.get("positions"))
 
 
 def can_be_in_place(caches: Sequence[Cache]) -> bool:
-    """Whether `batch_in_place` takes rows of these caches."""
+    """Whether `batches_in_place` takes rows of these caches."""
     tokens, lengths = ({_stored_as(cache.column(name)) for cache in caches} for name in PACKED_COLUMNS)
     return compiled.native is not None and len(tokens) == 1 and tokens <= _TOKENS and lengths <= _LENGTHS
 
@@ -159,29 +188,29 @@ def _stored_as(column: Column) -> tuple[str, int, bool]:
     return column.dtype, len(column.shape), column.ragged
 
 
-def _outputs(shape: tuple[int, ...], stored: np.dtype[Any], training: PackedTargets, buffers: Buffers) -> Written:
-    """Return memory for the tensors of a batch that have one value per token."""
+def _outputs(
+    shape: tuple[int, ...], stored: np.dtype[Any], training: PackedTargets, buffers: Buffers, batches: int = 1
+) -> list[Written]:
+    """Return memory for the tensors of batches that have one value per token."""
     if training.as_stored:
-        return {"tokens": buffers.empty(shape, stored)}
-    outputs: Written = {"tokens": buffers.empty(shape, _INT64)}
+        return [{"tokens": tokens} for tokens in buffers.several(batches, shape, stored)]
+    names = ["tokens"]
     if training.labels is not None:
-        outputs["labels"] = buffers.empty(shape, _INT64)
+        names.append("labels")
     if "positions" in training.derive:
-        outputs["positions"] = buffers.empty(shape, _INT64)
-    return outputs
+        names.append("positions")
+    arrays = iter(buffers.several(len(names) * batches, shape, _INT64))
+    return [dict(zip(names, arrays, strict=False)) for _ in range(batches)]
 
 
 def _completed(
-    written: Written, seq_lens: Array, documents: Array, read: Read, training: PackedTargets, buffers: Buffers
+    written: Written, read: Read, training: PackedTargets, buffers: Buffers, documents: Array | None = None
 ) -> Batch:
-    """Return the batch; `documents` are the lengths of all rows, those that only fill the batch included."""
-    batch: Batch = {"tokens": wrap(written["tokens"]), "seq_lens": wrap(seq_lens)}
-    if "labels" in written:
-        batch["labels"] = wrap(written["labels"])
-    if "positions" in written:
-        batch["positions"] = wrap(written["positions"])
+    """Return the batch; `documents` are the lengths of all rows, if some of those only fill the batch."""
+    batch: Batch = {name: wrap(written[name]) for name in _WRITTEN if name in written}
     if training.train_on is not None or training.loss_mask is not None or training.derives_more:
-        batch |= _further(written, seq_lens, documents, read, training, buffers)
+        seq_lens = written["seq_lens"]
+        batch |= _further(written, seq_lens, seq_lens if documents is None else documents, read, training, buffers)
     rest = {name: values for name, values in read.items() if name not in training.columns}
     return batch | plain_batch(rest, buffers) if rest else batch
 

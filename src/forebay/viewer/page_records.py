@@ -22,7 +22,7 @@ from forebay.viewer.image_rows import image_page, one_image
 from forebay.viewer.live_build import LiveBuild
 from forebay.viewer.overview import chunk_detail, gaps_record, overview, status_record, summary_record
 from forebay.viewer.row_search import find_source, peek_record, search_chunk
-from forebay.viewer.shown_cache import BadQuery, Endpoint, Query, ShownCache
+from forebay.viewer.shown_cache import BadQuery, Endpoint, Query, ShownCache, pages_lost
 from forebay.viewer.teacher_rows import further_layers, taught_row
 from forebay.viewer.token_rows import token_row
 from forebay.viewer.training_order import job_statistics, remote_record, training_order
@@ -91,6 +91,16 @@ def compared(caches: Sequence[ShownCache], query: Query) -> object:
 
 
 def guarded(shown: ShownCache, make: Callable[[], Made]) -> Made | RecordProblem:
+    """What `make` returns, or the problem that is in its way."""
+    lost = pages_lost()
+    made = _attempted(shown, make)
+    if lost == pages_lost() or isinstance(made, RecordProblem):
+        return made
+    cut = f"a file of '{shown.root}' was cut short while it was read; run `forebay verify`, then `forebay repair`"
+    return RecordProblem(error=cut, kind="Damaged", damaged=True)
+
+
+def _attempted(shown: ShownCache, make: Callable[[], Made]) -> Made | RecordProblem:
     try:
         return make()
     except (BadQuery, IndexError):

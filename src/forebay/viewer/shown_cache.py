@@ -13,9 +13,28 @@ from forebay.store import Root, Store, open_store
 from forebay.viewer.chunk_map import HeadChecks
 from forebay.viewer.live_build import Watch
 
+try:
+    from forebay.viewer import _cut_files
+except ImportError:  # installed without a compiler
+    _cut_files = None  # type: ignore[assignment]
+
 MEMORY = 64 << 20  # decoded blocks of one open generation
 KEPT_OPEN = 3
 MAPS = 64  # of chunk files of one layer: all are looked at before each answer
+
+
+def survive_cut_files() -> None:
+    """Keep this process alive where a mapped file is cut short under it; for a process that does nothing but view.
+
+    What is read there is zeros: `pages_lost` counts them, and what was read meanwhile must not be shown.
+    """
+    if _cut_files is not None:
+        _cut_files.survive()
+
+
+def pages_lost() -> int:
+    """How many pages of mapped files could not be read by this process, and were read as zeros."""
+    return 0 if _cut_files is None else _cut_files.count()
 
 
 @dataclass(eq=False)
@@ -27,6 +46,7 @@ class ShownCache:
     statistics: tuple[str, ...] = ()  # files that running loaders write
     _open: dict[tuple[int, str], Cache] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lost: int = field(default_factory=pages_lost)  # pages, when all that is open was opened
 
     def __post_init__(self) -> None:
         self.heads = HeadChecks()
@@ -54,6 +74,9 @@ class ShownCache:
         entry = self.store.head(layout.generation(number))
         name = (number, "" if entry is None else entry.etag)  # a cache may be replaced by another
         with self._lock:
+            if self._lost != pages_lost():  # maps may have pages of zeros
+                self._open.clear()
+                self._lost = pages_lost()
             opened = self._open.pop(name, None)
             if opened is None:
                 opened = open_cache(self.store, generation=number, memory=MEMORY, max_maps=MAPS)

@@ -25,7 +25,7 @@ import zstandard
 from tests.campaign.trial import KEY_VARIABLE
 from tests.campaign.worlds import doorbell
 
-from forebay.columns import Array, Columns, Ragged
+from forebay.columns import Array, Ragged
 from forebay.format.chunk import encode_chunk
 from forebay.format.chunk_decode import ChunkFile
 
@@ -306,7 +306,7 @@ def _fuzz_values(draw: random.Random, root: Path, outside: Path) -> str:
     path = draw.choice(chunks(root))
     file = ChunkFile(memoryview(path.read_bytes()), path.name)
     meta = file.meta
-    columns: Columns = {column.name: file.decode(column.name) for column in meta.columns}
+    columns: dict[str, Array | Ragged] = {column.name: file.decode(column.name) for column in meta.columns}
     forged = draw.choice(meta.columns)
     columns[forged.name], what = _forged(draw, columns[forged.name])
     encoded = encode_chunk(

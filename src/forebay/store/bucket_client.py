@@ -106,6 +106,6 @@ def _only_named_hosts(scheme: str) -> dict[str, str]:
 
 
 def _copying(scheme: str) -> dict[str, str]:
-    """How S3 is told to copy on condition, unless the environment says how."""
+    """How S3 copies on condition, unless the environment says how."""
     is_said = scheme != "s3" or os.environ.get("AWS_COPY_IF_NOT_EXISTS")
     return {} if is_said else {"copy_if_not_exists": "multipart"}

@@ -25,6 +25,11 @@ from benchmarks.measure import Comparison
 from benchmarks.prepared import prepared
 from benchmarks.tokens_runs import RECIPE as TEXT
 from benchmarks.tokens_runs import bare, run, run_together
+from forebay.building.begin import resolve_recipe
+from forebay.building.chunk_maker import BaseJob, BuildJob
+from forebay.cache.catalog import layers_of
+from forebay.cache.plan import load_plan
+from forebay.store.local import LocalStore
 
 ENVIRONMENT = {**os.environ, "RAYON_NUM_THREADS": "1"}
 
@@ -68,24 +73,52 @@ def _repeated(given: argparse.Namespace, folder: Path) -> list[Path]:
 
 def measure_processor_time(given: argparse.Namespace, folder: Path) -> None:
     """Whole builds in this process, with planning, hashing and writing, against the bare work in it."""
-    kinds: dict[str, tuple[fb.Source, Any, Callable[[], object]]] = {}
+    kinds: dict[str, tuple[fb.Source, Any, Callable[[], float]]] = {}
     if given.text:
         files = _repeated(given, folder)
-        kinds["text"] = (fb.sources.jsonl(*files), TEXT, partial(bare, *map(str, files)))
+        kinds["text"] = (fb.sources.jsonl(*files), TEXT, lambda: bare(*map(str, files))["processor"])
     if given.images:
         images = Images(folder, given.images, given.count, folder)
         paths = sorted(images.files().iterdir())
-        kinds["images"] = (images.source(), IMAGES, partial(timed_bare, paths))
+        kinds["images"] = (images.source(), IMAGES, partial(_processor_seconds, partial(timed_bare, paths)))
     for name, (source, recipe, alone) in kinds.items():
-        best = [float("inf")] * 2
+        build = partial(fb.build, folder / "cache", source, recipe, workers=0)
+        bares, builds, steps = list[float](), list[float](), list[tuple[float, float, int]]()
         for _ in range(given.rounds):
-            for at, work in enumerate((alone, partial(fb.build, folder / "cache", source, recipe, workers=0))):
-                started = time.process_time()
-                work()
-                best[at] = min(best[at], time.process_time() - started)
+            bares.append(alone())
+            builds.append(_processor_seconds(build))
             shutil.rmtree(folder / "cache")
-        print(f"{name}: processor seconds of the bare work {best[0]:.2f}, of a build {best[1]:.2f}", end=" ")
-        print(f"ratio {best[0] / best[1]:.2f}", flush=True)
+            steps.append(_by_step(folder / "cache", source, recipe))
+        made, written, chunks = min(steps)
+        each = 1000 * min(bares) / chunks
+        print(f"{name}: processor seconds of the bare work {min(bares):.2f}, of a build {min(builds):.2f}", end=", ")
+        print(f"ratio {min(bares) / min(builds):.2f}")
+        print(f"{name}: of a chunk, milliseconds: bare {each:.1f}, made {made:.1f}, written {written:.1f}", end=", ")
+        print(f"bare / made {each / made:.2f}", flush=True)
+
+
+def _processor_seconds(work: Callable[[], object]) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def _by_step(root: Path, source: fb.Source, recipe: Any) -> tuple[float, float, int]:
+    """Processor milliseconds of making a chunk, and of hashing and writing it beside the next; how many there are."""
+    fb.build(root, source, recipe, workers=0, end_chunk=0)
+    store = LocalStore(root)
+    plan, (layer,) = load_plan(store), layers_of(store)
+    settled, _ = resolve_recipe(store, None, recipe, layer)
+    job = BuildJob(BaseJob(store, layer, settled, source, planned=plan.digests))
+    made, written, chunks = 0.0, 0.0, len(plan)
+    for chunk in range(1, chunks):
+        started = time.process_time()
+        write = job.begin(chunk)
+        computed = time.process_time()
+        write()
+        made, written = made + computed - started, written + time.process_time() - computed
+    shutil.rmtree(root)
+    return 1000 * made / max(1, chunks - 1), 1000 * written / max(1, chunks - 1), chunks
 
 
 def main() -> None:

@@ -1,10 +1,12 @@
 """The same build with local workers and with Ray actors on the same cores: `python -m benchmarks.engines`.
 
 Lines of the standard library are compressed at the highest level, so that workers compute. Rounds are interleaved. What
-is compared is the time of making chunks; the cluster runs before, and actors and workers start within it.
+is compared is the time of making chunks; the cluster runs before, and actors and workers start within it. How long
+they take to start is measured by a source of four chunks.
 """
 
 import argparse
+import itertools
 import os
 import shutil
 import statistics
@@ -18,19 +20,21 @@ import forebay as fb
 from forebay.engine.ray import RayEngine
 
 GOAL = 0.9
+CHUNK_BYTES = 1 << 18
 
 
 def write_source(path: Path, size: int) -> None:
-    """Python files one after the other, until there are enough bytes."""
+    """Python files one after the other, again and again, until there are enough bytes."""
+    names = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     with path.open("wb") as out:
-        for name in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        for name in itertools.cycle(names):
             out.write(name.read_bytes())
             if out.tell() >= size:
                 return
 
 
 def making_seconds(root: Path, source: Path, workers: int, engine: RayEngine | None) -> float:
-    recipe = fb.RawRecipe(level="max", chunk_bytes=1 << 18)
+    recipe = fb.RawRecipe(level="max", chunk_bytes=CHUNK_BYTES)
     report = fb.build(root, fb.sources.lines(source), recipe, workers=workers, engine=engine, progress=False)
     assert report.made == report.chunks
     return report.phases["making"]
@@ -39,13 +43,17 @@ def making_seconds(root: Path, source: Path, workers: int, engine: RayEngine | N
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--bytes", type=int, default=10_000_000)
+    parser.add_argument("--bytes", type=int, default=100_000_000)
     options = parser.parse_args()
     workers = len(os.sched_getaffinity(0))
     folder = Path(tempfile.mkdtemp())
     ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="error")
     try:
         write_source(folder / "source.txt", options.bytes)
+        write_source(folder / "small.txt", 4 * CHUNK_BYTES)
+        for name, engine in (("local", None), ("ray", RayEngine())):
+            seconds = making_seconds(folder / f"small-{name}", folder / "small.txt", workers, engine)
+            print(f"four chunks: {name} {seconds:.2f} s", flush=True)
         times: dict[str, list[float]] = {"local": [], "ray": []}
         for number in range(options.rounds):
             for name, engine in (("local", None), ("ray", RayEngine())):

@@ -29,7 +29,7 @@ from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 TOKENS, WIDTH = 128, 768
 LOOK_SECONDS = 0.05
 GOAL_BYTES = 1_000_000_000
-ENDED_BY = {"INT": 130, "TERM": 143, "KILL": -signal.SIGKILL}  # exit codes of a build that was stopped
+ENDED_BY = {"INT": 130, "TERM": 130, "KILL": -signal.SIGKILL}  # exit codes of a build that was stopped
 FOREBAY = (sys.executable, "-m", "forebay")
 READ_A_BATCH = """
 import sys, numpy as np, forebay as fb
@@ -57,7 +57,7 @@ def main() -> None:
         _begin(folder, options)
     before = _chunks(layer)
     ragged = ["--ragged-t5"] * options.ragged
-    teachers = ("build", "teachers", str(cache), "--t5", str(folder / "t5"), "--batch-size", "32", *ragged)
+    teachers = ("build", "teachers", str(cache), "--t5", str(folder / "t5"), "--batch-size", "32", "-q", *ragged)
     built = _watched([*FOREBAY, *teachers], options.seconds, options.stop)
     after = _chunks(layer)
     _report("building", built)
@@ -92,7 +92,7 @@ def _begin(folder: Path, options: argparse.Namespace) -> None:
     folder.mkdir(parents=True)
     _save_encoder(folder / "t5")
     (folder / "prompts.txt").write_text("".join(_prompts(options.rows)))
-    rows = ("--chunk-rows", str(options.chunk_rows))
+    rows = ("--chunk-rows", str(options.chunk_rows), "-q")
     source = str(folder / "prompts.txt")
     _report("the prompts", _watched([*FOREBAY, "build", "raw", source, "--into", str(folder / "cache"), *rows]))
 

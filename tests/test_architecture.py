@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hub": {"errors", "first_answer"},
     "sources": WORDS | {"hub", "store"},  # of store, the objects of a bucket
     "raw": WORDS,
-    "tokens": WORDS | {"hub", "format"},  # reads its constants as tensors
+    "tokens": WORDS | {"compiled", "hub", "format"},  # reads its constants as tensors
     "masks": {"compiled", "errors"},
     "order": {"errors", "columns"},  # functions of numbers
     "images": WORDS | {"masks"},

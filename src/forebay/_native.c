@@ -48,9 +48,9 @@ static void prefetch(int64_t address, Py_ssize_t bytes) {
 #endif
 }
 
-static void copy_row(char *out, int64_t row, Py_ssize_t bytes, int64_t next) {
+static void copy_row(char *out, const char *row, Py_ssize_t bytes, int64_t next) {
     if (next) prefetch(next, bytes < BEGINNING ? bytes : BEGINNING);
-    memcpy(out, (const void *)(intptr_t)row, (size_t)bytes);
+    memcpy(out, row, (size_t)bytes);
 }
 
 /* gather(out, addresses, item_bytes): copy the item at each address. */
@@ -70,7 +70,7 @@ static PyObject *gather(PyObject *self, PyObject *args) {
     const int64_t *addresses = buffers.all[1].buf;
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t at = 0; at < count; at++) {
-        copy_row(out + at * item, addresses[at], item, at + 1 < count ? addresses[at + 1] : 0);
+        copy_row(out + at * item, (const char *)(intptr_t)addresses[at], item, at + 1 < count ? addresses[at + 1] : 0);
     }
     Py_END_ALLOW_THREADS
     result = Py_NewRef(Py_None);
@@ -195,7 +195,7 @@ static PyObject *read_rows(PyObject *self, PyObject *args) {
     Py_BEGIN_ALLOW_THREADS
     for (int64_t now = count ? numbered_address(&mapped, rows[0], starts) : 0, next = 0; at < count && now; at++) {
         next = at + 1 < count ? numbered_address(&mapped, rows[at + 1], starts) : 0;
-        copy_row(out + at * mapped.item, now, mapped.item, next);
+        copy_row(out + at * mapped.item, (const char *)(intptr_t)now, mapped.item, next);
         now = next;
     }
     Py_END_ALLOW_THREADS
@@ -225,7 +225,7 @@ static int ragged_row(const Mapped *mapped, uint64_t chunk, uint64_t within, con
 }
 
 static PyObject *addresses_of(PyObject *args, int is_ragged) {
-    enum { ADDRESSES, CHUNKS, WITHIN, COUNTS, EDGES, EDGE_LIMITS, OBJECTS };
+    enum { ADDRESSES, CHUNKS, WITHIN, COUNTS, EDGES, EDGE_LIMITS, OBJECTS, EDGES_AHEAD = 8 };
     PyObject *objects[OBJECTS], *tables, *result = NULL;
     Mapped mapped;
     Buffers rows = {.count = 0}, columns = {.count = 0};
@@ -249,6 +249,10 @@ static PyObject *addresses_of(PyObject *args, int is_ragged) {
     Py_BEGIN_ALLOW_THREADS
     for (; at < count; at++) {
         if (is_ragged) {
+            if (at + EDGES_AHEAD < count && chunks[at + EDGES_AHEAD] < (uint64_t)mapped.chunks)
+                prefetch((int64_t)(((uint64_t *)rows.all[EDGES].buf)[chunks[at + EDGES_AHEAD]] +
+                                   within[at + EDGES_AHEAD] * sizeof(int64_t)),
+                         LINE);
             if (!ragged_row(&mapped, chunks[at], within[at], rows.all[EDGES].buf, rows.all[EDGE_LIMITS].buf,
                             &addresses[at], &counts[at]))
                 break;
@@ -343,7 +347,7 @@ static void position_row(int64_t *positions, Py_ssize_t width, const int32_t *le
 }
 
 enum { SEQ_LENS, STORED, WIDE, LABELS, POSITIONS, ARRAYS };
-enum { PIECE = 1024, MOST_AHEAD = 16384 }; /* bytes */
+enum { PIECE = 256, MOST_AHEAD = 16384 }; /* bytes */
 
 typedef struct {
     Buffers buffers;
@@ -389,11 +393,11 @@ static void token_row(const PackedBatch *batch, Py_ssize_t row, const PackedRows
     char *stored = batch->memory[STORED] ? batch->memory[STORED] + row * width * item : NULL;
     int64_t *wide = batch->memory[WIDE] ? (int64_t *)batch->memory[WIDE] + row * width : NULL;
     int64_t *labels = batch->memory[LABELS] ? (int64_t *)batch->memory[LABELS] + row * width : NULL;
-    for (Py_ssize_t at = 0; at < width; at += step) {
+    if (stored) copy_row(stored, tokens, width * item, next);
+    for (Py_ssize_t at = 0; at < width && (wide || labels); at += step) {
         Py_ssize_t count = width - at < step ? width - at : step, last = at + count == width;
         const char *piece = tokens + at * item;
         if (next && at * item < MOST_AHEAD) prefetch(next + at * item, count * item);
-        if (stored) memcpy(stored + at * item, piece, (size_t)(count * item));
         if (wide) widen(wide + at, piece, item, count);
         if (labels && packed->shifted)
             widen(labels + at, piece + item, item, count - last);

@@ -168,8 +168,9 @@ class LayerNeeded(ForebayError):
         self.root, self.layer, self.readers = root, layer, tuple(readers)
         why = "it is the base layer, which decides the rows; delete the cache instead"
         if readers:
-            names = " and ".join(f"'{reader}'" for reader in readers)
-            why = f"layer {names} was made from it; drop or replace {'them' if len(readers) > 1 else 'it'} as well"
+            names = ", ".join(f"'{reader}'" for reader in readers)
+            made, them = ("layers {} were", "them") if len(readers) > 1 else ("layer {} was", "it")
+            why = f"{made.format(names)} made from it; drop or replace {them} as well"
         super().__init__(f"layer '{layer}' of the cache at '{root}' cannot be dropped: {why}")
 
 

@@ -4,10 +4,11 @@ import gzip
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import forebay as fb
-from forebay.building import census
+from forebay.building import dedup
 from forebay.building.dedup import ChunkIdentities
 from forebay.engine import LocalEngine
 from forebay.engine.base import Task
@@ -36,7 +37,7 @@ class NotedEngine(LocalEngine):
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch) -> fb.Source:
-    monkeypatch.setattr(census, "LEAST_WEIGHT", {"bytes": 1, "samples": 1})
+    monkeypatch.setattr(dedup, "LEAST_WEIGHT", {"bytes": 1, "samples": 1})
     lines = [json.dumps({"text": f"sentence {number % 300} of a few words " * 5}) for number in range(900)]
     (tmp_path / "source.jsonl").write_text("\n".join(lines))
     return fb.sources.jsonl(tmp_path / "source.jsonl")
@@ -73,6 +74,22 @@ def test_a_planning_that_was_stopped_continues_with_the_chunks_that_were_not_rea
     assert sum(kind == "Census" for kind, _ in engine.submitted) <= report.chunks - (left - 1)
     fb.build(tmp_path / "alone", source, RECIPE, workers=0)
     assert plan_of(root) == plan_of(tmp_path / "alone")
+
+
+def test_what_was_found_by_another_recipe_is_not_used(tmp_path, source):
+    """Of another recipe, the same text may have another identity."""
+    root = tmp_path / "cache"
+
+    def stop(progress: fb.Progress) -> None:
+        if progress.phase == "planning" and len(list(root.glob("planning/*.bin"))) > 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fb.build(root, source, RECIPE, workers=0, on_progress=stop)
+    other = msgspec.structs.replace(RECIPE, pad=7)
+    engine = NotedEngine()
+    report = fb.build(root, source, other, engine=engine, workers=2)
+    assert sum(kind == "Census" for kind, _ in engine.submitted) == report.chunks
 
 
 def test_what_workers_cannot_read_is_the_error_of_the_planner(tmp_path, source):

@@ -13,6 +13,7 @@ from tests.layer_recipes import tree
 import forebay as fb
 from forebay.cache.plan import load_plan
 from forebay.errors import RecipeInvalid, SourceChanged
+from forebay.format import layout
 from forebay.source import Failure, Part, Sample
 from forebay.store import LocalStore
 
@@ -200,7 +201,7 @@ def test_trouble_while_samples_are_read_leaves_nothing_behind(tmp_path, trouble)
     assert tree(root) == before
 
 
-def test_a_planner_that_is_killed_leaves_nothing_behind(tmp_path):
+def test_a_planner_that_is_killed_leaves_nothing_but_what_it_found(tmp_path):
     (tmp_path / "work").mkdir()
     process = start_python(["-c", STOP_WHILE_PLANNING, str(tmp_path / "sign"), str(tmp_path / "work/cache")])
     try:
@@ -211,7 +212,9 @@ def test_a_planner_that_is_killed_leaves_nothing_behind(tmp_path):
         process.kill()
         process.communicate()
     assert process.returncode == -signal.SIGKILL
-    assert list((tmp_path / "work").rglob("*")) == []
+    left = [path for path in (tmp_path / "work").rglob("*") if path.is_file()]
+    assert {path.parent for path in left} <= {tmp_path / "work/cache/planning"}
+    assert all(layout.is_planning(f"planning/{path.name}") for path in left if not path.name.startswith(".tmp-")), left
 
 
 def test_a_file_that_changed_after_planning_makes_no_chunk_even_if_nothing_was_made_of_it(tmp_path):

@@ -102,6 +102,7 @@ def test_a_layer_that_others_read_is_replaced_with_them_or_not_at_all(tmp_path):
     fb.build(root, None, OnLength(), layer="above", workers=0)
     with pytest.raises(LayerNeeded, match="layer 'above' was made from it"):
         fb.drop(root, "length")
+    assert "layers 'a', 'b' were made from it; drop or replace them" in str(LayerNeeded("cache", "clip", ["a", "b"]))
     with pytest.raises(LayerNeeded, match="base layer"):
         fb.drop(root, "numbers")
     with pytest.raises(LayerNotFound):

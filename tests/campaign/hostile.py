@@ -2,7 +2,7 @@
 
 Every craft takes a pristine cache and turns it into a hostile one. Files are taken apart and put together by the bytes
 that `docs/format.md` describes, not by forebay's own code, with every digest made right again: only checks of meaning
-are left to refuse them.
+are left to refuse them. Forged values alone are encoded by forebay, under any codec.
 """
 
 import copy
@@ -19,10 +19,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xxhash
 import zstandard
 from tests.campaign.trial import KEY_VARIABLE
 from tests.campaign.worlds import doorbell
+
+from forebay.columns import Array, Ragged
+from forebay.format.chunk import encode_chunk
+from forebay.format.chunk_decode import ChunkFile
 
 Craft = Callable[[random.Random, Path, Path], str]  # draw, the root, a tree outside -> what was done
 # What is asked of a stranger's cache: verbs that change nothing in it, and verbs that may. {root} is that cache, {mine}
@@ -289,6 +294,49 @@ def _fuzz_chunk(draw: random.Random, root: Path, outside: Path) -> str:
         _with_sums(parts)
     publish_chunk(root, path, parts.joined())
     return f"chunk {what}"
+
+
+TEXTS = (
+    b"", b"[]", b"null", b"{", b"[" * 5000, b"\xff\xfe", b'{"a": NaN}', b"9" * 5000, b'"\\ud800"', b"\x1b[31m",
+)  # fmt: skip
+
+
+def _fuzz_values(draw: random.Random, root: Path, outside: Path) -> str:
+    """Rows that no recipe makes: some values of one column are others, and every sum and digest is right."""
+    path = draw.choice(chunks(root))
+    file = ChunkFile(memoryview(path.read_bytes()), path.name)
+    meta = file.meta
+    columns: dict[str, Array | Ragged] = {column.name: file.decode(column.name) for column in meta.columns}
+    forged = draw.choice(meta.columns)
+    columns[forged.name], what = _forged(draw, columns[forged.name])
+    encoded = encode_chunk(
+        columns, meta.columns, layer=meta.layer, chunk=meta.chunk, fingerprint=meta.fingerprint, samples=meta.samples,
+        failures=file.failures(), statistics=meta.statistics, base=meta.base, source_sums=file.source_sums(),
+    )  # fmt: skip
+    publish_chunk(root, path, b"".join(encoded.buffers), encoded.head_size)
+    return f"values of {path.parent.name}.{forged.name}: {what}"
+
+
+def _forged(draw: random.Random, values: Array | Ragged) -> tuple[Array | Ragged, str]:
+    """Other values of a column: one, some or all of them, or another text in a row of bytes."""
+    if (
+        isinstance(values, Ragged)
+        and values.values.dtype == np.uint8
+        and values.values.ndim == 1
+        and draw.random() < 0.5
+    ):
+        rows, text = [values[at] for at in range(len(values))], draw.choice(TEXTS)
+        rows[draw.randrange(len(rows))] = np.frombuffer(text, np.uint8)
+        return Ragged.of(rows, values.values.dtype, ()), repr(text[:20])
+    flat = (values.values if isinstance(values, Ragged) else values).copy()
+    if flat.size:
+        whole = flat.dtype.kind in "iu"
+        extremes = [np.iinfo(flat.dtype).min, np.iinfo(flat.dtype).max, 0, 1] if whole else [np.nan, np.inf, -1e30, 0]
+        value, count = draw.choice(extremes), draw.choice((1, max(1, flat.size // 3), flat.size))
+        with np.errstate(all="ignore"):
+            flat.reshape(-1)[draw.sample(range(flat.size), count)] = np.array(value).astype(flat.dtype)
+        return (Ragged(flat, values.offsets) if isinstance(values, Ragged) else flat), f"{count} are {value}"
+    return values, "none"
 
 
 def _fuzz_heartbeat(draw: random.Random, root: Path, outside: Path) -> str:
@@ -669,6 +717,7 @@ CRAFTED: dict[str, Craft] = {
     "generation": _fuzz_generation,
     "plan": _fuzz_plan,
     "chunk": _fuzz_chunk,
+    "values": _fuzz_values,
     "claim": _fuzz_claim,
     "heartbeat": _fuzz_heartbeat,
     "names": _names,

@@ -259,6 +259,18 @@ def test_a_small_cache_is_packed_again_without_worker_processes(built: Path, tmp
     assert seen == {os.getpid()}
 
 
+def test_a_cache_that_grew_is_packed_again_with_what_is_new(tmp_path: Path) -> None:
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_size=8)
+    fb.build(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "a.jsonl", 20)), recipe, workers=0)
+    again, longer = repack(tmp_path / "cache", sequence_length=600)
+    fb.build(tmp_path / "before", again, longer, workers=0)
+    fb.grow(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "b.jsonl", 7)), workers=0)
+    fb.grow(tmp_path / "before", again, workers=0)
+    fb.build(tmp_path / "after", *repack(tmp_path / "cache", sequence_length=600), workers=0)
+    for name in ("before", "after"):
+        assert fb.summarize(tmp_path / name).layers[0].statistics["conversations"] == 27, name
+
+
 def test_packing_again_with_another_treatment_of_turns_is_refused(built: Path, tmp_path: Path) -> None:
     again, recipe = repack(built / "cache", thinking="drop")
     with pytest.raises(RecipeInvalid, match=r"take its recipe: source, recipe = forebay.chat.repack"):

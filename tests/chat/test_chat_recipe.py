@@ -213,6 +213,19 @@ def test_a_token_that_removes_white_space_is_named_where_it_does(tmp_path: Path)
     assert "; the token '<|im_end|>' removes white space beside it: write the template without it, or" in failure.detail
 
 
+@pytest.mark.parametrize(("joined", "failed"), [(".<|im_end|>", ["1"]), ("<|im_end|>\n", ["0", "1"])])
+def test_a_stop_token_of_which_the_tokenizer_makes_another_token_is_refused(
+    joined: str, failed: list[str], tmp_path: Path
+) -> None:
+    """An ordinary token has the text of the stop token and more: a model would never learn to stop."""
+    tokenizer = byte_level(CHATML.special, (joined,))
+    folder = write_folder(tmp_path / "model", tokenizer, CHATML.plain(), CHATML.tokens)
+    recipe = fb.ChatRecipe(tokenizer=folder, encoder="tokenizers")
+    chats = [[{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": each}] for each in ("No", "No.")]
+    rows = recipe.make([fb.Sample(str(at), json.dumps({"messages": chat})) for at, chat in enumerate(chats)])
+    assert [(failure.sample, failure.reason) for failure in rows.failures] == [(each, "no-stop") for each in failed]
+
+
 def test_texts_are_normalized_as_the_tokenizer_does_it(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, byte_level(CHATML.special, nfc=True), CHATML.plain(), CHATML.tokens)
     rows = ChatRecipe(tokenizer=folder).make([fb.Sample("a", conversation("u\u0308?", "Ja, e\u0301."))])

@@ -6,8 +6,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from PIL import Image
+from tests.forged import Draft, forge
 
 import forebay as fb
 from forebay.cache.catalog import load_generation
@@ -78,3 +81,39 @@ def test_the_folders_that_only_a_cache_names_are_not_walked(tmp_path: Path) -> N
 
 def _output(words: list[str]) -> str:
     return CliRunner().invoke(cli, words, prog_name="forebay").output
+
+
+METADATA = [
+    b"",
+    b"[]",
+    b"null",
+    b"5",
+    b"{",
+    b"[" * 100_000,
+    b"\xff",
+    b'{"a": ' + b"9" * 6000 + b"}",
+    b'{"a": "\\ud800"}',
+]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    Image.new("RGB", (40, 30)).save(folder / "a.png")
+    fb.build(folder / "cache", fb.sources.images(folder), fb.ImageRecipe(size=32, codec="none"), workers=0)
+    return folder / "cache"
+
+
+@pytest.mark.parametrize("stored", METADATA)
+def test_metadata_that_no_recipe_stores_is_shown_as_what_it_is(pictures, tmp_path, stored):
+    root = tmp_path / "cache"
+    shutil.copytree(pictures, root)
+
+    def change(draft: Draft) -> None:
+        draft.put("metadata.offsets", np.array([0, len(stored)], np.uint64))
+        draft.tensors["metadata"] = ("U8", [len(stored)], stored)
+
+    forge(root, change, "images")
+    for words in (["peek", str(root)], ["peek", str(root), "--json"]):
+        ran = CliRunner().invoke(cli, words)
+        assert ran.exit_code == 0, ran.output

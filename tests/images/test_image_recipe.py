@@ -2,6 +2,7 @@
 
 import io
 import json
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -153,6 +154,45 @@ def test_a_canvas_larger_than_programs_allow_themselves_is_read_back(monkeypatch
     row = recipe.make_row(Sample("a", jpeg(64, 64)))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     assert recipe.unpacked(row).shape == (3, 64, 64)
+
+
+def flat_jpeg(side: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (side, side)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+LARGE = flat_jpeg(4000)
+
+
+@pytest.mark.parametrize(
+    ("stored", "box", "said"),
+    [
+        (jpeg(64, 64), (64, 48), "a stored JPEG of 64 × 48 pixels is RGB of 64 × 64 pixels"),
+        (LARGE, (64, 64), "is RGB of 4,000 × 4,000 pixels"),
+        (LARGE, (4000, 4000), "a box of 4000 × 4000 pixels is not in a canvas of 64"),
+        (jpeg(64, 64), (64, -1), "a box of 64 × -1 pixels is not in a canvas"),
+        (jpeg(64, 64)[:200], (64, 64), r"is not readable \("),
+        (b"", (64, 64), r"is not readable \("),
+    ],
+)
+def test_a_forged_row_is_refused_before_its_jpeg_is_decoded(stored, box, said):
+    recipe = fb.ImageRecipe(size=64, storage="jpeg")
+    row = {"jpeg": np.frombuffer(stored, np.uint8), "box": np.array([0, 0, *box], np.int32)}
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=said):
+            recipe.unpacked(row)
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000  # 48 MB, decoded
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("box", [(8, 9), (9, 8), (0, 0), (-8, -8), (100, 100), (2**31 - 1, 1)])
+def test_a_forged_row_of_raw_pixels_is_refused(box):
+    row = {"pixels": np.zeros(3 * 8 * 8, np.uint8), "box": np.array([0, 0, *box], np.int32)}
+    with pytest.raises(ValueError, match="its recipe did not make this row"):
+        fb.ImageRecipe(size=64).unpacked(row)
 
 
 @pytest.mark.parametrize("storage", ["raw", "jpeg"])

@@ -1,9 +1,11 @@
 """Flow matching helpers, and the modules that stay in the student."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
+from torch import nn
 
 from forebay.torch.distill import (
     LunePredictor,
@@ -135,3 +137,13 @@ def test_the_prior_takes_the_teachers_word_row_by_row() -> None:
     assert torch.equal(signal.spatial[1], maps.values[1])
     assert torch.equal(signal.stats[0], signal.stats_predicted[0])
     assert torch.equal(signal.spatial[0], signal.spatial_predicted[0])
+
+
+@pytest.mark.parametrize("predictor", [LunePredictor(8, 4, feature_dim=6, hidden_dim=8, signal_dim=4), SolPrior(8, 4)])
+def test_a_predictor_is_exported_by_itself(predictor: nn.Module) -> None:
+    given = (torch.randn(2, 8), torch.randn(2, 4))
+    exported = torch.export.export(predictor, given).module()(*given)
+    made = predictor(*given)
+    assert type(exported) is type(made)
+    for field in dataclasses.fields(made):
+        assert torch.allclose(getattr(exported, field.name), getattr(made, field.name))

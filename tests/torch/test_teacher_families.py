@@ -62,6 +62,11 @@ def test_a_unet_that_takes_other_inputs_is_refused_with_what_it_is(
     sdxl_unet(addition_embed_type=None, only_cross_attention=True).save_pretrained(tmp_path / "crossed")
     with pytest.raises(TeacherUnusable, match="no map for Sol"):
         Sol(unet=str(tmp_path / "crossed")).load("cpu", "float32")
+    sdxl_unet(addition_embed_type=None, only_cross_attention=[False, True]).save_pretrained(tmp_path / "half")
+    with pytest.raises(TeacherUnusable, match="no map for Sol"):
+        Sol(unet=str(tmp_path / "half")).load("cpu", "float32")
+    sdxl_unet(addition_embed_type=None, only_cross_attention=[False, False]).save_pretrained(tmp_path / "plain")
+    assert Sol(unet=str(tmp_path / "plain")).load("cpu", "float32")
 
 
 def test_one_noise_for_all_buckets_makes_features_between_them_closer(tiny_models: TinyModels, tmp_path: Path) -> None:

@@ -13,16 +13,14 @@ from forebay.building.kept_results import KeptResults
 from forebay.building.planning import OnCut
 from forebay.building.task import open_recipe, open_source, open_store_document, recipe_document, source_document
 from forebay.cache.segment import Segment, decode_segment
-from forebay.columns import Array
 from forebay.engine.base import Died, Done, Engine, Failed, TaskDocument
 from forebay.errors import ForebayError
-from forebay.recipe import Identity, Recipe, identity_of
+from forebay.recipe import Identity, Recipe, fingerprint, identity_of
 from forebay.source import Source
 from forebay.store.base import Store
 
 POLL_SECONDS = 0.5
 MOST_DEATHS = 10  # of workers, before the chunks that are left are read by the builder itself
-LEAST_WEIGHT = {"bytes": 32 << 20, "samples": 20_000}  # for less, workers would start longer than they work
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,10 @@ class Census:
 
     def begin(self, chunk: int) -> Callable[[], None]:
         found = ChunkIdentities.read(self.source, self._identity(), self.segment, chunk).encode()
-        return lambda: KeptResults(self.store).keep(found, *chunk_question(self.digest, chunk))
+        return lambda: KeptResults(self.store).keep(found, *self.question(chunk))
+
+    def question(self, chunk: int) -> tuple[Any, ...]:
+        return chunk_question(fingerprint(self.recipe), self.digest, chunk)
 
     def document(self) -> TaskDocument:
         body = {
@@ -76,23 +77,22 @@ class CensusTakers:
     on_cut: OnCut
 
     def __call__(self, segment: Segment, kept: KeptResults) -> None:
-        weights = segment.weights()
-        if not kept.is_used or self.slots < 2 or int(weights.sum()) < LEAST_WEIGHT[self.source.unit]:
+        if not kept.is_used or self.slots < 2:
             return
-        digest = segment.digest()
-        missing = [chunk for chunk in range(len(segment)) if kept.find(*chunk_question(digest, chunk)) is None]
-        kept.keep(b"".join(map(bytes, segment.encode())), "draft", digest)
+        task = Census(self.store, self.source, self.recipe, segment, segment.digest())
+        missing = [chunk for chunk in range(len(segment)) if kept.find(*task.question(chunk)) is None]
+        kept.keep(b"".join(map(bytes, segment.encode())), "draft", task.digest)
         try:
-            self.engine.start(Census(self.store, self.source, self.recipe, segment, digest), self.slots)
+            self.engine.start(task, self.slots)
         except (ForebayError, TypeError):  # no document can be made of it
             return
         try:
-            self._read(segment, weights, deque(missing))
+            self._read(segment, deque(missing))
         finally:
             self.engine.stop()
 
-    def _read(self, segment: Segment, weights: Array, waiting: deque[int]) -> None:
-        total, passed, running, deaths = len(waiting), 0, 0, 0
+    def _read(self, segment: Segment, waiting: deque[int]) -> None:
+        total, weights, passed, running, deaths = len(waiting), segment.weights(), 0, 0, 0
         while (waiting or running) and deaths < MOST_DEATHS:
             for slot in self.engine.idle():
                 if waiting:

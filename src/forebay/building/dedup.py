@@ -32,7 +32,7 @@ from forebay.columns import Array
 from forebay.errors import Damaged, ForebayError, RecipeInvalid
 from forebay.format import layout
 from forebay.format.tensors import as_bytes
-from forebay.recipe import Identity, Recipe, identity_of
+from forebay.recipe import Identity, Recipe, fingerprint, identity_of
 from forebay.source import Failure, Sample, Source
 from forebay.store.base import Buffer, Store, load_index
 
@@ -278,11 +278,12 @@ class ChunkIdentities:
         return cls(check, has, identities) if is_whole and has.count(0) + has.count(1) == count else None
 
 
-def chunk_question(segment: str, chunk: int) -> tuple[str, str, int]:
-    """What `KeptResults` has the identities of a chunk under; `segment` is the digest of the draft that cuts it."""
-    return "identities", segment, chunk
+def chunk_question(recipe: str, segment: str, chunk: int) -> tuple[str, str, str, int]:
+    """What identities of a chunk are kept under: the fingerprint, and the digest of the draft that cuts it."""
+    return "identities", recipe, segment, chunk
 
 
+LEAST_WEIGHT = {"bytes": 32 << 20, "samples": 20_000}  # less is read again sooner than it is kept, or workers start
 ReadAhead = Callable[[Segment, KeptResults], None]  # has the identities of many chunks found and kept
 SORT_BYTES = 256 * 1024 * 1024
 LIMIT_SHARE = 4  # a fourth of a memory limit, where that is less
@@ -328,9 +329,11 @@ def deduplicate(
         return Draft(segment)
     kept = kept_identities(store, earlier)
     budget = SORT_BYTES if memory_limit is None else min(SORT_BYTES, memory_limit // LIMIT_SHARE)
-    if read_ahead is not None and kept_results is not None:
-        read_ahead(segment, kept_results)
-    search = Search(source, identity, kept, max(1, budget // RECORD_BYTES), scratch_folder(store), kept_results)
+    found = kept_results if int(segment.weights().sum()) >= LEAST_WEIGHT[source.unit] else None
+    if read_ahead is not None and found is not None:
+        read_ahead(segment, found)
+    of_recipe = fingerprint(recipe)
+    search = Search(source, identity, kept, max(1, budget // RECORD_BYTES), scratch_folder(store), found, of_recipe)
     tensors, identities = search.run(segment, on_cut)
     sealed = identities.encode(segment.number)
     return Draft(segment.without_duplicates(tensors, bytes(sealed[-1]).hex()), sealed)
@@ -346,6 +349,7 @@ class Search:
     capacity: int
     folder: str | None
     found: KeptResults | None = None
+    recipe: str = ""  # its fingerprint
 
     def run(self, segment: Segment, on_cut: OnCut) -> tuple[dict[str, Array], Identities]:
         """What a segment says of duplicates, and the identities that it is the first to have."""
@@ -360,13 +364,14 @@ class Search:
         ends, checks, passed = [0], [], 0
         digest, last, weights = segment.digest() if self.found else "", segment.tensors["part_file"], segment.weights()
         for chunk in range(len(segment)):
-            answer = self.found.find(*chunk_question(digest, chunk)) if self.found else None
+            question = chunk_question(self.recipe, digest, chunk)
+            answer = self.found.find(*question) if self.found else None
             census = ChunkIdentities.decode(answer) if answer is not None else None
             passed += int(weights[chunk])
             if census is None:
                 census = ChunkIdentities.read(self.source, self.identity, segment, chunk)
                 if self.found:
-                    self.found.keep(census.encode(), *chunk_question(digest, chunk))
+                    self.found.keep(census.encode(), *question)
                 on_cut(int(last[int(segment.tensors["chunk_parts"][chunk + 1]) - 1]), segment.file_count, passed)
             for identity in census:
                 writer.add(identity)

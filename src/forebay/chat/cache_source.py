@@ -8,7 +8,7 @@ of the cache is a file of the source, read whole and passed on as one batch.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
@@ -29,6 +29,7 @@ from forebay.read.cache import Cache, open_cache
 from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, Source, SourceFile, Unit
 from forebay.sources.jsonl import lines
 from forebay.sources.source_settings import PathSettings
+from forebay.store import Store, open_store
 
 INLINE_BYTES = 256 << 20  # of stored chunks, packed again in about two seconds
 GLANCE = 256  # conversations of a chunk that an estimate is made from
@@ -72,14 +73,20 @@ class ChatCacheSource(Source):
         return cls(str(description["root"]))
 
     def files(self) -> list[SourceFile]:
+        """Those of the newest generation, which is pinned from now on: the cache may have grown."""
+        _repin(self.root)
         return [file for _, file in self._files().values()]
 
     def look(self, path: str) -> SourceFile:
         return self._find(path)[1]
 
+    def looking(self) -> Callable[[str], SourceFile]:
+        _repin(self.root)
+        return self.look
+
     def workers(self) -> int | None:
         """None beside the calling process if packing takes less time than workers need to start."""
-        return 0 if sum(file.size for file in self.files()) < INLINE_BYTES else None
+        return 0 if sum(file.size for _, file in self._files().values()) < INLINE_BYTES else None
 
     def weight(self, file: SourceFile) -> int:
         table = self._table()
@@ -142,12 +149,17 @@ class ChatCacheSource(Source):
 
 
 @lru_cache(maxsize=4)
-def _opened(root: str, process: int) -> Cache:
-    """The cache at its newest generation, pinned for the process."""
+def _pinned(root: str, process: int) -> tuple[Cache, tuple[str, str]]:
+    """The cache at its newest generation, pinned for the process until `_repin`, and what was the newest before."""
+    newest = _newest(open_store(root))
     cache = open_cache(root)
     if (kind := cache.recipe(cache.generation.base).kind) != ChatRecipe.kind:
         raise SourceInvalid(f"'{root}' is a cache of {kind}; only one of chat can be packed again")
-    return cache
+    return cache, newest
+
+
+def _opened(root: str, process: int) -> Cache:
+    return _pinned(root, process)[0]
 
 
 @lru_cache(maxsize=4)
@@ -161,12 +173,26 @@ def _chunks(root: str, process: int) -> dict[str, tuple[int, SourceFile]]:
     return found
 
 
+def _repin(root: str) -> None:
+    """Open a cache anew when it is needed next, if something was published there since."""
+    cache, newest = _pinned(root, os.getpid())
+    if newest != _newest(cache.store):
+        for pinned in (_pinned, _chunks, _signature):
+            pinned.cache_clear()
+
+
+def _newest(store: Store) -> tuple[str, str]:
+    """The file of the newest generation; another cache in the same place has another one of that name."""
+    return max(((entry.key, entry.etag) for entry in store.entries(layout.GENERATIONS)), default=("", ""))
+
+
 def repack(root: str | os.PathLike[str], **fields: Any) -> tuple[ChatCacheSource, ChatRecipe]:
     """Return a chat cache as a source, and its recipe with other fields, such as `sequence_length`.
 
     Fields that decide tokens or spans cannot be changed: for those, build from the conversations.
     """
     source = ChatCacheSource(os.path.abspath(root))
+    _repin(source.root)
     recipe = kept_recipe(_opened(source.root, os.getpid()))
     return source, msgspec.structs.replace(recipe, **fields)
 

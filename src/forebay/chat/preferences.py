@@ -152,8 +152,9 @@ class PreferenceRecipe(ChatRecipe, frozen=True, kw_only=True, forbid_unknown_fie
         """The groups of a batch, each with its row or with the reason and the detail of a failure."""
         vocabulary = self.vocabulary()
         documents = [document for group in batch for document in group.documents]
-        encoded = encode_documents(documents, open_chat_encoder(self._encoder(), vocabulary), self.token_bytes())
-        problems = {**untrained_documents(batch, encoded), **encoded.problems}
+        tokens = self.token_bytes()
+        encoded = encode_documents(documents, open_chat_encoder(self._encoder(), vocabulary), tokens)
+        problems = {**untrained_documents(batch, encoded, tokens), **encoded.problems}
         at = 0
         for group in batch:
             assert isinstance(group, RenderedGroup)

@@ -313,7 +313,7 @@ class ChatRecipe(
         documents = [document for sample in batch for document in sample.documents]
         encoder = open_chat_encoder(self._encoder(), vocabulary)
         encoded = encode_documents(documents, encoder, self.token_bytes())
-        problems = {**untrained_documents(batch, encoded), **encoded.problems}
+        problems = {**untrained_documents(batch, encoded, self.token_bytes()), **encoded.problems}
         kept = [True] * len(documents)
         first = 0
         for sample in batch if problems else ():
@@ -399,20 +399,26 @@ def in_batches(rendered: Iterator[Rendered]) -> Iterator[list[Rendered]]:
         yield batch
 
 
-def untrained_documents(batch: Sequence[Rendered], encoded: Encoded) -> dict[int, tuple[str, str]]:
-    """Documents without a generated token, and those with a turn of which no token is a stop token."""
+def untrained_documents(batch: Sequence[Rendered], encoded: Encoded, tokens: TokenBytes) -> dict[int, tuple[str, str]]:
+    """Documents without a generated token, and those with a turn that no control token ends."""
     documents = [document for sample in batch for document in sample.documents]
     sample_of = np.repeat(np.arange(len(batch)), [len(sample.documents) for sample in batch])
     span_document = np.repeat(np.arange(len(documents)), encoded.span_counts)
     kind = encoded.spans[:, 3]
     written = np.bincount(sample_of[span_document[_WRITTEN[kind]]], minlength=len(batch))
-    stops = np.bincount(span_document[kind == KINDS.index("stop")], minlength=len(documents))
+    is_stop = kind == KINDS.index("stop")
+    last = (np.cumsum(encoded.lengths) - encoded.lengths)[span_document] + encoded.spans[:, 1] - 1
+    is_stop[is_stop] = tokens.control[encoded.ids[last[is_stop]]]
+    stops = np.bincount(span_document[is_stop], minlength=len(documents))
     found: dict[int, tuple[str, str]] = {}
     for sample in np.flatnonzero(written == 0).tolist():
         shown = _shown(batch[sample].documents[-1].text)
         found[int(np.searchsorted(sample_of, sample))] = "no-response", f"no token is the assistant's: {shown}"
     for at in np.flatnonzero(stops < [document.turns for document in documents]).tolist():
-        found[at] = "no-stop", f"the stop token of a turn is part of another token: {_shown(documents[at].text)}"
+        found[at] = (
+            "no-stop",
+            f"the tokenizer does not make one token of a turn's stop token: {_shown(documents[at].text)}",
+        )
     return found
 
 

@@ -139,7 +139,7 @@ class ChunkTable:
         return int(sets[position]) if sets is not None and sets.ndim == 1 else 0
 
     def by_maker(self, sets: int) -> dict[int, Array]:
-        """The chunks that each of so many sets of versions made, by its number; -1: those of which nobody can tell."""
+        """The chunks that each of n sets of versions made, by its number; -1: those of which nobody can tell."""
         known = self.statistics.get(MADE_BY)
         numbers = np.zeros(len(self), np.int64) if known is None or known.ndim != 1 else known
         makers = np.where(np.isin(numbers, np.arange(sets)), numbers, -1).astype(np.int64)

@@ -1,6 +1,7 @@
 """The recipe of images: letterbox them, and store their content, box, tags and metadata."""
 
 import io
+import struct
 import sys
 import threading
 import typing
@@ -148,6 +149,7 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
+_NOT_MADE_HERE = "its recipe did not make this row, so do not trust the cache"
 LARGEST_SIZE = 1 << 14
 _LIBRARIES = ("libjpeg_turbo", "jpg", "zlib", "webp", "avif", "libtiff")
 LOOKED_AT = 10_000  # images in which a tag of the vocabulary is searched
@@ -409,10 +411,13 @@ class ImageRecipe(
     def unpacked(self, row: Mapping[str, Array]) -> Planes:
         """Return the content `[3, height, width]` of a stored row; with raw storage, a view of its bytes."""
         stored = row[self.stored_column]
-        if self.storage == "jpeg":
-            with JpegImageFile(io.BytesIO(stored.tobytes())) as image:  # `Image.open` limits the number of pixels
-                return np.asarray(image).transpose(2, 0, 1)
         width, height = (int(side) for side in row["box"][2:])
+        if not 1 <= min(width, height) <= max(width, height) <= self.size:
+            raise ValueError(f"a box of {width} × {height} pixels is not in a canvas of {self.size}; {_NOT_MADE_HERE}")
+        if self.storage == "jpeg":
+            return _planes_of_jpeg(stored.tobytes(), (width, height))
+        if stored.size != 3 * height * width:
+            raise ValueError(f"{stored.size:,} bytes are not those of {width} × {height} pixels; {_NOT_MADE_HERE}")
         return stored.reshape(3, height, width)
 
     @staticmethod
@@ -465,6 +470,18 @@ class _Made(NamedTuple):
     row: Row
     named_tags: int
     source_bytes: int
+
+
+def _planes_of_jpeg(stored: bytes, size: tuple[int, int]) -> Planes:
+    """The content of a stored JPEG of this size. Its header is looked at first: a few bytes can state gigabytes."""
+    try:
+        with JpegImageFile(io.BytesIO(stored)) as image:  # `Image.open` limits the number of pixels
+            if (image.size, image.mode) == (size, "RGB"):
+                return np.asarray(image).transpose(2, 0, 1)
+            found = f"{image.mode} of {image.size[0]:,} × {image.size[1]:,} pixels"
+    except (OSError, SyntaxError, IndexError, TypeError, KeyError, struct.error) as error:  # as Pillow raises them
+        found = f"not readable ({error})"
+    raise ValueError(f"a stored JPEG of {size[0]} × {size[1]} pixels is {found}; {_NOT_MADE_HERE}")
 
 
 def _is_color(value: Any) -> bool:

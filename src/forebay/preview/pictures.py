@@ -92,7 +92,7 @@ class ImageReader:
         original = columns["original_size"].tolist()
         letterbox = images.Letterbox((original[0], original[1]), self.recipe.size, (left, top, width, height))
         canvas = images.paste(self.recipe.unpacked(columns), letterbox, self.recipe.pad_color)
-        metadata: dict[str, Any] = json.loads(columns["metadata"].tobytes())
+        metadata = _read_metadata(columns["metadata"].tobytes())
         keys = self.recipe.tag_key
         for key in (keys,) if isinstance(keys, str) else keys:
             metadata.pop(key, None)
@@ -112,6 +112,15 @@ class ImageReader:
     @cached_property
     def _tags(self) -> images.Tags:
         return self.recipe.vocabulary()
+
+
+def _read_metadata(stored: bytes) -> dict[str, Any]:
+    """The metadata of an image; of what a recipe never stores, its beginning."""
+    try:
+        found = json.loads(stored)
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {"not an object": stored[:80].decode("utf-8", "backslashreplace")}
 
 
 def _patch(size: int, patch: int | None) -> int | None:

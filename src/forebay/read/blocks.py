@@ -162,12 +162,15 @@ class BlockCache(Generic[Kept]):
 
     def get_all(self, keys: Sequence[Key], decode: Callable[[Key], Kept]) -> list[Kept]:
         """The blocks of some keys, decoded if missing; takes the lock once for all that are present."""
+        found: list[Kept | None] = []
         with self._lock:
-            found = [self._blocks.get(key) for key in keys]
-            for key, block in zip(keys, found, strict=True):
+            find, use = self._blocks.get, self._blocks.move_to_end
+            for key in keys:
+                block = find(key)
                 if block is not None:
-                    self._blocks.move_to_end(key)
-                    self._hits += 1
+                    use(key)
+                found.append(block)
+            self._hits += len(found) - found.count(None)
         pairs = zip(keys, found, strict=True)
         return [self.get(key, partial(decode, key)) if block is None else block for key, block in pairs]
 

@@ -34,11 +34,12 @@ from forebay.read.gather import (
 class DecodedBlock:
     """The values of one block; `first` is the index of the first value in the chunk's column."""
 
-    __slots__ = ("address", "count", "first", "nbytes", "values")
+    __slots__ = ("address", "facts", "first", "nbytes", "values")
 
     def __init__(self, values: Array, first: int) -> None:
-        self.values, self.first, self.nbytes, self.count = values, first, values.nbytes, len(values)
+        self.values, self.first, self.nbytes = values, first, values.nbytes
         self.address = int(values.ctypes.data)
+        self.facts = (self.address, first, len(values))  # many blocks are looked up at once
 
 
 class _Found:
@@ -46,7 +47,7 @@ class _Found:
 
     def __init__(self, blocks: list[DecodedBlock], which: NDArray[np.int64], item_bytes: int) -> None:
         self.blocks, self.which, self._item_bytes = blocks, which, item_bytes
-        facts = np.array([(each.address, each.first, each.count) for each in blocks], np.int64).reshape(-1, 3)
+        facts = np.array([each.facts for each in blocks], np.int64).reshape(-1, 3)
         addresses, self._firsts, counts = facts.T
         self._counts = counts.astype(np.uint64)
         # The address of item 0 of the chunk if the block reached back to it: item n is at base + n · bytes.

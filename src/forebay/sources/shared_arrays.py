@@ -27,15 +27,16 @@ def shared_arrays(
 ) -> tuple[Array, ...]:
     """The arrays of `make`, mapped if a process of this user has made them; made and shared otherwise."""
     folder = _own_folder()
-    path = None if folder is None else os.path.join(folder, f"{xxhash.xxh3_128_hexdigest(made_from.encode())}.bin")
-    found = None if path is None else _mapped(path, dtypes)
+    if folder is None:
+        return tuple(make())
+    path = os.path.join(folder, f"{xxhash.xxh3_128_hexdigest(made_from.encode())}.bin")
+    found = _mapped(path, dtypes)
     if found is not None:
         return found
     made = tuple(make())
-    if path is not None:
-        with suppress(OSError):  # a full disk, or no permission
-            _write(path, made)
-            found = _mapped(path, dtypes)
+    with suppress(OSError):  # a full disk
+        _write(path, made)
+        found = _mapped(path, dtypes)
     if found is None:
         return made
     weakref.finalize(found[0], _remove, path, os.getpid())
@@ -60,7 +61,7 @@ def _write(path: str, arrays: Sequence[Array]) -> None:
     try:
         with open(descriptor, "wb") as file:
             for array in (np.array([len(array) for array in arrays], np.uint64), *arrays):
-                content = memoryview(np.ascontiguousarray(array)).cast("B") if len(array) else b""
+                content = np.ascontiguousarray(array).data.cast("B") if len(array) else b""
                 running.update(content)
                 file.write(content)
             file.write(running.digest())
@@ -77,7 +78,7 @@ def _mapped(path: str, dtypes: Sequence[DTypeLike]) -> tuple[Array, ...] | None:
     except (OSError, ValueError):  # an empty file cannot be mapped
         return None
     body, head = content[:-_SUM_BYTES], 8 * len(dtypes)
-    if len(body) < head or xxhash.xxh3_64_digest(body) != content[-_SUM_BYTES:].tobytes():
+    if len(body) < head or xxhash.xxh3_64_digest(body.data) != content[-_SUM_BYTES:].tobytes():
         return None
     found, start = list[Array](), head
     for dtype, length in zip(dtypes, body[:head].view(np.uint64).tolist(), strict=True):

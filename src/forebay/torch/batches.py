@@ -58,6 +58,8 @@ class Buffers:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return an array to write to, and then to pass to `wrap`."""
+        if not self._pinned and prod(shape) * dtype.itemsize < _SMALLEST:
+            return np.empty(shape, dtype)
         (array,) = self.several(1, shape, dtype)
         return array
 
@@ -68,7 +70,7 @@ class Buffers:
             kind = _torch_dtype(dtype)
             return [torch.empty(shape, dtype=kind, pin_memory=True).numpy() for _ in range(count)]
         if size < _SMALLEST:
-            return [np.empty(shape, dtype) for _ in range(count)]
+            return [np.empty(shape, dtype) for _ in range(count)]  # as fast from malloc
         return [self._lend(np.ndarray(shape, dtype, memory), memory) for memory in self._memory(count, size)]
 
     def _lend(self, view: Array, memory: Array) -> Array:

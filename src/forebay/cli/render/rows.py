@@ -13,11 +13,11 @@ row 0 (chunk 0, row 0) · cats/a.jpg
   ················   tags          cat, outdoors
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
@@ -222,7 +222,7 @@ def _facts(image: PeekedImage, size: int) -> RenderableType:
 def _metadata(metadata: dict[str, Any]) -> str:
     if not metadata:
         return ""
-    text = printable(msgspec.json.encode(metadata).decode())
+    text = printable(json.dumps(metadata, ensure_ascii=False, separators=(",", ":")))
     return text if len(text) <= SHOWN_METADATA else f"{text[:SHOWN_METADATA]}…"
 
 

@@ -173,6 +173,10 @@ class SolSignal:
     spatial: Tensor
 
 
+for _signal in (LuneSignal, SolSignal):  # so that torch.export takes a predictor by itself
+    torch.export.register_dataclass(_signal)
+
+
 class LunePredictor(nn.Module):
     """Predicts the teacher's features from time and text, and projects them to a signal for the student."""
 

@@ -57,7 +57,7 @@ def class_named(architecture: str, model: str) -> type[nn.Module]:
 def _own_weights(cls: Any, model: str, dtype: torch.dtype) -> Any:
     given = {"torch_dtype": dtype} if issubclass(cls, diffusers.ModelMixin) else {"dtype": dtype, **NO_CODE}
     try:
-        with _without_bars():
+        with _quietly():
             loaded, report = cls.from_pretrained(
                 model_folder(model),
                 use_safetensors=True,
@@ -112,14 +112,16 @@ def _without_weights(cls: Any, folder: str) -> Any:
 
 
 @contextmanager
-def _without_bars() -> Iterator[None]:
-    """Hide the libraries' progress bars, which would be drawn over ours."""
+def _quietly() -> Iterator[None]:
+    """Hide progress bars, which would be drawn over ours, and tables of weights that differ: `_check` decides."""
     switches: Any = transformers.utils.logging
-    shown = switches.is_progress_bar_enabled()
+    shown, level = switches.is_progress_bar_enabled(), switches.get_verbosity()
     switches.disable_progress_bar()
+    switches.set_verbosity_error()
     try:
         yield
     finally:
+        switches.set_verbosity(level)
         if shown:
             switches.enable_progress_bar()
 

@@ -61,7 +61,8 @@ class Denoiser:
             advice = "" if is_sdxl or not self.teacher.pooled else "; leave out pooled"
             other = "" if is_sdxl or not found else "; such UNets are not supported"
             raise TeacherUnusable(self.teacher.unet, f"{how}{needs}{advice}{other}")
-        if config.get("only_cross_attention") not in (None, False) and isinstance(self.teacher, Sol):
+        crossed = config.get("only_cross_attention")  # of all blocks, or of each
+        if isinstance(self.teacher, Sol) and (any(crossed) if isinstance(crossed, list | tuple) else crossed):
             raise TeacherUnusable(self.teacher.unet, "its self-attention is cross-attention, which has no map for Sol")
 
     def run(self, batch: Batch) -> None:

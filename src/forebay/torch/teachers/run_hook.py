@@ -22,6 +22,7 @@ from forebay.columns import Array, Ragged
 from forebay.errors import HookSilent, TeacherUnusable
 from forebay.images import ImageRecipe, model_planes
 from forebay.images.geometry import Scaling
+from forebay.images.recipe import LARGEST_SIZE
 from forebay.teachers.hook import Hook, ImageInput, LatentInput
 from forebay.teachers.model_files import tokenizer_of
 from forebay.teachers.protocol import Batch, TimeDirection
@@ -311,7 +312,7 @@ class _Images:
     def __init__(self, given: ImageInput, size: int) -> None:
         self.argument = given.argument
         self._given, self._size = given, size
-        self._recipe = ImageRecipe(size=size, storage=given.storage)
+        self._recipe = ImageRecipe(size=LARGEST_SIZE, storage=given.storage)  # the canvas of the cache may have any
         self._scaling = Scaling.of((given.mean, given.std))
 
     def of(self, batch: Batch) -> NDArray[np.float32]:

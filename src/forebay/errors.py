@@ -823,9 +823,12 @@ class WarmingFailed(ForebayError):
 class DiskFull(ForebayError):
     def __init__(self, root: str, needed: int, free: int) -> None:
         self.root, self.needed, self.free = root, needed, free
+        why = f"about {needed:,} bytes are needed, {free:,} are free"
+        if free >= needed:  # a quota, no free inodes, or files that take whole blocks
+            why = f"a write failed although {free:,} bytes are free (check the quota and `df -i`)"
         super().__init__(
-            f"not enough disk space at '{root}': about {needed:,} bytes are needed, {free:,} are free; published "
-            f"chunks stay valid: free some space and run the same command to resume"
+            f"not enough disk space at '{root}': {why}; published chunks stay valid: free some space and run the same "
+            f"command to resume"
         )
 
 

@@ -32,7 +32,7 @@ def test_a_full_disk_is_named_before_the_source_is_listed(tmp_path: Path, monkey
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "writev", full)
-    with pytest.raises(DiskFull, match="about 65,536 bytes are needed"):
+    with pytest.raises(DiskFull, match="a write failed although"):
         build(tmp_path)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import forebay as fb
@@ -53,6 +53,7 @@ def planned(source: fb.Source, kept: KeptResults | None = None) -> bytes:
     return b"".join(map(bytes, first_segment(source, source.files(), RECIPE, lambda *_: None, kept=kept).encode()))
 
 
+@example([b"--", b"a"], b"--", 1, 1)  # steps that are shorter than the separator
 @given(
     st.lists(st.sampled_from([b"", b"a", b"-", b"--", b"---", b"ab-", b"\n"]), max_size=40),
     st.sampled_from([b"-", b"--", b"---", b"\n"]),

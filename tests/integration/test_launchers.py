@@ -24,7 +24,7 @@ from forebay.cache.heartbeats import BuilderBeat, read_builders
 from forebay.cache.publish import publish
 from forebay.cli.render.summary import draw_summary
 from forebay.cli.settings import place_in_plan
-from forebay.errors import BuildFailed
+from forebay.errors import BuildFailed, BuildStopped
 from forebay.format import layout
 from forebay.store import LocalStore, MemoryStore
 from forebay.store.owner import this_process
@@ -208,6 +208,32 @@ def test_chunks_of_a_killed_machine_are_adopted_where_nothing_else_is_left_to_ma
     report = fb.build(store, source, ObedientRecipe(), workers=0, end_chunk=2, lease_seconds=0.3)
     assert (report.made, report.present) == (0, 3)
     assert len(load_generation(store).table("obedient")) == 3
+
+
+def test_a_bad_chunk_of_a_killed_machine_is_made_again_by_the_next_build(tmp_path):
+    store, source = with_unlisted_chunks(tmp_path)
+    key = layout.chunk("obedient", 1)
+    store.replace(key, [bytes([*store.read(key)[:-1], store.read(key)[-1] ^ 1])])
+    beat(store, 1)
+    with pytest.raises(BuildFailed, match="run the same command again"):
+        fb.build(store, source, ObedientRecipe(), workers=0, end_chunk=2, lease_seconds=0.3)
+    assert fb.build(store, source, ObedientRecipe(), workers=0, end_chunk=2).made == 1
+    assert fb.verify(store, full=True).sound
+
+
+def test_a_build_that_is_stopped_while_it_waits_for_other_machines_reads_none_of_their_chunks(tmp_path):
+    store, source = with_unlisted_chunks(tmp_path)
+    beat(store, 1)
+    before = load_generation(store).number
+
+    def stop(progress: fb.Progress) -> None:
+        if progress.phase == "waiting":
+            raise KeyboardInterrupt
+
+    with pytest.raises(BuildStopped):
+        fb.build(store, source, ObedientRecipe(), workers=0, end_chunk=2, on_progress=stop)
+    assert store.chunks_read == []
+    assert load_generation(store).number == before
 
 
 def test_the_progress_of_a_builder_counts_what_others_make(tmp_path):

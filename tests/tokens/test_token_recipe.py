@@ -401,7 +401,7 @@ def test_a_report_speaks_of_the_data(tmp_path):
     assert report.figures["utilization"] == 4 / 16
     assert report.figures["characters_per_token"] == len("one two three") / 4
     assert report.tokens_per_second == 4 / report.seconds
-    assert list(report.phases) == ["listing", "planning", "making", "publishing"]
+    assert list(report.phases) == ["listing", "planning", "making", "writing", "publishing"]
     assert sum(report.phases[phase] for phase in ("making", "publishing")) <= report.seconds
     assert (moments[-1].tokens, moments[-1].utilization) == (4, 4 / 16)
     again = fb.build(

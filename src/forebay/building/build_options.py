@@ -113,6 +113,9 @@ class BuildOptions:
     on_progress: OnProgress = lambda progress: None
 
 
+PHASES = ("listing", "planning", "making", "writing", "publishing")  # in the order of reports
+
+
 class PhaseClock:
     """How long each phase of a build took."""
 
@@ -128,7 +131,8 @@ class PhaseClock:
             self.add(phase, time.monotonic() - started)
 
     def add(self, phase: str, seconds: float) -> None:
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+        known = {**self.seconds, phase: self.seconds.get(phase, 0.0) + seconds}
+        self.seconds = {name: known[name] for name in PHASES if name in known}
 
 
 @dataclass(slots=True)

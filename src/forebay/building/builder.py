@@ -278,7 +278,7 @@ class Build:
         """Make every chunk, or raise; either way claims are released and workers are gone."""
         if not self._schedule.pending:
             if self._tally.unlisted:
-                self._wait_for_makers(engine)
+                self._wait_only(engine)
             return
         first = 1 if self._terms.memory_limit else min(self._terms.workers, self._schedule.pending)
         engine.start(BuildTask(self._job), first)
@@ -295,6 +295,16 @@ class Build:
             raise
         finally:
             engine.stop()
+
+    def _wait_only(self, engine: Engine) -> None:
+        """Wait for those who made what is not listed yet; the heartbeat of a dead one must not stop the next build."""
+        try:
+            self._wait_for_makers(engine)
+        except KeyboardInterrupt as error:
+            raise BuildStopped(self._store.address, self._tally.done, self._tally.total) from error
+        finally:
+            with suppress(OSError, ForebayError):
+                with_retries(partial(self._claims.remove_abandoned, self._is_made_by_anyone))
 
     def _work(self, engine: Engine, governor: MemoryGovernor) -> None:
         try:

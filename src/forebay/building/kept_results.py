@@ -18,7 +18,7 @@ from forebay.format import layout
 from forebay.format.tensors import hmac_key
 from forebay.recipe import canonical_json
 from forebay.source import SourceFile
-from forebay.store.base import Missing, Store
+from forebay.store.base import Missing, Store, is_full
 
 MOST_BYTES = 1 << 30  # of an answer: more is not one of ours
 _SUM_BYTES = 8
@@ -63,12 +63,13 @@ class KeptResults:
 
 @contextmanager
 def keeping_results(store: Store) -> Iterator[KeptResults]:
-    """Results that are kept if planning is interrupted, by a signal or an error of the disk, and removed otherwise."""
+    """Results that are kept if planning is interrupted, and removed otherwise: also from a full disk, to make room."""
     kept = KeptResults(store)
     try:
         yield kept
-    except ForebayError:
-        kept.remove()
+    except (ForebayError, OSError) as error:
+        if isinstance(error, ForebayError) or is_full(error):
+            kept.remove()
         raise
     kept.remove()
 

@@ -191,8 +191,9 @@ class TrialSamples(BatchedSamples):
 
     @property
     def weight(self) -> int:
-        """What was read: a glance may return fewer samples than a part has."""
-        return self.count if self._unit == "samples" else sum(part.weight for part in self._parts)
+        """What was read: a glance may return fewer samples than a part has, and a slice of a function more."""
+        whole = sum(part.weight for part in self._parts)
+        return min(self.count, whole) if self._unit == "samples" else whole
 
     def __iter__(self) -> Iterator[Sample]:
         for found in self.batches():

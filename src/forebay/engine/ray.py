@@ -57,7 +57,11 @@ class RayEngine:
         self._document = task.document().encode()
         probes = self._probes()
         self.resize(slots)  # actors start while the nodes are tried
-        self._check_nodes(probes)
+        try:
+            self._check_nodes(probes)
+        except BaseException:  # actors of this task must not be given the next one
+            self.stop()
+            raise
 
     def idle(self) -> list[int]:
         return sorted(self._idle)

@@ -208,16 +208,20 @@ def _may_redirect(first: str, then: str) -> bool:
     return not _is_inside(urlsplit(then).hostname or "") or _is_inside(urlsplit(first).hostname or "")
 
 
-@lru_cache(maxsize=256)
 def _is_inside(host: str) -> bool:
     """Whether a host is this machine or on its network, by the addresses it has here.
 
     Spellings such as 127.1 and 0x7f000001 are addresses too. Hosts that only a proxy knows have none: it decides.
     """
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return _resolves_inside(host)
     except (OSError, ValueError):
         return _is_this_machine(host.rstrip("."))
+
+
+@lru_cache(maxsize=256)  # of answers; a lookup that failed is tried again
+def _resolves_inside(host: str) -> bool:
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     addresses = [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
     return any(not _carried(address).is_global for address in addresses)
 

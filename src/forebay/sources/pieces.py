@@ -422,7 +422,8 @@ def _stream_cuts(stream: DecompressedStream, separator: bytes, first: int, every
             yield cut
         begin, end = end, end + len(block)
         while cut + step <= end:
-            at = cut + step - begin - len(separator)  # an end behind it is a step away or more
+            # An end behind it is a step away or more; a step may be shorter than the separator.
+            at = max(0, cut - begin, cut + step - begin - len(separator))
             found = len(block) if isinstance(block, LongPiece) else first_end(block, separator, at)
             if found < 0:
                 break

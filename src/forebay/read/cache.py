@@ -301,7 +301,8 @@ class Cache:
         return {name: join(self._map(reader.read, places)) for name, reader in readers}
 
     def _read_together(self, numbers: NDArray[np.int64], wanted: list[str]) -> dict[str, Array | Ragged]:
-        place, read = None, {}
+        place = None if wanted else self._place(numbers)  # rows are checked also where nothing of them is read
+        read: dict[str, Array | Ragged] = {}
         for name in wanted:
             reader = self._reader(name)
             rows: Array | Ragged | None = reader.read_numbers(numbers, self._starts)

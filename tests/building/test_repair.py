@@ -9,6 +9,7 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 import pytest
+from tests.builders import chunk_digests
 from tests.layer_recipes import (
     MOOD,
     LengthLayer,
@@ -227,6 +228,23 @@ def test_a_damaged_newest_generation_is_published_again_under_a_new_number(tmp_p
     assert again["times"].tolist() == rows["times"].tolist()
     assert fb.verify(root, full=True).sound
     assert not (root / "generations/000002.safetensors").exists()
+
+
+def test_a_lost_growth_is_named_and_comes_back_by_growing_again(tmp_path: Path) -> None:
+    root, recipe = tmp_path / "cache", fb.RawRecipe(chunk_bytes=200)
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name}{at} is a line of some length\n" for at in range(20)))
+    both = fb.sources.lines(tmp_path / "a.txt", tmp_path / "b.txt")
+    fb.build(root, fb.sources.lines(tmp_path / "a.txt"), recipe, workers=0)
+    fb.grow(root, both, workers=0)
+    before = chunk_digests(root)
+    shutil.copy(root / "generations/000000.safetensors", root / "generations/000001.safetensors")
+    (root / "plan/000001.safetensors").unlink()
+    (note,) = fb.repair(root, workers=0).notes
+    assert "not in the plan" in note
+    assert f"forebay grow {root} SOURCE" in note
+    assert fb.grow(root, both, workers=0).rows == 40
+    assert chunk_digests(root) == before
 
 
 def test_where_no_generation_is_left_sound_chunks_are_listed_again(tmp_path: Path) -> None:

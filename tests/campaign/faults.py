@@ -282,7 +282,9 @@ def _repaired(trial: Trial, world: World, done: Sequence[Done]) -> None:
         return
     rows, errors = trial.read(world)
     if rows != len(world.rows) and not errors:
-        built = trial.verb("build", str(trial.root), "--workers", "0")
+        _clear_the_way(trial, done)
+        again = ("grow", str(trial.root), str(world.source / "*.txt")) if "forebay grow" in ending.output else ()
+        built = trial.verb(*(again or ("build", str(trial.root))), "--workers", "0")
         if built.code != 0:
             trial.find("lost", f"after repair, build: {built.last_line}")
             return

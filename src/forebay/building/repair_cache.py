@@ -281,8 +281,22 @@ def repair_with(
         replaced=log.replaced,
         failed=log.failed,
         generation=after.published.number,
+        notes=_lost_growth(after) if any(layout.parse_generation(key) is not None for key in log.replaced) else (),
     )
     return found, after
+
+
+def _lost_growth(snapshot: Snapshot) -> tuple[str, ...]:
+    """Say which chunks are beyond the plan, in place of a generation that is lost: it may have listed them."""
+    plan = snapshot.sound_plan
+    files = {layer: snapshot.chunk_files(layer) for layer in snapshot.published.recipes} if plan is not None else {}
+    beyond = {layer: [chunk for chunk in files[layer] if plan is not None and chunk >= len(plan)] for layer in files}
+    return tuple(
+        f"layer '{layer}' has {len(chunks):,} chunk file(s) that are not in the plan; if the lost generation listed "
+        f"them, `forebay grow {snapshot.store.address} SOURCE` with all files of the source brings their rows back"
+        for layer, chunks in beyond.items()
+        if chunks
+    )
 
 
 def _workplace(

@@ -168,6 +168,7 @@ class RepairReport(Record, frozen=True, kw_only=True):
     replaced: dict[str, str]  # key -> why other bytes had to be published
     failed: dict[str, str]
     generation: int | None
+    notes: tuple[str, ...] = ()
 
 
 class RefreshReport(Record, frozen=True, kw_only=True):

@@ -173,6 +173,7 @@ def draw_repair(report: RepairReport) -> RenderableType:
     parts += listing("restored, byte for byte", ((key,) for key in report.restored), "green")
     parts += listing("replaced by other bytes", report.replaced.items(), "yellow")
     parts += listing("failed", report.failed.items(), "bold red")
+    parts += listing("notes", ((note,) for note in report.notes), "yellow")
     return Group(*parts, _after_repair(report))
 
 

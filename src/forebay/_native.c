@@ -154,18 +154,25 @@ static int take_mapped(Buffers *buffers, PyObject *tables, Mapped *mapped) {
     return 0;
 }
 
-static int is_readable(const Mapped *mapped, uint64_t chunk, uint64_t within) {
-    if (chunk >= (uint64_t)mapped->chunks || !mapped->bases[chunk]) return 0;
+/* Another thread may write 0 as it closes a map: a number is loaded once, so that what was checked is what is used. */
+static int64_t loaded(const int64_t *numbers, uint64_t at) { return *(const volatile int64_t *)&numbers[at]; }
+
+/* The base of a chunk; 0 if the row must not be read. */
+static int64_t readable_base(const Mapped *mapped, uint64_t chunk, uint64_t within) {
+    int64_t base = chunk < (uint64_t)mapped->chunks ? loaded(mapped->bases, chunk) : 0;
+    if (!base) return 0;
     uint64_t block = (uint64_t)mapped->first_blocks[chunk] + within / (uint64_t)mapped->block_rows;
-    return block < (uint64_t)mapped->first_blocks[chunk + 1] && block < (uint64_t)mapped->blocks &&
-           mapped->checked[block >> 3] >> (block & 7) & 1;
+    int is_checked = block < (uint64_t)mapped->first_blocks[chunk + 1] && block < (uint64_t)mapped->blocks &&
+                     mapped->checked[block >> 3] >> (block & 7) & 1;
+    return is_checked ? base : 0;
 }
 
 /* The address of a row of a fixed size; 0 if it must not be read. */
 static int64_t row_address(const Mapped *mapped, uint64_t chunk, uint64_t within) {
-    if (!is_readable(mapped, chunk, within) || within > (uint64_t)INT64_MAX / (uint64_t)mapped->item) return 0;
+    int64_t base = readable_base(mapped, chunk, within);
+    if (!base || within > (uint64_t)INT64_MAX / (uint64_t)mapped->item) return 0;
     if (within * (uint64_t)mapped->item >= mapped->limits[chunk]) return 0;
-    return (int64_t)((uint64_t)mapped->bases[chunk] + within * (uint64_t)mapped->item);
+    return (int64_t)((uint64_t)base + within * (uint64_t)mapped->item);
 }
 
 /* read_rows(out, rows, starts, tables) -> bool: copy rows of a fixed size by their numbers; starts as for locate_rows.
@@ -214,12 +221,12 @@ end:
 
 static int ragged_row(const Mapped *mapped, uint64_t chunk, uint64_t within, const int64_t *edges, const uint64_t *limits,
                       int64_t *address, int64_t *count) {
-    int64_t pair[2];
-    if (!is_readable(mapped, chunk, within) || !edges[chunk] || within > (uint64_t)INT64_MAX / sizeof(int64_t)) return 0;
+    int64_t pair[2], base = readable_base(mapped, chunk, within), edge = base ? loaded(edges, chunk) : 0;
+    if (!edge || within > (uint64_t)INT64_MAX / sizeof(int64_t)) return 0;
     if (within * sizeof(int64_t) >= limits[chunk]) return 0;
-    memcpy(pair, (const char *)(intptr_t)edges[chunk] + within * sizeof(int64_t), sizeof(pair));
+    memcpy(pair, (const char *)(intptr_t)edge + within * sizeof(int64_t), sizeof(pair));
     if (pair[0] < 0 || pair[0] > pair[1] || (uint64_t)pair[1] > mapped->limits[chunk]) return 0;
-    *address = mapped->bases[chunk] + pair[0] * mapped->item;
+    *address = base + pair[0] * mapped->item;
     *count = pair[1] - pair[0];
     return 1;
 }

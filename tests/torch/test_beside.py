@@ -12,6 +12,7 @@ from tests.teachers.own_teachers import Letters, Ramp, prompt_cache
 from tests.token_caches import numbers_of, token_cache
 
 import forebay as fb
+from forebay import compiled
 from forebay.columns import Column, Ragged
 from forebay.errors import ColumnNotFound, LayerNotFound
 from forebay.store import LocalStore
@@ -219,6 +220,23 @@ def test_fixed_shapes_do_not_depend_on_the_documents(tokens: fb.Cache) -> None:
         assert isinstance(plain["max_seqlen"], int)
     with pytest.raises(ValueError, match=r"more than max_documents=1; raise it"):
         batches(tokens, max_documents=1)
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_batches_before_one_with_too_many_documents_are_handed_out(
+    tokens: fb.Cache, monkeypatch: pytest.MonkeyPatch, is_compiled: bool
+) -> None:
+    if not is_compiled:
+        monkeypatch.setattr(compiled, "native", None)
+    orders = [[int(one["seq_lens"].ne(0).sum()) for one in batches(tokens, 1, seed=seed)] for seed in range(20)]
+    seed, bad = max(enumerate(most.index(max(most)) for most in orders), key=lambda found: found[1])
+    limit = max(orders[seed]) - 1
+    loader = Loader(tokens, global_batch_size=1, drop_last=False, max_documents=limit, seed=seed)
+    made = []
+    with pytest.raises(ValueError, match="more than max_documents"):
+        made.extend(batch["seq_lens"] for batch in loader)
+    assert len(made) == bad > 2
+    assert {rows.shape for rows in made} == {(1, limit)}
 
 
 def test_what_only_packed_batches_have_is_refused_elsewhere(tokens: fb.Cache) -> None:

@@ -154,17 +154,18 @@ def batches_in_place(
     made = _outputs((size, width), dtype, training, buffers, whole) if whole else []
     if last < size:
         made += _outputs((last, width), dtype, training, buffers)
-    for written, most in zip(made, longest_rows(lengths.counts, size), strict=True):
-        written["seq_lens"] = buffers.empty((len(written["tokens"]), _width(most, training.max_documents)), _INT32)
+    widths = [max(most, training.max_documents or 1) for most in longest_rows(lengths.counts, size)]
+    for written, most in zip(made, widths, strict=True):
+        written["seq_lens"] = buffers.empty((len(written["tokens"]), most), _INT32)
     arrays = [_in_order(written, training.as_stored) for written in made]
     places = (tokens.addresses, dtype.itemsize, width, lengths.addresses, lengths.counts)
     done = compiled.native.pack_rows(*places, training.labels != "unshifted", size, arrays)
     del arrays, written  # only a batch that was yielded holds its memory
     made.reverse()
     for at, (some, read) in enumerate(zip(parts, reads, strict=False)):
-        if at < done:
+        if at < done and widths[at] <= (training.max_documents or widths[at]):
             yield _completed(made.pop(), read, training, buffers)
-        else:  # numpy says what is wrong
+        else:  # numpy says what is wrong, after the batches before it
             columns = {"tokens": tokens.part(some).copied(), "seq_lens": lengths.part(some).copied(), **read}
             yield training_batch(columns, training, buffers)
 

@@ -198,6 +198,19 @@ def test_no_spelling_of_an_address_redirects_from_the_internet_into_this_machine
     assert http._may_redirect("http://8.8.8.8/a", "http://9.9.9.9/b")
 
 
+def test_a_lookup_that_failed_is_tried_again(monkeypatch):
+    answers = [OSError("try again"), [(0, 0, 0, "", ("10.0.0.7", 0))]]
+
+    def look_up(*_, **__):
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(http.socket, "getaddrinfo", look_up)
+    assert [http._is_inside("hub.internal-once.example") for _ in range(3)] == [False, True, True]
+
+
 def test_a_compressed_answer_is_read_within_the_bound(hub, tmp_path):
     body = json.dumps([entry("a.parquet")]).encode()
     answering(hub, "/tree/", lambda: (200, {"Content-Encoding": "gzip"}, gzip.compress(body)))

@@ -289,13 +289,16 @@ def repair_with(
 def _lost_growth(snapshot: Snapshot) -> tuple[str, ...]:
     """Say which chunks are beyond the plan, in place of a generation that is lost: it may have listed them."""
     plan = snapshot.sound_plan
-    files = {layer: snapshot.chunk_files(layer) for layer in snapshot.published.recipes} if plan is not None else {}
-    beyond = {layer: [chunk for chunk in files[layer] if plan is not None and chunk >= len(plan)] for layer in files}
+    if plan is None:  # said already
+        return ()
+    beyond = {
+        layer: sum(chunk >= len(plan) for chunk in snapshot.chunk_files(layer)) for layer in snapshot.published.recipes
+    }
     return tuple(
-        f"layer '{layer}' has {len(chunks):,} chunk file(s) that are not in the plan; if the lost generation listed "
-        f"them, `forebay grow {snapshot.store.address} SOURCE` with all files of the source brings their rows back"
-        for layer, chunks in beyond.items()
-        if chunks
+        f"layer '{layer}' has {count:,} chunk file(s) that are not in the plan; if the lost generation listed them, "
+        f"`forebay grow {snapshot.store.address} SOURCE` with all files of the source brings their rows back"
+        for layer, count in beyond.items()
+        if count
     )
 
 

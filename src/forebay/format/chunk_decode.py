@@ -143,7 +143,7 @@ class ChunkFile:
             decoded = decompress(codec, self.view[start:stop], high - low, limit)
             if is_bool and not sound_bools(decoded):
                 raise CodecError(NOT_BOOL)
-            if high > low:  # of an array without values there is no writable view
+            if high > low:  # an array without values has no writable view
                 flat[low:high] = decoded
         return values
 

@@ -241,7 +241,7 @@ class ColumnReader(Protocol):
     def read_numbers(self, numbers: NDArray[np.int64], starts: NDArray[np.int64]) -> Array | None:
         """Rows by number, in one compiled call; `starts` has the first row of each chunk.
 
-        None if one is not mapped or not checked yet, if there is no such row, or the column has no compiled code.
+        None where a row is not mapped, not checked or not there, or where no code is compiled for the column.
         """
         ...
 

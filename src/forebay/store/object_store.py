@@ -363,7 +363,7 @@ class ObjectStore(Store):
         raise StoreUnavailable(self.address, f"create '{upload.key}'", f"{ROUNDS} attempts failed")
 
     def _owner(self, upload: Upload) -> bool | None:
-        """Whether the object is that of an upload; None if there is no object, or if it is still being copied."""
+        """Whether this upload wrote the object; None if there is none yet, or if it is still being copied."""
         meta = self._meta_or_none(upload.key)
         if meta is None:
             return None

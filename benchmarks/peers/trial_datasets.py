@@ -35,7 +35,10 @@ def loader(out, batch_size, rank, world):
 
 from trial_harness import main  # noqa: E402
 
-append = build  # there is no append: the same command, with all files
+
+def append(files, out, tokenizer):
+    """There is no append: all files again, into another folder, since a running reader maps the files of the first."""
+    build(files, f"{out}-grown", tokenizer)
 
 
 def tokens(batch):

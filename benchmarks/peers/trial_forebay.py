@@ -12,8 +12,7 @@ def build(files, out, tokenizer):
 
 
 def loader(out, batch_size, rank, world):
-    cache = fb.open_cache(out)
-    return Loader(cache, global_batch_size=batch_size * world, growth="epoch", seed=0, rank=rank, world_size=world)
+    return Loader(fb.open_cache(out), global_batch_size=batch_size * world, growth="epoch", seed=0)
 
 
 # The lines above are counted as those from JSON lines to batches; the rest is only for the trials.

@@ -194,7 +194,8 @@ def repaired(tool: Tool) -> str:
 def killed(tool: Tool) -> str:
     """SIGKILL in the middle of the bytes, then the same command again; a reader gets a copy of what was there."""
     folders = [tool.place(name) for name in ("killed", "killed-cache", "killed-cache-litdata")]
-    whole = size(*(tool.place(name) for name in ("full", "cache", "cache-litdata")))
+    references = [tool.place(name) for name in ("full", "cache", "cache-litdata")]
+    whole = size(*references)
     for share in (MIDDLE.get(tool.name, 0.5), 0.3, 0.15):
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
@@ -218,8 +219,12 @@ def killed(tool: Tool) -> str:
     said = f"killed at {reached:.0%} of the bytes; a reader then: {half_said}; the same command: "
     if "error" in again:
         return f"{said}`{short(again['error'])}`"
-    kept = sum(status[2] for folder in folders for name, status in before[folder].items()
-               if tree(folder).get(name) == status)  # fmt: skip
+    kept = 0
+    for folder, reference in zip(folders, references, strict=True):
+        now, finished = tree(folder), tree(reference)  # what a killed build only leaves behind has other names
+        kept += sum(
+            status[2] for name, status in before[folder].items() if now.get(name) == status and name in finished
+        )
     had = sum(status[2] for statuses in before.values() for status in statuses.values())
     whole_files, files = digests(tool.place("full")), digests(tool.place("killed"))
     differ = sorted(name for name in whole_files.keys() | files.keys() if whole_files.get(name) != files.get(name))

@@ -52,6 +52,7 @@ def begin(files, out, tokenizer):
 def append(files, out, tokenizer):
     """Another folder of shards beside the first, then one index of both, as documented for parallel conversion."""
     build(files, f"{out}/1", tokenizer)
+    Path(out, "index.json").unlink()  # merge_index refuses to replace it
     merge(out)
 
 

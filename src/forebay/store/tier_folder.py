@@ -29,8 +29,7 @@ import msgspec
 
 from forebay.errors import StoreFull, TierUnusable, is_url
 from forebay.store.base import Buffer, Missing
-from forebay.store.folders import sync_folder
-from forebay.store.local import LocalStore
+from forebay.store.local import LocalStore, sync_folder
 from forebay.store.owner import is_temporary
 
 MARKER = "forebay-tier.json"

@@ -19,8 +19,7 @@ from forebay.cache.heartbeats import MOST_BYTES, BuilderBeat, Heartbeat, OtherBu
 from forebay.errors import StoreRefused
 from forebay.format import layout
 from forebay.store import LocalStore, MemoryStore, Store
-from forebay.store.base import Buffer
-from forebay.store.owner import this_process
+from forebay.store.base import Buffer, this_process
 
 LAYER = "raw"
 

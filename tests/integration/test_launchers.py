@@ -27,7 +27,7 @@ from forebay.cli.settings import place_in_plan
 from forebay.errors import BuildFailed, BuildStopped
 from forebay.format import layout
 from forebay.store import LocalStore, MemoryStore
-from forebay.store.owner import this_process
+from forebay.store.base import this_process
 
 ELSEWHERE = "0123456789ab-1-1"
 

@@ -28,8 +28,7 @@ from forebay.errors import ChunkCorrupt, NotForebay, StoreRefused, StoreUnavaila
 from forebay.format import layout
 from forebay.store import LocalStore
 from forebay.store import tier_folder as folder_module
-from forebay.store.base import BadCopy, Expected
-from forebay.store.owner import temporary_name
+from forebay.store.base import BadCopy, Expected, temporary_name
 from forebay.store.tier_folder import TierFolder
 from forebay.store.tiered import TieredStore
 

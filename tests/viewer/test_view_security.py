@@ -24,7 +24,7 @@ from forebay.cache.catalog import load_generation
 from forebay.cache.claims import Claim
 from forebay.format import layout
 from forebay.store import LocalStore
-from forebay.store.owner import this_process
+from forebay.store.base import this_process
 from forebay.teachers import TeacherRecipe
 from forebay.viewer import chunk_map
 from forebay.viewer.image_rows import image_png

@@ -40,8 +40,7 @@ from forebay.errors import (
 )
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
-from forebay.store.base import Store, is_full
-from forebay.store.owner import this_process
+from forebay.store.base import Store, is_full, this_process
 
 Answer = Literal["mine", "done", "busy"]
 

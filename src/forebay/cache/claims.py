@@ -18,8 +18,7 @@ import msgspec
 from forebay.cache.heartbeats import LEASE_SECONDS, Pulses, builder_owners, is_dead
 from forebay.errors import ForebayError, NotForebay, StoreRefused
 from forebay.format import layout
-from forebay.store.base import Missing, Store, read_document
-from forebay.store.owner import this_process
+from forebay.store.base import Missing, Store, read_document, this_process
 
 MOST_ATTEMPTS = 999_999  # a file with a higher number is none of ours
 STRANGE_NAMES = 8  # in a row, taken by what is not a claim, before a chunk is passed over for now

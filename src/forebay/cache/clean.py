@@ -18,8 +18,7 @@ from forebay.cache.plan import load_plan
 from forebay.cache.records import CleanReport
 from forebay.errors import KeyRefused
 from forebay.format import layout
-from forebay.store.base import Entry, Store, holds
-from forebay.store.owner import Owner, this_host
+from forebay.store.base import Entry, Owner, Store, holds, this_host
 
 
 def clean_cache(store: Store, keep_generations: int | None, lease_seconds: float) -> CleanReport:

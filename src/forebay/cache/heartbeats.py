@@ -19,8 +19,7 @@ from forebay.cache.builder_usage import ProcessTree
 from forebay.cache.records import Progress
 from forebay.errors import ForebayError
 from forebay.format import layout
-from forebay.store.base import Missing, Store
-from forebay.store.owner import Owner, this_process
+from forebay.store.base import Missing, Owner, Store, this_process
 
 LEASE_SECONDS = 60.0
 BEATS_PER_LEASE = 6

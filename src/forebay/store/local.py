@@ -25,8 +25,20 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import NotForebay, StoreFull, StoreRefused
-from forebay.store.base import MAX_KEY_PARTS, Buffer, Entry, Expected, Missing, Store, check_key, is_full, is_key
-from forebay.store.owner import is_left_behind, is_temporary, temporary_name
+from forebay.store.base import (
+    MAX_KEY_PARTS,
+    Buffer,
+    Entry,
+    Expected,
+    Missing,
+    Store,
+    check_key,
+    is_full,
+    is_key,
+    is_left_behind,
+    is_temporary,
+    temporary_name,
+)
 
 _FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None

@@ -28,9 +28,8 @@ from pathlib import Path
 import msgspec
 
 from forebay.errors import StoreFull, TierUnusable, is_url
-from forebay.store.base import Buffer, Missing
+from forebay.store.base import Buffer, Missing, is_temporary
 from forebay.store.local import LocalStore, sync_folder
-from forebay.store.owner import is_temporary
 
 MARKER = "forebay-tier.json"
 LOCK = "tier.lock"

@@ -28,7 +28,7 @@ from forebay.feeding.shuffle import Ranks
 from forebay.feeding.stream import CacheStream, Stream
 from forebay.order.bijection import Numbers
 from forebay.read.cache import Cache
-from forebay.store.transfers import Fetching
+from forebay.store.base import Fetching
 
 AHEAD_BYTES = 1 << 30
 IN_MEMORY_BYTES = 4 << 30  # of chunks of a cache without a tier

@@ -62,9 +62,8 @@ from forebay.recipe import RecipeDocument
 from forebay.sizes import as_bytes
 from forebay.source import Part
 from forebay.store import LocalStore, Root, open_store
-from forebay.store.base import BadCopy, Missing, Store
+from forebay.store.base import BadCopy, Fetching, Missing, Store
 from forebay.store.tiered import TieredStore
-from forebay.store.transfers import Fetching
 
 Result = TypeVar("Result")
 DEFAULT_MEMORY = 256 * 1024 * 1024

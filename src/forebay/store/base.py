@@ -4,6 +4,8 @@ A unique name for this process, by which other processes on the host can check w
 
 The name has the host (name, boot and pid namespace), the pid and the start time, so that a reused pid, a restarted
 machine or another container is not mistaken for it. What a process writes aside is named after it.
+
+What a store of copies fetched: counters that a loader reports.
 """
 
 import errno
@@ -19,6 +21,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import msgspec
 import psutil
 
 from forebay.errors import IndexCorrupt, NotForebay, StoreFull, StoreRefused
@@ -420,3 +423,25 @@ def _link(path: str) -> str:
         return os.readlink(path)
     except OSError:
         return ""
+
+
+class Transfers(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts since a store was opened by this process."""
+
+    hits: int = 0  # chunks that were in the tier when they were needed
+    misses: int = 0  # chunks that were not
+    fetched: int = 0  # chunks that this process fetched; another process may have fetched the other misses
+    bytes_fetched: int = 0
+    retries: int = 0  # fetches that were repeated after an error or wrong bytes
+
+    def __add__(self, other: "Transfers") -> "Transfers":
+        return Transfers(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
+
+
+@runtime_checkable
+class Fetching(Protocol):
+    """A store that fetches what it is asked for from another one."""
+
+    def transfers(self) -> Transfers:
+        """What was fetched so far."""
+        ...

@@ -38,13 +38,13 @@ from forebay.store.base import (
     Expected,
     Missing,
     Store,
+    Transfers,
     is_full,
     load_index,
 )
 from forebay.store.forked import ThroughParent
 from forebay.store.local import LocalStore, map_file
 from forebay.store.tier_folder import TierFolder
-from forebay.store.transfers import Transfers
 
 RANGE_BYTES = 32 << 20  # of one request
 _PAUSES = (0.5,)  # seconds before a range is asked for again; a store of objects has retried before

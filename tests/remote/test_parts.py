@@ -15,8 +15,8 @@ from tests.builders import script_environment, wait_until
 import forebay as fb
 from forebay.store import open_store
 from forebay.store.base import Entry, Store, temporary_name
+from forebay.store.bucket_client import ASIDE, Upload
 from forebay.store.object_store import ObjectStore
-from forebay.store.uploads import ASIDE, Upload
 from forebay.testing import StoreContract
 from forebay.testing.faults import Fault, FaultProxy
 

@@ -4,18 +4,21 @@
 
 A builder that holds a thousand claims writes one file per beat, and whoever waits for it reads one. It is silent when
 its counter has not moved for a lease on the observer's own clock: the clock of another machine is never asked.
+
+What a builder and its workers use of their machine; its heartbeat carries it, for observers elsewhere.
 """
 
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Annotated
 
 import msgspec
+import psutil
 
-from forebay.cache.builder_usage import ProcessTree
 from forebay.cache.records import Progress
 from forebay.errors import ForebayError
 from forebay.format import layout
@@ -220,3 +223,38 @@ class Heartbeat(threading.Thread):
         self.join()
         with suppress(OSError, ForebayError):
             self._store.delete(layout.builder(str(self._owner)))
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """CPU and memory of a process and its descendants."""
+
+    workers: int = 0  # descendants
+    cpu_percent: float = 0.0  # of one core, since the last measurement
+    memory_bytes: int = 0  # that belongs to no other process
+
+
+@dataclass(eq=False)
+class ProcessTree:
+    """A process and its descendants, which are kept so that CPU is counted between two measurements."""
+
+    pid: int
+    _known: dict[int, psutil.Process] = field(default_factory=dict)
+
+    def measure(self) -> Usage:
+        try:
+            top = self._known.get(self.pid) or psutil.Process(self.pid)
+            below = {child.pid: child for child in top.children(recursive=True)}
+        except (psutil.Error, ValueError):  # ValueError: a claim may name any number
+            return Usage()
+        self._known = {self.pid: top} | {pid: self._known.get(pid, child) for pid, child in below.items()}
+        found = [_measured(process) for process in self._known.values()]
+        return Usage(len(below), round(sum(cpu for cpu, _ in found), 1), sum(memory for _, memory in found))
+
+
+def _measured(process: psutil.Process) -> tuple[float, int]:
+    """CPU in percent and memory in bytes; zeros where the process has ended or belongs to somebody else."""
+    try:
+        return process.cpu_percent(), int(process.memory_full_info().uss)
+    except psutil.Error:
+        return 0.0, 0

@@ -10,9 +10,8 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from forebay.cache.builder_usage import ProcessTree, Usage
 from forebay.cache.claims import Claim
-from forebay.cache.heartbeats import BuilderBeat, Pulses, is_dead, read_builders
+from forebay.cache.heartbeats import BuilderBeat, ProcessTree, Pulses, Usage, is_dead, read_builders
 from forebay.cache.records import Record
 from forebay.errors import ForebayError
 from forebay.format import layout

@@ -14,8 +14,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from forebay.cache.claims import Claim, Claims, read_claims
-from forebay.cache.heartbeats import MOST_BYTES, BuilderBeat, Heartbeat, OtherBuilders, Pulses, read_builders
+from forebay.cache.claims import (
+    MOST_BYTES,
+    BuilderBeat,
+    Claim,
+    Claims,
+    Heartbeat,
+    OtherBuilders,
+    Pulses,
+    read_builders,
+    read_claims,
+)
 from forebay.errors import StoreRefused
 from forebay.format import layout
 from forebay.store import LocalStore, MemoryStore, Store

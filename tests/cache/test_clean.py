@@ -23,7 +23,7 @@ from tests.layer_recipes import (
 
 import forebay as fb
 from forebay.cache import clean as clean_module
-from forebay.cache.heartbeats import BuilderBeat
+from forebay.cache.claims import BuilderBeat
 from forebay.errors import CacheNotFound, IndexCorrupt
 from forebay.format import layout
 from forebay.store.base import Owner, this_host, this_process

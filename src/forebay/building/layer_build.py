@@ -23,8 +23,7 @@ from forebay.cache.catalog import (
     read_cache_document,
     sound_record,
 )
-from forebay.cache.claims import is_abandoned, read_claims
-from forebay.cache.heartbeats import OtherBuilders
+from forebay.cache.claims import OtherBuilders, is_abandoned, read_claims
 from forebay.cache.plan import Plan
 from forebay.cache.publish import differing_versions, listed_plan, listed_revision, publish, publish_found
 from forebay.cache.records import BuildReport

@@ -12,8 +12,7 @@ from forebay.cache.catalog import (
     outdated_chunks,
     read_cache_document,
 )
-from forebay.cache.claims import Claim, claimed, is_abandoned, read_claims
-from forebay.cache.heartbeats import builder_owners, is_dead, read_builders
+from forebay.cache.claims import Claim, builder_owners, claimed, is_abandoned, is_dead, read_builders, read_claims
 from forebay.cache.plan import load_plan
 from forebay.cache.records import CleanReport
 from forebay.errors import KeyRefused

@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from forebay.cache.claims import Claim
-from forebay.cache.heartbeats import BuilderBeat, ProcessTree, Pulses, Usage, is_dead, read_builders
+from forebay.cache.claims import BuilderBeat, Claim, ProcessTree, Pulses, Usage, is_dead, read_builders
 from forebay.cache.records import Record
 from forebay.errors import ForebayError
 from forebay.format import layout

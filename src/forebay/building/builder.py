@@ -25,8 +25,7 @@ from forebay.cache.catalog import UNPUBLISHED, chunk_files, generation_numbers, 
 from forebay.cache.claims import BuilderBeat, Claims, Heartbeat, OtherBuilders
 from forebay.cache.publish import differing_versions, publish
 from forebay.cache.records import Progress
-from forebay.engine.base import Died, Done, Engine, Event, Failed
-from forebay.engine.worker import peak_bytes
+from forebay.engine.base import Died, Done, Engine, Event, Failed, peak_bytes
 from forebay.errors import (
     BuildFailed,
     BuildStopped,

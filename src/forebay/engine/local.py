@@ -22,8 +22,19 @@ from multiprocessing.connection import Connection, Pipe, wait
 
 import msgspec
 
-from forebay.engine.base import ChunkMaker, Died, Done, EngineUsage, Event, Failed, Task, TaskDocument
-from forebay.engine.worker import Finish, attempt_beginning, attempt_chunk
+from forebay.engine.base import (
+    ChunkMaker,
+    Died,
+    Done,
+    EngineUsage,
+    Event,
+    Failed,
+    Finish,
+    Task,
+    TaskDocument,
+    attempt_beginning,
+    attempt_chunk,
+)
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

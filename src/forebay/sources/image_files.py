@@ -13,12 +13,12 @@ import msgspec
 import xxhash
 
 from forebay.errors import SourceChanged, is_url
-from forebay.file_table import FileTable
 from forebay.source import (
     CHANGED_MEANWHILE,
     TOO_DEEP,
     Annotated,
     Failure,
+    FileTable,
     Listing,
     Part,
     PartDigest,

@@ -12,8 +12,7 @@ import msgspec
 import xxhash
 
 from forebay.errors import SourceInvalid, SourceNotFound, SourceUnreadable, is_url
-from forebay.file_table import FileTable
-from forebay.source import Failure, Listing, Source, SourceFile, Unit, listing_of
+from forebay.source import Failure, FileTable, Listing, Source, SourceFile, Unit, listing_of
 from forebay.sources.bucket_files import look_at, open_file
 from forebay.sources.compression import estimated_size
 from forebay.sources.paths import PassedOver, found_files, full_path, is_stream, list_objects, renamed

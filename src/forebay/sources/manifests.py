@@ -21,8 +21,7 @@ import xxhash
 
 from forebay.columns import Array
 from forebay.errors import SourceChanged, SourceNotFound, SourceUnreadable, is_url
-from forebay.file_table import FileTable
-from forebay.source import TOO_DEEP, Annotated, Failure, Part, Sample, Source, SourceFile, Unit, is_shallow
+from forebay.source import TOO_DEEP, Annotated, Failure, FileTable, Part, Sample, Source, SourceFile, Unit, is_shallow
 from forebay.sources.bucket_files import entries_of, join_url, objects_below, open_file, relative_url
 from forebay.sources.compression import DecompressedStream
 from forebay.sources.image_files import FILE_PROBLEMS, clean_etag, image_digest, read_image, stamp, state_of

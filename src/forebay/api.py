@@ -56,13 +56,13 @@ from forebay.engine.base import Engine
 from forebay.errors import TierUnusable, UnknownKind
 from forebay.feeding.remote_plan import estimate_remote as feeding_estimate
 from forebay.feeding.remote_plan import warm_tier
+from forebay.fields import as_bytes
 from forebay.format import layout
 from forebay.format.codec import MAX_BLOCK_BYTES
 from forebay.format.tensors import hmac_key
 from forebay.kinds import WRONG, recipe_class
 from forebay.read.cache import check_pins, open_cache
 from forebay.recipe import AnyRecipe, Recipe, RecipeHooks, dependencies_of, hooks_of
-from forebay.sizes import as_bytes
 from forebay.source import Source, listed_once
 from forebay.store import Root, open_store
 from forebay.store.tier_folder import TierFolder

@@ -9,9 +9,9 @@ from forebay import api
 from forebay.cli.options import Decorator, SizeType, cache_argument, complete_folder
 from forebay.cli.verb import Finding, verb
 from forebay.errors import is_url
+from forebay.fields import parse_bandwidth
 from forebay.preview.words import command_line
 from forebay.read.cache import with_tier
-from forebay.sizes import parse_bandwidth
 from forebay.store import Root, open_store
 
 TIER_VARIABLE, TIER_BYTES_VARIABLE = "FOREBAY_TIER", "FOREBAY_TIER_BYTES"

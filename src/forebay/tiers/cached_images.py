@@ -19,9 +19,9 @@ from forebay.building.begin import resolve_recipe
 from forebay.building.planning import SourceListing
 from forebay.building.task import open_recipe, open_source, recipe_document, source_document
 from forebay.errors import TierDamaged, TierUnusable, is_url
+from forebay.fields import as_bytes
 from forebay.format.tensors import hmac_key
 from forebay.recipe import RowRecipe, check_recipe
-from forebay.sizes import as_bytes
 from forebay.source import Source, SourceFile
 from forebay.tiers.lmdb_tier import MAX_BYTES, QUEUE_BYTES, LmdbTier, open_tier
 from forebay.tiers.lookup import MemoryTier, OpenedTiers, Unreadable

@@ -14,9 +14,9 @@ from forebay.cache.records import OnProgress, Progress
 from forebay.engine import InlineEngine, LocalEngine
 from forebay.engine.base import Died, Done, Engine, Event, Failed, TaskDocument
 from forebay.errors import ImageUnreadable, WarmingFailed
+from forebay.fields import as_bytes
 from forebay.format.tensors import hmac_key
 from forebay.recipe import RowRecipe
-from forebay.sizes import as_bytes
 from forebay.source import Source
 from forebay.tiers.cached_images import CachedImages
 from forebay.tiers.lmdb_tier import MAX_BYTES, open_tier

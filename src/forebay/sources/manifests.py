@@ -25,8 +25,7 @@ from forebay.source import TOO_DEEP, Annotated, Failure, FileTable, Part, Sample
 from forebay.sources.bucket_files import entries_of, join_url, objects_below, open_file, relative_url
 from forebay.sources.compression import DecompressedStream
 from forebay.sources.image_files import FILE_PROBLEMS, clean_etag, image_digest, read_image, stamp, state_of
-from forebay.sources.local_files import BOM, MAX_IMAGE_BYTES, checked_limit, look
-from forebay.sources.paths import full_path, is_stream, refuse_one_slash
+from forebay.sources.paths import BOM, MAX_IMAGE_BYTES, checked_limit, full_path, is_stream, look, refuse_one_slash
 from forebay.sources.shared_arrays import shared_arrays
 from forebay.store.base import Entry
 

@@ -44,8 +44,7 @@ from forebay.cli.settings import (
     place_in_plan,
 )
 from forebay.cli.settings_file import checked_kind, read_settings_file
-from forebay.cli.verb import Finding, Option, Verbs, verb
-from forebay.cli.verb_progress import shown_progress
+from forebay.cli.verb import Finding, Option, Verbs, shown_progress, verb
 from forebay.errors import RangeInvalid, RecipeMismatch, closest, is_url
 from forebay.fields import declared
 from forebay.format import layout

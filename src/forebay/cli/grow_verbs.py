@@ -20,8 +20,7 @@ from forebay.cli.options import (
     struct_options,
 )
 from forebay.cli.settings import BuildSettings
-from forebay.cli.verb import Finding, verb
-from forebay.cli.verb_progress import shown_progress
+from forebay.cli.verb import Finding, shown_progress, verb
 from forebay.errors import SourceInvalid, is_url
 from forebay.kinds import reopen_source
 from forebay.source import Source

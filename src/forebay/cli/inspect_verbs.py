@@ -10,8 +10,7 @@ from forebay.cache.status import SHOWN_FAILURES, Depth
 from forebay.cli.grow_verbs import source_like_before
 from forebay.cli.options import SizeType, cache_argument, complete_file, source_option
 from forebay.cli.remote_verbs import through_tier
-from forebay.cli.verb import Finding, verb
-from forebay.cli.verb_progress import shown_progress
+from forebay.cli.verb import Finding, shown_progress, verb
 from forebay.format.codec import MAX_BLOCK_BYTES
 from forebay.preview.packed_rows import KINDS as PACKED
 from forebay.preview.peek import PEEKED_ROWS, SHEET_ROWS

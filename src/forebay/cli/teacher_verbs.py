@@ -25,8 +25,7 @@ from forebay.cli.options import (
     struct_options,
 )
 from forebay.cli.settings import BuildSettings, engine_of, place_in_plan
-from forebay.cli.verb import Finding, verb
-from forebay.cli.verb_progress import shown_progress
+from forebay.cli.verb import Finding, shown_progress, verb
 from forebay.errors import CacheNotFound
 from forebay.fields import declared
 from forebay.preview.words import human_bytes

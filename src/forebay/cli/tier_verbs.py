@@ -9,8 +9,7 @@ from forebay.cli.build_verbs import gathered, kind_options
 from forebay.cli.options import Decorator, SizeType, complete_folder, decorated, source_argument, struct_options
 from forebay.cli.remote_verbs import clean_tier, list_tier, tier_options, warm_chunks
 from forebay.cli.settings import BuildSettings, Kind, kind_of
-from forebay.cli.verb import Finding, Verbs, verb
-from forebay.cli.verb_progress import shown_progress
+from forebay.cli.verb import Finding, Verbs, shown_progress, verb
 from forebay.preview.words import command_line
 from forebay.recipe import RowRecipe
 

@@ -33,6 +33,7 @@ from forebay.cli.settings import (
     BuildSettings,
     Kind,
     Settings,
+    checked_kind,
     engine_of,
     from_cache,
     from_file,
@@ -42,8 +43,8 @@ from forebay.cli.settings import (
     kind_names,
     kind_of,
     place_in_plan,
+    read_settings_file,
 )
-from forebay.cli.settings_file import checked_kind, read_settings_file
 from forebay.cli.verb import Finding, Option, Verbs, shown_progress, verb
 from forebay.errors import RangeInvalid, RecipeMismatch, closest, is_url
 from forebay.fields import declared

@@ -24,7 +24,6 @@ from forebay.cache.records import (
     TierFill,
     VerifyReport,
 )
-from forebay.cli.render.remote import draw_remote_estimate, draw_tier_clean, draw_tier_contents, draw_tier_fill
 from forebay.cli.render.reports import (
     draw_build,
     draw_clean,
@@ -52,10 +51,14 @@ from forebay.cli.render.rows import (
 from forebay.cli.render.state import (
     draw_alignment,
     draw_gaps,
+    draw_remote_estimate,
     draw_status,
     draw_teacher_estimate,
     draw_tier,
+    draw_tier_clean,
     draw_tier_clear,
+    draw_tier_contents,
+    draw_tier_fill,
     draw_tier_verify,
     draw_warm,
 )

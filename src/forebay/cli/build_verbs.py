@@ -313,5 +313,5 @@ def _no_room(into: str | None, found: Estimate) -> str:
 build.homes = {TEACHERS: "forebay.cli.teacher_verbs:build_teachers"}
 estimate.homes = {
     TEACHERS: "forebay.cli.teacher_verbs:estimate_teachers_command",
-    "remote": "forebay.cli.remote_verbs:estimate_remote",
+    "remote": "forebay.cli.tier_verbs:estimate_remote",
 }

@@ -15,8 +15,8 @@ from forebay.cache.records import Status
 from forebay.cache.status import SHOWN_FAILURES, Depth
 from forebay.cli.grow_verbs import source_like_before
 from forebay.cli.options import SizeType, cache_argument, complete_file, complete_folder, local_only, source_option
-from forebay.cli.remote_verbs import through_tier
 from forebay.cli.show import show_result
+from forebay.cli.tier_verbs import through_tier
 from forebay.cli.verb import Finding, shown_progress, verb
 from forebay.errors import ForebayError
 from forebay.format.codec import MAX_BLOCK_BYTES

@@ -13,7 +13,7 @@ from forebay import api
 from forebay.cache.catalog import read_cache_document
 from forebay.cache.records import Status
 from forebay.cache.status import SHOWN_FAILURES, Depth
-from forebay.cli.grow_verbs import source_like_before
+from forebay.cli.maintain_verbs import source_like_before
 from forebay.cli.options import SizeType, cache_argument, complete_file, complete_folder, local_only, source_option
 from forebay.cli.show import show_result
 from forebay.cli.tier_verbs import through_tier

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from forebay.cache.records import Record
-from forebay.preview.output_file import HTML, check_output
+from forebay.preview.pictures import HTML, check_output
 from forebay.viewer.image_rows import OneImage, image_png
 from forebay.viewer.page_records import RecordProblem, answer, as_json, cache_names, compared, guarded
 from forebay.viewer.shown_cache import BadQuery, Query, ShownCache

@@ -2,6 +2,8 @@
 
 Modules are joined in the order of their imports into one script, because a page opened from a file may load no module.
 Records are the answers of the same functions that the server calls, under the same addresses.
+
+The page's own files, which are part of the package: modules, style, icon.
 """
 
 import base64
@@ -11,6 +13,7 @@ import os
 import re
 from collections.abc import Sequence
 from functools import partial
+from importlib.resources import files
 from typing import Any
 
 import msgspec
@@ -21,7 +24,6 @@ from forebay.preview.pictures import HTML, check_output
 from forebay.viewer.image_rows import OneImage, image_png
 from forebay.viewer.page_records import RecordProblem, answer, as_json, cache_names, compared, guarded
 from forebay.viewer.shown_cache import BadQuery, Query, ShownCache
-from forebay.viewer.static_files import STATIC
 from forebay.viewer.view_records import BundleReport
 
 ENTRY = "app.js"
@@ -214,3 +216,7 @@ def _variable(module: str) -> str:
 
 def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+STATIC = files("forebay.viewer") / "static"
+TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html", "svg": "image/svg+xml"}

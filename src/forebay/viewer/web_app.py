@@ -18,12 +18,12 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
+from forebay.viewer.bundle import STATIC, TYPES
 from forebay.viewer.guard import Guard
 from forebay.viewer.image_rows import image_png
 from forebay.viewer.live_build import BuildMoment
 from forebay.viewer.page_records import ENDPOINTS, RecordProblem, answer, as_json, cache_names, compared, guarded
 from forebay.viewer.shown_cache import BadQuery, Query, ShownCache
-from forebay.viewer.static_files import STATIC, TYPES
 
 TICK_SECONDS, NAP_SECONDS = 0.9, 0.1  # between events, and between looks whether the server ends
 THREADS = 16  # that make records

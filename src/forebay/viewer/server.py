@@ -19,10 +19,9 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from forebay.errors import LibraryMissing
-from forebay.viewer.guard import LOOPBACK, Guard, known_names
 from forebay.viewer.shown_cache import ShownCache
 from forebay.viewer.view_records import Viewing
-from forebay.viewer.web_app import WebApp
+from forebay.viewer.web_app import LOOPBACK, Guard, WebApp, known_names
 
 MOST_CONNECTIONS = 256
 REQUEST_SECONDS = 10.0  # in which the head of a request has to arrive

@@ -30,8 +30,7 @@ from forebay.source import Source
 from forebay.store import Root
 from forebay.viewer.image_rows import OneImage, image_png
 from forebay.viewer.page_records import RecordProblem, answer, as_json, cache_names, compared, guarded
-from forebay.viewer.shown_cache import BadQuery, Query, ShownCache
-from forebay.viewer.view_records import BundleReport
+from forebay.viewer.shown_cache import BadQuery, BundleReport, Query, ShownCache
 
 ENTRY = "app.js"
 T_SHOWN = (0.1, 0.3, 0.5, 0.7, 0.9)

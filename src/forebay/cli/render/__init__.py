@@ -75,7 +75,7 @@ from forebay.preview.row_records import (
 )
 from forebay.teachers import Alignment, TeacherEstimate
 from forebay.tiers.tier_records import TierClearReport, TierSummary, TierVerifyReport, WarmReport
-from forebay.viewer.view_records import BundleReport, Viewing
+from forebay.viewer.shown_cache import BundleReport, Viewing
 
 DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
     Alignment: draw_alignment,

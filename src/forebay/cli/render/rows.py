@@ -37,7 +37,7 @@ from forebay.preview.row_records import (
     PeekedRow,
 )
 from forebay.preview.words import counted, human_bytes, printable
-from forebay.viewer.view_records import BundleReport, Viewing
+from forebay.viewer.shown_cache import BundleReport, Viewing
 
 TEXT_LINES = 8
 TEXT_CHARS = 600

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forebay.tiers.cached_images import CachedImages
-    from forebay.tiers.tier_records import TierStatistics, TierWarning
+    from forebay.tiers.tier_value import TierStatistics, TierWarning
     from forebay.tiers.upkeep import clear_tier, summarize_tier, verify_tier
     from forebay.tiers.warming import warm
 # Where each public name lives; what needs lmdb is imported when it is first used.
 _HOMES = {
     "CachedImages": "forebay.tiers.cached_images",
-    **dict.fromkeys(("TierStatistics", "TierWarning"), "forebay.tiers.tier_records"),
+    **dict.fromkeys(("TierStatistics", "TierWarning"), "forebay.tiers.tier_value"),
     **dict.fromkeys(("clear_tier", "summarize_tier", "verify_tier"), "forebay.tiers.upkeep"),
     "warm": "forebay.tiers.warming",
 }

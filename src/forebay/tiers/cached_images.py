@@ -25,9 +25,8 @@ from forebay.recipe import RowRecipe, check_recipe
 from forebay.source import Source, SourceFile
 from forebay.tiers.lmdb_tier import MAX_BYTES, QUEUE_BYTES, LmdbTier, open_tier
 from forebay.tiers.lookup import MemoryTier, OpenedTiers, Unreadable
-from forebay.tiers.tier_records import TierStatistics
 from forebay.tiers.tier_samples import CheckSource, TierSamples
-from forebay.tiers.tier_value import Row
+from forebay.tiers.tier_value import Row, TierStatistics
 from forebay.tiers.tier_writer import WhenFull
 
 _PLAIN = ("l2", "_l1_bytes", "_max_bytes", "_queue_bytes", "_when_full", "_unreadable")  # attributes that are JSON

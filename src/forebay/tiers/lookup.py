@@ -14,9 +14,8 @@ from forebay.format.tensors import VARIABLE
 from forebay.recipe import RowRecipe
 from forebay.source import Sample
 from forebay.tiers.lmdb_tier import LmdbTier
-from forebay.tiers.tier_records import TierStatistics, TierWarning
 from forebay.tiers.tier_samples import Named, RowNames, Seen, TierSamples, content_of, key_of, seen_in
-from forebay.tiers.tier_value import BadValue, Row, RowShape, decode_value, encode_value
+from forebay.tiers.tier_value import BadValue, Row, RowShape, TierStatistics, TierWarning, decode_value, encode_value
 from forebay.tiers.tier_writer import WhenFull
 
 

@@ -15,9 +15,17 @@ from forebay.format.tensors import hmac_key
 from forebay.tiers.environment import Environment, Kept
 from forebay.tiers.lmdb_tier import open_tier
 from forebay.tiers.tier_files import alone, count_values, file_bytes, is_tier, remove_files
-from forebay.tiers.tier_records import BadKept, RecipeShare, TierClearReport, TierSummary, TierVerifyReport
 from forebay.tiers.tier_samples import key_of
-from forebay.tiers.tier_value import BadValue, decode_value, peek_value
+from forebay.tiers.tier_value import (
+    BadKept,
+    BadValue,
+    RecipeShare,
+    TierClearReport,
+    TierSummary,
+    TierVerifyReport,
+    decode_value,
+    peek_value,
+)
 
 _HEAD_BYTES = 64 << 10  # no header of ours is longer
 _AT_ONCE = 64

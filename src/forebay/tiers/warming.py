@@ -20,7 +20,7 @@ from forebay.recipe import RowRecipe
 from forebay.source import Source
 from forebay.tiers.cached_images import CachedImages
 from forebay.tiers.lmdb_tier import MAX_BYTES, open_tier
-from forebay.tiers.tier_records import TierWarning, WarmReport
+from forebay.tiers.tier_value import TierWarning, WarmReport
 
 BATCH = 32
 _ATTEMPTS = 3

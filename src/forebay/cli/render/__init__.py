@@ -74,7 +74,7 @@ from forebay.preview.row_records import (
     TaughtSheet,
 )
 from forebay.teachers import Alignment, TeacherEstimate
-from forebay.tiers.tier_records import TierClearReport, TierSummary, TierVerifyReport, WarmReport
+from forebay.tiers.tier_value import TierClearReport, TierSummary, TierVerifyReport, WarmReport
 from forebay.viewer.shown_cache import BundleReport, Viewing
 
 DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {

@@ -46,8 +46,7 @@ from forebay.teachers import (
     estimate_teachers,
     pipeline,
 )
-from forebay.teachers.align import reopened
-from forebay.teachers.interpolation import interpolation_errors
+from forebay.teachers.align import interpolation_errors, reopened
 
 GEOMETRIC = "geometric"
 CAPTION = "caption"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from forebay.errors import TeacherUnusable
-from forebay.teachers.model_files import config_of, setting
+from forebay.teachers.protocol import config_of, setting
 
 
 @dataclass(frozen=True, slots=True)

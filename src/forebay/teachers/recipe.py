@@ -23,8 +23,7 @@ from forebay.teachers.batched_forward import (
     unload,
 )
 from forebay.teachers.built_in import T5, Clip, Latents, known_teacher
-from forebay.teachers.model_files import is_on_hub
-from forebay.teachers.protocol import Output, Teacher, runner
+from forebay.teachers.protocol import Output, Teacher, is_on_hub, runner
 from forebay.teachers.shared_prompts import EMPTY, shared_columns, shared_rows
 from forebay.teachers.teacher_samples import BUCKETS, Prompts, TeacherSamples, check_buckets, read_samples
 

@@ -25,7 +25,7 @@ from forebay.cli.verb import is_json, verb
 from forebay.columns import Ragged
 from forebay.errors import ForebayError
 from forebay.format import layout
-from forebay.preview.first_sign import console_for
+from forebay.preview.console import console_for
 from forebay.preview.row_records import DemoReport, DemoStep
 from forebay.preview.words import command_line
 from forebay.read.cache import open_cache

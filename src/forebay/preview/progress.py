@@ -23,7 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 from forebay.cache.records import OnProgress, Progress
-from forebay.preview.first_sign import SafeConsole, clear_first_sign, console_for
+from forebay.preview.console import SafeConsole, console_for
+from forebay.preview.first_sign import clear_first_sign
 from forebay.preview.words import human_bytes, human_time, printable
 
 _NOTEBOOK_WIDTH = 100

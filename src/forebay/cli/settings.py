@@ -255,8 +255,8 @@ def kept_recipe(root: str, layer: str | None) -> RecipeDocument:
 
 
 def _settings(kind: Kind, source: dict[str, Any], recipe: dict[str, Any], build: dict[str, Any]) -> Settings:
-    for name, field in declared(kind.recipe).items():
-        if field.is_required and name not in recipe:
+    for name, option in declared(kind.recipe).items():
+        if option.is_required and name not in recipe:
             raise click.UsageError(f"Missing option '--{name.replace('_', '-')}', which a recipe of {kind.name} needs.")
     try:
         opened = msgspec.convert(source, kind.source).open()

@@ -25,11 +25,12 @@ import numpy as np
 
 from forebay.cache.records import Record
 from forebay.preview.pictures import HTML, check_output
+from forebay.preview.row_records import BundleReport
 from forebay.read.cache import Cache
 from forebay.source import Source
 from forebay.store import Root
 from forebay.viewer.page_records import RecordProblem, answer, as_json, cache_names, compared, guarded
-from forebay.viewer.shown_cache import BadQuery, BundleReport, Query, ShownCache
+from forebay.viewer.shown_cache import BadQuery, Query, ShownCache
 from forebay.viewer.teacher_rows import OneImage, image_png
 
 ENTRY = "app.js"

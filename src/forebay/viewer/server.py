@@ -19,7 +19,8 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from forebay.errors import LibraryMissing
-from forebay.viewer.shown_cache import ShownCache, Viewing
+from forebay.preview.row_records import Viewing
+from forebay.viewer.shown_cache import ShownCache
 from forebay.viewer.web_app import LOOPBACK, Guard, WebApp, known_names
 
 MOST_CONNECTIONS = 256

@@ -1,14 +1,10 @@
-"""A cache that pages are made of: reopened when it grows, addressed by its place in the list, never by a path.
-
-What `forebay view` prints: where the page is.
-"""
+"""A cache that pages are made of: reopened when it grows, addressed by its place in the list, never by a path."""
 
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from forebay.cache.catalog import generation_numbers
-from forebay.cache.records import Record
 from forebay.errors import NothingPublished
 from forebay.format import layout
 from forebay.read.cache import Cache, open_cache
@@ -130,19 +126,3 @@ class Query:
         if not 0 <= number <= 1:
             raise BadQuery(f"'{name}' must be a number from 0 to 1 (got {text[:40]!r})")
         return number
-
-
-class Viewing(Record, frozen=True, kw_only=True):
-    """What a server of the viewer shows, and where."""
-
-    url: str
-    caches: tuple[str, ...]
-
-
-class BundleReport(Record, frozen=True, kw_only=True):
-    """A static page with sampled rows."""
-
-    path: str
-    caches: tuple[str, ...]
-    rows: tuple[tuple[int, ...], ...]  # those of each cache that it carries
-    bytes: int

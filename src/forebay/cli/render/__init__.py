@@ -64,6 +64,7 @@ from forebay.cli.render.state import (
 )
 from forebay.cli.render.summary import draw_summary
 from forebay.preview.row_records import (
+    BundleReport,
     DemoReport,
     DoctorReport,
     DryRun,
@@ -72,10 +73,10 @@ from forebay.preview.row_records import (
     PackedPeek,
     Peek,
     TaughtSheet,
+    Viewing,
 )
 from forebay.teachers import Alignment, TeacherEstimate
 from forebay.tiers.tier_value import TierClearReport, TierSummary, TierVerifyReport, WarmReport
-from forebay.viewer.shown_cache import BundleReport, Viewing
 
 DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
     Alignment: draw_alignment,

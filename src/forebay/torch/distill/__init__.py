@@ -12,7 +12,6 @@ from forebay.torch.distill.flow import (
     shift_times,
     velocity,
 )
-from forebay.torch.distill.language import forward_kl_top_k
 from forebay.torch.distill.losses import (
     LossMode,
     LunePredictor,
@@ -23,6 +22,7 @@ from forebay.torch.distill.losses import (
     embed_times,
     feature_loss,
     flow_loss,
+    forward_kl_top_k,
     loss_weights,
     sol_loss,
     spatial_weights,

@@ -27,8 +27,7 @@ from forebay.torch.distill.losses import (
     sol_loss,
     spatial_weights,
 )
-from forebay.torch.distill.multi_source import MultiSourceCache
-from forebay.torch.distill.timed_features import TeacherDropout, TeacherRows
+from forebay.torch.distill.timed_features import MultiSourceCache, TeacherDropout, TeacherRows
 
 __all__ = [
     "LogitNormalTimes", "LossMode", "LunePredictor", "LuneSignal", "MultiSourceCache", "SolPrior", "SolSignal",

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
         image_block_mask,
         move_mask,
         prefix_block_mask,
+        transformers_inputs,
     )
     from forebay.torch.attention.leaks import Leak, PaddingLeak, document_leaks, padding_leaks
     from forebay.torch.attention.mask_cache import BlockMaskCache, BlockMaskStatistics
     from forebay.torch.attention.modules import MaskedViTBlock, PackedSelfAttention, SeedAttention
-    from forebay.torch.attention.transformers_inputs import transformers_inputs
     from forebay.torch.batch_html import BatchTable, LoadedBatch, MaskPicture, show_batch, show_mask
     from forebay.torch.beside import FeaturesAt
     from forebay.torch.dataset import CacheDataset
@@ -83,7 +83,7 @@ _HOMES = {
     **dict.fromkeys(("Located", "Stream"), "forebay.feeding.stream"),
     **dict.fromkeys(("TorchFeatures", "features"), "forebay.torch.distill.timed_features"),
     "Transform": "forebay.torch.assemble",
-    "transformers_inputs": "forebay.torch.attention.transformers_inputs",
+    "transformers_inputs": "forebay.torch.attention.block_mask",
 }
 __all__ = [
     "AspectBucket", "BatchTable", "BlockMaskCache", "BlockMaskStatistics", "BucketLoader", "CacheDataset", "Canvases",

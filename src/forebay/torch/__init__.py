@@ -36,8 +36,13 @@ if TYPE_CHECKING:
     from forebay.torch.beside import FeaturesAt
     from forebay.torch.dataset import CacheDataset
     from forebay.torch.distill.timed_features import TorchFeatures, features
-    from forebay.torch.images.crops import AspectBucket, BucketLoader, RandomResizedCrop, aspect_buckets
-    from forebay.torch.images.image_batch import ImageBatch
+    from forebay.torch.images.image_batch import (
+        AspectBucket,
+        BucketLoader,
+        ImageBatch,
+        RandomResizedCrop,
+        aspect_buckets,
+    )
     from forebay.torch.images.joint import Canvases, JointTransform
     from forebay.torch.images.model_input import LetterboxModule, masks_on_device, normalize_on_device
     from forebay.torch.loader import Loader, change_weights
@@ -61,7 +66,7 @@ _HOMES = {
     **dict.fromkeys(("Leak", "PaddingLeak", "document_leaks", "padding_leaks"), "forebay.torch.attention.leaks"),
     "Growth": "forebay.feeding.stream",
     **dict.fromkeys(
-        ("AspectBucket", "BucketLoader", "RandomResizedCrop", "aspect_buckets"), "forebay.torch.images.crops"
+        ("AspectBucket", "BucketLoader", "RandomResizedCrop", "aspect_buckets"), "forebay.torch.images.image_batch"
     ),
     "ImageBatch": "forebay.torch.images.image_batch",
     **dict.fromkeys(("Canvases", "JointTransform"), "forebay.torch.images.joint"),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from forebay.torch.attention.mask_cache import BlockMaskCache, BlockMaskStatistics
     from forebay.torch.attention.modules import MaskedViTBlock, PackedSelfAttention, SeedAttention
     from forebay.torch.batch_html import BatchTable, LoadedBatch, MaskPicture, show_batch, show_mask
+    from forebay.torch.batches import derive_on_device
     from forebay.torch.beside import FeaturesAt
     from forebay.torch.dataset import CacheDataset
     from forebay.torch.distill.timed_features import TorchFeatures, features
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from forebay.torch.images.model_input import LetterboxModule, masks_on_device, normalize_on_device
     from forebay.torch.loader import Loader, change_weights
     from forebay.torch.log_probs import PackedBatch
-    from forebay.torch.on_device import derive_on_device
     from forebay.torch.preference_batch import PreferenceBatch
     from forebay.torch.schedule import Schedule
 # Where each public name lives.
@@ -77,7 +77,7 @@ _HOMES = {
     "LoaderStatistics": "forebay.feeding.statistics",
     **dict.fromkeys(("Ingredient", "Mixture"), "forebay.feeding.mixture"),
     "open_mixture": "forebay.feeding.mixture_file",
-    "derive_on_device": "forebay.torch.on_device",
+    "derive_on_device": "forebay.torch.batches",
     **dict.fromkeys(("masks_on_device", "normalize_on_device"), "forebay.torch.images.model_input"),
     **dict.fromkeys(("Present", "Split", "Where"), "forebay.feeding.selection"),
     "FeaturesAt": "forebay.torch.beside",

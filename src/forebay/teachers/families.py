@@ -1,6 +1,6 @@
 """The kinds of VAEs, text encoders and denoisers that are supported, and the shapes of each, from its configuration.
 
-How a denoiser is called is in `forebay.torch.teachers.denoiser_calls`; which parts a pipeline has, in `pipelines`.
+How a denoiser is called is in `forebay.torch.teachers.run_denoiser`; which parts a pipeline has, in `pipelines`.
 """
 
 from collections.abc import Callable, Collection

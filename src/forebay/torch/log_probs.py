@@ -31,7 +31,7 @@ from forebay.feeding.arguments import checked_names
 from forebay.feeding.prefetch import batch_bytes
 from forebay.masks import candidate_weights, label_mask, labels, positions
 from forebay.masks.documents import LabelStyle, checked_label_style
-from forebay.masks.train_on import Kind, TrainOn, label_weights
+from forebay.masks.spans import Kind, TrainOn, label_weights
 from forebay.order.coins import Coins
 from forebay.read.cache import Cache
 from forebay.tokens.packing import pack_best_fit

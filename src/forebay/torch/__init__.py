@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from forebay.feeding.selection import Present, Split, Where
     from forebay.feeding.statistics import LoaderStatistics
     from forebay.feeding.stream import Growth, Located, Stream
-    from forebay.order.coins import Coins
-    from forebay.order.orders import ShuffleQuality
+    from forebay.order.orders import Coins, ShuffleQuality
     from forebay.order.window import Window
     from forebay.torch.assemble import Collate, Transform
     from forebay.torch.attention.block_mask import (
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from forebay.torch.log_probs import PackedBatch, PreferenceBatch
 # Where each public name lives.
 _HOMES = {
-    "Coins": "forebay.order.coins",
+    "Coins": "forebay.order.orders",
     "ShuffleQuality": "forebay.order.orders",
     "Window": "forebay.order.window",
     **dict.fromkeys(("MaskedViTBlock", "PackedSelfAttention", "SeedAttention"), "forebay.torch.attention.modules"),

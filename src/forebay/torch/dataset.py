@@ -26,8 +26,8 @@ from forebay.feeding.stream import PACKED_COLUMNS, Located, SelectionRule
 from forebay.masks.documents import LabelStyle, checked_label_style
 from forebay.masks.spans import Kind, TrainOn
 from forebay.order.bijection import Numbers
-from forebay.order.coins import Coins
 from forebay.order.lr_schedule import Decay, Multiplier, training_steps, warmup_steps
+from forebay.order.orders import Coins
 from forebay.read.cache import Cache
 from forebay.torch.assemble import (
     Collate,

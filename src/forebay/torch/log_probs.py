@@ -32,7 +32,7 @@ from forebay.feeding.prefetch import batch_bytes
 from forebay.masks import candidate_weights, label_mask, labels, positions
 from forebay.masks.documents import LabelStyle, checked_label_style
 from forebay.masks.spans import Kind, TrainOn, label_weights
-from forebay.order.coins import Coins
+from forebay.order.orders import Coins
 from forebay.read.cache import Cache
 from forebay.tokens.packing import pack_best_fit
 from forebay.torch.assemble import Rows, pad_token, spans_policy

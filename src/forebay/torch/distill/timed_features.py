@@ -26,7 +26,7 @@ from torch import Tensor
 
 from forebay.cache.catalog import presence_name
 from forebay.columns import Ragged
-from forebay.order.coins import Coins, row_keys
+from forebay.order.orders import Coins, row_keys
 from forebay.read.cache import Cache
 from forebay.recipe import RecipeDocument
 from forebay.teachers.feature_reader import Between, Features

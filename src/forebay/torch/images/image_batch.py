@@ -47,7 +47,7 @@ from forebay.images.tags import Tags
 from forebay.masks.documents import IGNORED_LABEL
 from forebay.masks.rectangle import IGNORE_THRESHOLD, flip_rectangles
 from forebay.order.bijection import key_of, permute
-from forebay.order.coins import Coins, sample_keys
+from forebay.order.orders import Coins, sample_keys
 from forebay.order.selected_rows import Selection
 from forebay.read.cache import Cache
 from forebay.torch.assemble import Rows

@@ -12,8 +12,7 @@ try:
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError("forebay.torch needs PyTorch: pip install 'forebay[torch]'", name="torch") from missing
 if TYPE_CHECKING:
-    from forebay.feeding.mixture import Ingredient, Mixture
-    from forebay.feeding.mixture_file import open_mixture
+    from forebay.feeding.mixture import Ingredient, Mixture, open_mixture
     from forebay.feeding.selection import Present, Split, Where
     from forebay.feeding.statistics import LoaderStatistics
     from forebay.feeding.stream import Growth, Located, Stream
@@ -73,7 +72,7 @@ _HOMES = {
     "PreferenceBatch": "forebay.torch.log_probs",
     "LoaderStatistics": "forebay.feeding.statistics",
     **dict.fromkeys(("Ingredient", "Mixture"), "forebay.feeding.mixture"),
-    "open_mixture": "forebay.feeding.mixture_file",
+    "open_mixture": "forebay.feeding.mixture",
     "derive_on_device": "forebay.torch.batches",
     **dict.fromkeys(("masks_on_device", "normalize_on_device"), "forebay.torch.images.model_input"),
     **dict.fromkeys(("Present", "Split", "Where"), "forebay.feeding.selection"),

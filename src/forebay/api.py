@@ -54,8 +54,8 @@ from forebay.cache.status import SHOWN_FAILURES, Depth, cache_status, find_gaps,
 from forebay.cache.verify import newest_sound, verify_generation
 from forebay.engine.base import Engine
 from forebay.errors import TierUnusable, UnknownKind
-from forebay.feeding.remote_plan import estimate_remote as feeding_estimate
-from forebay.feeding.remote_plan import warm_tier
+from forebay.feeding.chunk_ahead import estimate_remote as feeding_estimate
+from forebay.feeding.chunk_ahead import warm_tier
 from forebay.fields import as_bytes
 from forebay.format import layout
 from forebay.format.codec import MAX_BLOCK_BYTES

@@ -25,9 +25,8 @@ from forebay.building.reopen import kept_source, new_files, why_unchecked
 from forebay.building.repair_cache import repair_cache
 from forebay.cache.catalog import Snapshot, load_generation, read_cache_document
 from forebay.cache.claims import LEASE_SECONDS
-from forebay.cache.clean import clean_cache
+from forebay.cache.clean import clean_cache, drop_layers
 from forebay.cache.copy import copy_cache
-from forebay.cache.drop import drop_layers
 from forebay.cache.records import (
     BuildReport,
     CleanReport,

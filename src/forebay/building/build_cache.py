@@ -61,7 +61,7 @@ from forebay.cache.catalog import (
     read_cache_document,
     read_recipe_document,
 )
-from forebay.cache.drop import drop_layers
+from forebay.cache.clean import drop_layers
 from forebay.cache.plan import Plan
 from forebay.cache.records import BuildReport, RepairReport
 from forebay.cache.segment import Segment, Unreadable, named_in

@@ -29,7 +29,7 @@ from forebay.preview.words import command_line
 from forebay.read.cache import open_cache
 from forebay.store import open_store
 from forebay.teachers import Alignment, check_alignment
-from forebay.teachers.expectations import read_expectations
+from forebay.teachers.align import read_expectations
 
 
 @verb()

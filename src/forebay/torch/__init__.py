@@ -28,8 +28,13 @@ if TYPE_CHECKING:
         transformers_inputs,
     )
     from forebay.torch.attention.leaks import Leak, PaddingLeak, document_leaks, padding_leaks
-    from forebay.torch.attention.mask_cache import BlockMaskCache, BlockMaskStatistics
-    from forebay.torch.attention.modules import MaskedViTBlock, PackedSelfAttention, SeedAttention
+    from forebay.torch.attention.modules import (
+        BlockMaskCache,
+        BlockMaskStatistics,
+        MaskedViTBlock,
+        PackedSelfAttention,
+        SeedAttention,
+    )
     from forebay.torch.batch_html import BatchTable, LoadedBatch, MaskPicture, show_batch, show_mask
     from forebay.torch.batches import derive_on_device
     from forebay.torch.beside import FeaturesAt
@@ -56,7 +61,7 @@ _HOMES = {
         ("causal_block_mask", "document_block_mask", "image_block_mask", "move_mask", "prefix_block_mask"),
         "forebay.torch.attention.block_mask",
     ),
-    **dict.fromkeys(("BlockMaskCache", "BlockMaskStatistics"), "forebay.torch.attention.mask_cache"),
+    **dict.fromkeys(("BlockMaskCache", "BlockMaskStatistics"), "forebay.torch.attention.modules"),
     "Collate": "forebay.torch.assemble",
     "CacheDataset": "forebay.torch.dataset",
     **dict.fromkeys(("Leak", "PaddingLeak", "document_leaks", "padding_leaks"), "forebay.torch.attention.leaks"),

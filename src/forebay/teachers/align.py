@@ -52,8 +52,8 @@ from forebay.errors import (
 )
 from forebay.read.cache import Cache, open_cache
 from forebay.recipe import RecipeDocument, differing_fields, is_same_recipe
+from forebay.teachers.batched_forward import PROMPT
 from forebay.teachers.recipe import T_BUCKETS, TeacherRecipe
-from forebay.teachers.shared_prompts import PROMPT
 from forebay.teachers.teacher_samples import BUCKETS, NOT_FINITE, Prompts, prompt_hash
 
 _LINSPACE = re.compile(r"linspace\(([^,]+),([^,]+),(\d+)\)")

@@ -22,7 +22,7 @@ from forebay.compat.tinyflux.prompt_caches import ENCODINGS, Image, ModelZoo
 from forebay.errors import ColumnNotFound, OldCacheInvalid, RecipeMismatch
 from forebay.read.cache import Cache, open_cache
 from forebay.store import open_store
-from forebay.teachers.shared_prompts import SharedColumn
+from forebay.teachers.batched_forward import SharedColumn
 from forebay.teachers.teacher_samples import SHARED_ROW_SUFFIX
 from forebay.torch.batches import to_array, to_tensor
 from forebay.torch.distill.flow import MIN_SNR_GAMMA, SHIFT

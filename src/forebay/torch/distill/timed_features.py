@@ -29,10 +29,10 @@ from forebay.columns import Ragged
 from forebay.order.orders import Coins, row_keys
 from forebay.read.cache import Cache
 from forebay.recipe import RecipeDocument
+from forebay.teachers.batched_forward import SharedColumn
 from forebay.teachers.feature_reader import Between, Features
 from forebay.teachers.protocol import TimeDirection
 from forebay.teachers.recipe import T_BUCKETS, TeacherRecipe
-from forebay.teachers.shared_prompts import SharedColumn
 from forebay.teachers.teacher_samples import SHARED_ROW_SUFFIX
 from forebay.torch.batches import to_array, to_tensor
 

@@ -20,7 +20,7 @@ def test_two_minutes_of_faults_lead_to_no_finding() -> None:
 
 
 def run_campaign(*asked: str) -> None:
-    command = [sys.executable, "-m", "forebay.testing.faults", *asked, "--all"]
+    command = [sys.executable, "-m", "forebay.testing.campaign", *asked, "--all"]
     run = subprocess.run(command, env=script_environment(), capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     print(run.stdout)

@@ -7,22 +7,15 @@ with FaultProxy("http://127.0.0.1:4566", [Fault("lost-reply", "create", probabil
 The proxy speaks plain HTTP/1.1, counts every request by its operation, and understands the protocols of S3, Google
 Cloud Storage and Azure well enough to tell creations, listings, reads and deletions apart. With `bytes_per_second`, all
 answers share a line of that bandwidth.
-
-The fault campaign, from a clone of the project: `python -m forebay.testing.faults --seed 7 --minutes 2`.
-
-It is `tests/campaign`, which is not part of the wheel.
 """
 
 import asyncio
 import random
-import runpy
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Literal, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -332,13 +325,3 @@ def _reply(kind: str, method: str) -> bytes:
     body = b"" if method == "HEAD" else f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
     head = f"HTTP/1.1 {status} Injected\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
-
-
-def main() -> None:
-    if find_spec("tests") is None or find_spec("tests.campaign") is None:
-        sys.exit("the fault campaign is in the source tree: run this in a clone of forebay, or `make campaign` there")
-    runpy.run_module("tests.campaign", run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from forebay.torch.batch_html import BatchTable, LoadedBatch, MaskPicture, show_batch, show_mask
     from forebay.torch.batches import derive_on_device
     from forebay.torch.beside import FeaturesAt
-    from forebay.torch.dataset import CacheDataset, Schedule
+    from forebay.torch.dataset import CacheDataset
     from forebay.torch.distill.timed_features import TorchFeatures, features
     from forebay.torch.images.image_batch import (
         AspectBucket,
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from forebay.torch.images.model_input import LetterboxModule, masks_on_device, normalize_on_device
     from forebay.torch.loader import Loader, change_weights
     from forebay.torch.log_probs import PackedBatch, PreferenceBatch
+    from forebay.torch.schedule import Schedule
 # Where each public name lives.
 _HOMES = {
     "Coins": "forebay.order.orders",
@@ -82,7 +83,7 @@ _HOMES = {
     **dict.fromkeys(("masks_on_device", "normalize_on_device"), "forebay.torch.images.model_input"),
     **dict.fromkeys(("Present", "Split", "Where"), "forebay.feeding.selection"),
     "FeaturesAt": "forebay.torch.beside",
-    "Schedule": "forebay.torch.dataset",
+    "Schedule": "forebay.torch.schedule",
     **dict.fromkeys(
         ("BatchTable", "LoadedBatch", "MaskPicture", "show_batch", "show_mask"), "forebay.torch.batch_html"
     ),

@@ -106,7 +106,6 @@ from forebay.recipe import (
     versions_of,
 )
 from forebay.source import Part, Source, SourceFile
-from forebay.store import Store
 from forebay.store.base import Store, is_full, wait_until_listed
 
 TRIES = 100  # to append a segment, while others append theirs

@@ -55,10 +55,9 @@ from forebay.format.chunk_decode import ChunkFile
 from forebay.format.codec import MAX_BLOCK_BYTES
 from forebay.format.generation import Generation
 from forebay.format.tensors import unseal
-from forebay.read.blocks import BlockCache, BlockStatistics
 from forebay.read.chunk_maps import MAX_MAPS, ChunkFinder, Maps, RowLocations
 from forebay.read.column_readers import ColumnReader, DecodedBlock, PresenceReader, column_reader
-from forebay.read.gather import RowAddresses
+from forebay.read.gather import BlockCache, BlockStatistics, RowAddresses
 from forebay.recipe import RecipeDocument
 from forebay.source import Part
 from forebay.store import LocalStore, Root, open_store

@@ -10,9 +10,11 @@
 A task reaches a worker as a JSON document, never as a pickle of live objects: a worker may be on another machine. Only
 an engine that runs in the calling process uses the task itself, so it also takes what has no document.
 
-What a worker of any engine does with a chunk: compute it, write it, and return what happened as an event.
+What a worker of any engine does with a chunk is `attempt_chunk`: compute it, write it, and return what happened as an
+event. `InlineEngine` does just that in the calling process.
 """
 
+import os
 import resource
 import sys
 import time
@@ -205,3 +207,45 @@ def peak_bytes() -> int:
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+class InlineEngine:
+    """One slot, whose chunk is made in `poll`. It uses the task itself, so the task needs no document."""
+
+    def __init__(self) -> None:
+        self._task: Task | None = None
+        self._chunk: int | None = None
+
+    def capacity(self) -> int:
+        return 1
+
+    def preload(self, document: TaskDocument, slots: int) -> None:
+        """No-op: the current process needs no start-up."""
+
+    def start(self, task: Task, slots: int) -> None:
+        self._task = task
+
+    def idle(self) -> list[int]:
+        return [0] if self._task is not None and self._chunk is None else []
+
+    def submit(self, slot: int, chunk: int) -> None:
+        self._chunk = chunk
+
+    def poll(self, timeout: float) -> list[Event]:
+        if self._task is None or self._chunk is None:
+            time.sleep(timeout)
+            return []
+        chunk, self._chunk = self._chunk, None
+        return [attempt_chunk(self._task, chunk)]
+
+    def resize(self, slots: int) -> None:
+        """No-op: there is always one slot."""
+
+    def usage(self) -> EngineUsage:
+        return EngineUsage(workers=1, pids=(os.getpid(),), in_process=True)
+
+    def stop(self) -> None:
+        self._task = self._chunk = None
+
+    def close(self) -> None:
+        self.stop()

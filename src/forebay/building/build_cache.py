@@ -37,7 +37,6 @@ from forebay.building.build_options import (
     show_planning,
 )
 from forebay.building.dedup import ChunkIdentities, Draft, chunk_question, deduplicate
-from forebay.building.kept_results import KeptResults, keeping_results
 from forebay.building.layer_build import (
     LayerBuild,
     base_workplace,
@@ -74,7 +73,7 @@ from forebay.cache.catalog import (
     read_recipe_document,
 )
 from forebay.cache.clean import drop_layers
-from forebay.cache.plan import Plan
+from forebay.cache.plan import KeptResults, Plan, keeping_results
 from forebay.cache.records import BuildReport, RepairReport
 from forebay.cache.segment import Segment, Unreadable, decode_segment, named_in
 from forebay.cache.source_check import check_freshness, check_kind, reported, source_changed

@@ -18,8 +18,7 @@ import msgspec
 import numpy as np
 
 from forebay.building.build_options import Reasons
-from forebay.building.kept_results import KeptResults, identity_facts
-from forebay.cache.plan import Plan, load_plan
+from forebay.cache.plan import KeptResults, Plan, identity_facts, load_plan
 from forebay.cache.segment import Unreadable
 from forebay.columns import Array, Column
 from forebay.errors import ForebayError, FunctionFailed, RecipeInvalid, SourceUnreadable

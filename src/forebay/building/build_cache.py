@@ -1,6 +1,6 @@
 """Build a layer of a cache, or grow its base layer by what is new in the source.
 
-Have the workers of an engine find the identities of samples, where a recipe leaves out duplicates: that reads all.
+Where a recipe leaves out duplicates, the workers of an engine find the identities of samples (`Census`): that reads all.
 
 The draft of the plan and what is found in each chunk are kept beside the plan until it is written.
 """

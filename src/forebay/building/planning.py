@@ -1,6 +1,7 @@
 """Cut a source into chunks, sized by a trial of the recipe on a sample of it.
 
-Find where the samples of compressed files end, several files at a time, and keep it until all is planned.
+Where the samples of compressed files end is found for several files at a time (`StreamScans`), and kept until all is
+planned.
 """
 
 import os

@@ -4,7 +4,7 @@
                                  A stops beating ──B creates 000035.2──▶ B works …
 
 A claim is advice: two builders that both hold one make the same bytes, and the second learns that the chunk exists. It
-is written once, and names its owner, whose heartbeat (`heartbeats`) keeps all of its claims alive. It expires when that
+is written once, and names its owner, whose heartbeat keeps all of its claims alive. It expires when that
 has not moved for a lease on the observer's own clock, at once when the owner is known to be dead. Whoever creates the
 next attempt has it; creation happens once, so exactly one takes over.
 
@@ -15,7 +15,7 @@ Heartbeats: one small file per builder, rewritten while it works, with its progr
 A builder that holds a thousand claims writes one file per beat, and whoever waits for it reads one. It is silent when
 its counter has not moved for a lease on the observer's own clock: the clock of another machine is never asked.
 
-What a builder and its workers use of their machine; its heartbeat carries it, for observers elsewhere.
+A heartbeat also carries what the builder and its workers use of their machine (`Usage`), for observers elsewhere.
 """
 
 import itertools

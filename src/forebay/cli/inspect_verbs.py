@@ -1,7 +1,4 @@
-"""`forebay info`, `status`, `gaps`, `verify` and `peek`: inspect a cache without changing it.
-
-`forebay view`: caches in the browser, from a server on this machine or as a static page.
-"""
+"""`forebay info`, `status`, `gaps`, `verify`, `peek` and `view`: inspect a cache without changing it."""
 
 import webbrowser
 from importlib import import_module

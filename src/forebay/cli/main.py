@@ -4,8 +4,6 @@
 1  failure, or damage found
 2  wrong usage
 130  stopped by Ctrl-C or SIGTERM
-
-Errors as a line, as JSON and as an exit code.
 """
 
 import errno

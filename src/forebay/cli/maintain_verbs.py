@@ -1,7 +1,4 @@
-"""`forebay repair`, `clean`, `drop`, `copy`, `rekey` and `import`.
-
-`forebay grow` and `forebay refresh`: add new source files, rebuild changed ones.
-"""
+"""`forebay grow`, `refresh`, `repair`, `clean`, `drop`, `copy`, `rekey` and `import`."""
 
 import errno
 import os

@@ -1,6 +1,5 @@
-"""`forebay tier` and `forebay warm`: tiers of chunks (see `remote_verbs`) and of single rows.
-
-`forebay estimate CACHE --remote`, `warm --tier`, `tier list` and `tier clean`: training from a bucket.
+"""`forebay tier`, `forebay warm` and `forebay estimate CACHE --remote`: tiers of chunks, for training from a bucket, and
+tiers of single rows.
 """
 
 import os

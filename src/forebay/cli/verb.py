@@ -1,6 +1,5 @@
-"""What every verb has: options in groups, `--json`, `--quiet`, and a result that is shown when it returns.
-
-Progress of a verb on standard error; none beside JSON, and none if the verb is quiet.
+"""What every verb has: options in groups, `--json`, `--quiet`, progress on standard error, and a result that is shown
+when it returns.
 """
 
 from collections.abc import Callable, Iterator

@@ -3,9 +3,7 @@
 Modules are joined in the order of their imports into one script, because a page opened from a file may load no module.
 Records are the answers of the same functions that the server calls, under the same addresses.
 
-The page's own files, which are part of the package: modules, style, icon.
-
-`fb.view`: the viewer inline in a notebook, by a server thread on this machine or as a static copy.
+`fb.view` shows the viewer inline in a notebook, by a server thread on this machine or as such a page.
 """
 
 import base64

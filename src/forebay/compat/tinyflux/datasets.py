@@ -1,6 +1,5 @@
-"""Data sets, their encodings, and Lune and Sol under the names of the document.
-
-Training with teachers under the document's names: `TrainerConfig` and losses.
+"""Data sets, their encodings, Lune and Sol, and training with teachers (`TrainerConfig` and losses) under the names of
+the document.
 """
 
 import os

@@ -2,7 +2,7 @@
 
 The libraries leave weights that a file lacks at random values and only log it; here that is an error.
 
-Devices by name, and their memory by the counters of torch's allocators. Needs torch only.
+Devices are chosen by name here, and their memory is read from the counters of torch's allocators.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -10,10 +10,11 @@ from forebay.images.tags import Tags
 
 if TYPE_CHECKING:
     from forebay.images.decode import Policy, letterbox, model_planes, paste
-    from forebay.images.inference import Framed, Prepared, contact_sheet, prepare, prepared_row, shaded
     from forebay.images.inference import KeepsRecipes as KeepsRecipes
+    from forebay.images.inference import Prepared, prepare, prepared_row
     from forebay.images.inference import image_recipe as image_recipe
     from forebay.images.recipe import ImageRecipe
+    from forebay.images.sheets import Framed, contact_sheet, shaded
 # Names that need Pillow are imported when they are first used. None may have the name of a module: importing the module
 # would replace it.
 _HOMES = {
@@ -23,8 +24,8 @@ _HOMES = {
         ("KeepsRecipes", "Prepared", "image_recipe", "prepare", "prepared_row"), "forebay.images.inference"
     ),
     "ImageRecipe": "forebay.images.recipe",
-    "shaded": "forebay.images.inference",
-    **dict.fromkeys(("Framed", "contact_sheet"), "forebay.images.inference"),
+    "shaded": "forebay.images.sheets",
+    **dict.fromkeys(("Framed", "contact_sheet"), "forebay.images.sheets"),
 }
 __all__ = [
     "Framed", "ImageRecipe", "Letterbox", "Policy", "Prepared", "Tags", "contact_sheet", "fit", "fit_many", "letterbox",

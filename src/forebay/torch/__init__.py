@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from forebay.torch.images.joint import Canvases, JointTransform
     from forebay.torch.images.model_input import LetterboxModule, masks_on_device, normalize_on_device
     from forebay.torch.loader import Loader, change_weights
-    from forebay.torch.log_probs import PackedBatch, PreferenceBatch
+    from forebay.torch.log_probs import PackedBatch
+    from forebay.torch.preference_batch import PreferenceBatch
     from forebay.torch.schedule import Schedule
 # Where each public name lives.
 _HOMES = {
@@ -75,7 +76,7 @@ _HOMES = {
     "LetterboxModule": "forebay.torch.images.model_input",
     **dict.fromkeys(("Loader", "change_weights"), "forebay.torch.loader"),
     "PackedBatch": "forebay.torch.log_probs",
-    "PreferenceBatch": "forebay.torch.log_probs",
+    "PreferenceBatch": "forebay.torch.preference_batch",
     "LoaderStatistics": "forebay.feeding.statistics",
     **dict.fromkeys(("Ingredient", "Mixture"), "forebay.feeding.mixture"),
     "open_mixture": "forebay.feeding.mixture",

@@ -326,7 +326,7 @@ def _usual_collate(caches: Sequence[Cache]) -> Collate | None:
     kinds = {cache.recipe(cache.generation.base).kind for cache in caches}
     homes = {
         "images": ("forebay.torch.images.image_batch", "ImageBatch"),
-        "preferences": ("forebay.torch.log_probs", "PreferenceBatch"),
+        "preferences": ("forebay.torch.preference_batch", "PreferenceBatch"),
     }
     if len(kinds) != 1 or (kind := kinds.pop()) not in homes:
         return None

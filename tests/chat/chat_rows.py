@@ -9,7 +9,7 @@ from tests.chat.stock_templates import Piece
 from tokenizers import Tokenizer
 
 import forebay as fb
-from forebay.masks.spans import KINDS
+from forebay.masks.train_on import KINDS
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from forebay.building.chunk_maker import ChunkSamples
 from forebay.chat import repack
 from forebay.chat.conversation_packing import PackedConversations
 from forebay.errors import DocumentTooLong, RecipeInvalid, RecipeMismatch, SourceInvalid, TooManyFailures
-from forebay.masks.spans import GENERATED, KINDS, ROLES
+from forebay.masks.train_on import GENERATED, KINDS, ROLES
 from forebay.source import Part
 
 FIELDS: dict[str, Any] = {"sequence_length": 128, "chunk_size": 4, "long": "drop"}

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 import forebay as fb
 from forebay.errors import DocumentTooLong, RecipeInvalid
 from forebay.masks import TrainOn, candidate_weights
-from forebay.masks.spans import KINDS, check_spans
+from forebay.masks.train_on import KINDS, check_spans
 from forebay.preview.row_records import PackedPeek
 from forebay.torch import Loader, PreferenceBatch
 

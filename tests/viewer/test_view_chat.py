@@ -12,7 +12,7 @@ from tests.chat.tokenizer_folders import byte_level, write_folder
 from tests.viewer.conftest import PRINTED, Open
 
 import forebay as fb
-from forebay.masks.spans import KINDS, ROLES
+from forebay.masks.train_on import KINDS, ROLES
 from forebay.teachers import LogProbs, TeacherRecipe
 from forebay.torch import Loader
 from forebay.viewer.bundle import collect, page_of

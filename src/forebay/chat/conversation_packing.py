@@ -16,7 +16,7 @@ import numpy as np
 from forebay.chat.encoding import Encoded
 from forebay.columns import Array, Ragged
 from forebay.errors import DocumentTooLong
-from forebay.masks.spans import KINDS, ROLES
+from forebay.masks.train_on import KINDS, ROLES
 from forebay.source import Failure, Sample, SampleBatch
 from forebay.tokens.packing import Documents, pack_rows
 from forebay.tokens.recipe import USE_BINS

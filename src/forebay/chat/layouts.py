@@ -30,7 +30,7 @@ from forebay.chat.conversations import THINKING_FIELDS, BadConversation, Convers
 from forebay.chat.template import GENERATION_CLOSE, GENERATION_OPEN, ChatTemplate
 from forebay.columns import Array
 from forebay.errors import TemplateUnusable
-from forebay.masks.spans import KINDS, ROLES
+from forebay.masks.train_on import KINDS, ROLES
 
 MOST_LAYOUTS = 4096
 MOST_SHAPE = 1 << 14  # characters; longer ones are mostly tools, and occur once

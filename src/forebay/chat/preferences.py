@@ -36,7 +36,7 @@ from forebay.chat.recipe import ChatRecipe, Rendered, in_batches, untrained_docu
 from forebay.columns import DTYPES, Array, Column, Ragged
 from forebay.errors import DocumentTooLong, RecipeInvalid
 from forebay.fields import Size
-from forebay.masks.spans import GENERATED, KINDS, ROLES, SPAN_FIELDS
+from forebay.masks.train_on import GENERATED, KINDS, ROLES, SPAN_FIELDS
 from forebay.recipe import Rows, check_fields
 from forebay.source import Failure, Sample, Source
 from forebay.sources.jsonl import lines

@@ -43,7 +43,7 @@ from forebay.chat.template import TEMPLATE, TOKENS, TemplateSource, load_templat
 from forebay.columns import DTYPES, Array, CodecField, Column, Dtype, LevelField
 from forebay.errors import RecipeInvalid
 from forebay.format import layout
-from forebay.masks.spans import GENERATED, KINDS, ROLES, SPAN_FIELDS
+from forebay.masks.train_on import GENERATED, KINDS, ROLES, SPAN_FIELDS
 from forebay.recipe import ChunkTarget, RecipeHooks, RecipeMeta, Rows, canonical_json, check_fields
 from forebay.source import BatchedSamples, Failure, Sample, SampleBatch
 from forebay.tokens.recipe import BLOCK_TOKENS, MOST_TOKENS, token_figures

@@ -20,7 +20,7 @@ import numpy as np
 from forebay.columns import Array, Ragged
 from forebay.errors import LibraryMissing
 from forebay.masks import candidate_weights, labels, token_weights
-from forebay.masks.spans import Kind, TrainOn, label_weights
+from forebay.masks.train_on import Kind, TrainOn, label_weights
 from forebay.read.cache import Cache
 
 _PACKED = ("tokens", "seq_lens")

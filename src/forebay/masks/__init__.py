@@ -29,24 +29,20 @@ from forebay.masks.rectangle import (
     token_padding,
 )
 from forebay.masks.spans import (
-    KINDS,
-    ROLES,
     BlockList,
     BlockLists,
     BlockRanges,
     Spans,
-    TrainOn,
     block_ranges,
-    candidate_weights,
     causal_spans,
     dense_mask,
     document_spans,
     key_block_lists,
     prefix_spans,
     span_block_lists,
-    token_weights,
     windowed,
 )
+from forebay.masks.train_on import KINDS, ROLES, TrainOn, candidate_weights, token_weights
 
 __all__ = [
     "KINDS",

@@ -17,8 +17,8 @@ from forebay.cache.plan import load_plan
 from forebay.cache.segment import LeftOut
 from forebay.columns import Array
 from forebay.errors import ForebayError, LibraryMissing, TokenizerUnusable
-from forebay.masks.spans import KINDS as SPAN_KINDS
-from forebay.masks.spans import ROLES
+from forebay.masks.train_on import KINDS as SPAN_KINDS
+from forebay.masks.train_on import ROLES
 from forebay.preview.row_records import PackedPeek, PackedPiece, PackedRow, PackedSpan
 from forebay.read.cache import Cache
 from forebay.source import Failure, Part, Sample, Source

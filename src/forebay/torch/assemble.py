@@ -33,7 +33,7 @@ from forebay.feeding.prefetch import (
 )
 from forebay.feeding.stream import CHAT_COLUMNS, PACKED_COLUMNS, Located, RowSource
 from forebay.masks.documents import LabelStyle, checked_label_style
-from forebay.masks.spans import Kind, TrainOn
+from forebay.masks.train_on import Kind, TrainOn
 from forebay.order.bijection import Numbers, key_of
 from forebay.order.orders import Coins, Words, row_keys, sample_keys
 from forebay.order.selected_rows import Selection

@@ -46,7 +46,7 @@ from forebay.feeding.stream import (
     has_window,
 )
 from forebay.masks.documents import LabelStyle
-from forebay.masks.spans import Kind, TrainOn
+from forebay.masks.train_on import Kind, TrainOn
 from forebay.order.orders import ShuffleQuality
 from forebay.order.window import Window
 from forebay.read.cache import Cache

@@ -38,7 +38,7 @@ from forebay.masks.documents import (
     fill_packed,
     whole_lengths,
 )
-from forebay.masks.spans import TrainOn, label_weights, token_weights
+from forebay.masks.train_on import TrainOn, label_weights, token_weights
 from forebay.read.cache import Cache
 from forebay.read.chunk_maps import slices
 from forebay.read.gather import RowAddresses, longest_rows

@@ -16,7 +16,8 @@ from forebay.columns import Array
 from forebay.errors import ForebayError, LibraryMissing, TokenizerUnusable
 from forebay.kinds import WRONG
 from forebay.masks import documents as masks
-from forebay.masks.spans import GENERATED, KINDS, ROLES, SPAN_FIELDS, block_ranges, document_spans
+from forebay.masks.spans import block_ranges, document_spans
+from forebay.masks.train_on import GENERATED, KINDS, ROLES, SPAN_FIELDS
 from forebay.preview.packed_rows import COLUMNS, RowReader
 from forebay.preview.row_records import PackedPiece
 from forebay.read.cache import Cache

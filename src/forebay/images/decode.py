@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from forebay.errors import ImageUnreadable, LibraryMissing
-from forebay.images.geometry import Letterbox, Planes, Resample, as_planes, fit, resized_planes
+from forebay.images.geometry import Letterbox, fit
+from forebay.images.resize import Planes, Resample, as_planes, resized_planes
 
 Alpha = Literal["composite", "drop", "fail"]
 Color = tuple[int, int, int]

@@ -34,7 +34,8 @@ from forebay.images.decode import (
     letterbox_planes,
     rgb,
 )
-from forebay.images.geometry import Letterbox, Planes, Resample
+from forebay.images.geometry import Letterbox
+from forebay.images.resize import Planes, Resample
 from forebay.images.tags import TagKey, Tags, shown_key, tags_in
 from forebay.recipe import ChunkTarget, RecipeHooks, RecipeMeta, Rows, canonical_json, check_fields
 from forebay.source import TOO_DEEP, Annotated, Failure, Sample, is_shallow

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from forebay.viewer.bundle import STATIC, TYPES
-from forebay.viewer.chunk_map import BuildMoment
+from forebay.viewer.live_build import BuildMoment
 from forebay.viewer.page_records import ENDPOINTS, RecordProblem, answer, as_json, cache_names, compared, guarded
 from forebay.viewer.shown_cache import BadQuery, Query, ShownCache
 from forebay.viewer.teacher_rows import image_png

@@ -1,6 +1,7 @@
 """Build a layer of a cache, or grow its base layer by what is new in the source.
 
-Where a recipe leaves out duplicates, the workers of an engine find the identities of samples (`Census`): that reads all.
+Where a recipe leaves out duplicates, the workers of an engine find the identities of samples (`Census`), which reads
+all of them.
 
 The draft of the plan and what is found in each chunk are kept beside the plan until it is written.
 """

@@ -1,6 +1,4 @@
-"""`forebay tier`, `forebay warm` and `forebay estimate CACHE --remote`: tiers of chunks, for training from a bucket, and
-tiers of single rows.
-"""
+"""`forebay tier`, `warm` and `estimate CACHE --remote`: tiers of chunks, for training from a bucket, and of single rows."""
 
 import os
 from typing import Any

@@ -21,8 +21,8 @@ from forebay.feeding.arguments import checked_names
 from forebay.feeding.prefetch import batch_bytes
 from forebay.masks import label_mask
 from forebay.masks.documents import LabelStyle, checked_label_style
-from forebay.masks.train_on import Kind, TrainOn, label_weights
-from forebay.order.coins import Coins
+from forebay.masks.train_on import Kind, TrainOn
+from forebay.order.orders import Coins
 from forebay.read.cache import Cache
 from forebay.torch.assemble import Rows, pad_token, spans_policy
 from forebay.torch.batches import Batch, Buffers, wrap

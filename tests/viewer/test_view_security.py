@@ -28,9 +28,9 @@ from forebay.store.base import this_process
 from forebay.teachers import TeacherRecipe
 from forebay.viewer import chunk_map
 from forebay.viewer.page_records import answer, as_json, guarded
+from forebay.viewer.picture_rows import image_png
 from forebay.viewer.server import Server
 from forebay.viewer.shown_cache import BadQuery, Query, ShownCache
-from forebay.viewer.teacher_rows import image_png
 from forebay.viewer.token_rows import check_lengths
 
 

@@ -28,8 +28,8 @@ from forebay.read.cache import Cache
 from forebay.source import Source
 from forebay.store import Root
 from forebay.viewer.page_records import RecordProblem, answer, as_json, cache_names, compared, guarded
+from forebay.viewer.picture_rows import OneImage, image_png
 from forebay.viewer.shown_cache import BadQuery, Query, ShownCache
-from forebay.viewer.teacher_rows import OneImage, image_png
 
 ENTRY = "app.js"
 T_SHOWN = (0.1, 0.3, 0.5, 0.7, 0.9)

@@ -31,8 +31,8 @@ from urllib.parse import parse_qsl, urlsplit
 from forebay.viewer.bundle import STATIC, TYPES
 from forebay.viewer.live_build import BuildMoment
 from forebay.viewer.page_records import ENDPOINTS, RecordProblem, answer, as_json, cache_names, compared, guarded
+from forebay.viewer.picture_rows import image_png
 from forebay.viewer.shown_cache import BadQuery, Query, ShownCache
-from forebay.viewer.teacher_rows import image_png
 
 LOOPBACK = "127.0.0.1"
 _POLICY = (

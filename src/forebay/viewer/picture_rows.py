@@ -1,4 +1,6 @@
-"""Teacher outputs of a row: over all timesteps as they are stored, and at any t as training interpolates them.
+"""Rows that the page shows as pictures: images, and teacher outputs.
+
+Teacher outputs of a row: over all timesteps as they are stored, and at any t as training interpolates them.
 
 Rows of images for the page of images: pixels as PNG, boxes, ignored tokens, and masks, as training sees them.
 """

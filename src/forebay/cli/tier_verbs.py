@@ -1,4 +1,4 @@
-"""`forebay tier`, `warm` and `estimate CACHE --remote`: tiers of chunks, for training from a bucket, and of single rows."""
+"""`forebay tier`, `warm` and `estimate CACHE --remote`: tiers of chunks, to train from a bucket, and of single rows."""
 
 import os
 from typing import Any

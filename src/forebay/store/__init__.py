@@ -7,8 +7,9 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from forebay.errors import StoreRefused, is_url, meant_url
-from forebay.store.base import BadCopy, Buffer, Entry, Expected, MemoryStore, Missing, Store
+from forebay.store.base import BadCopy, Buffer, Entry, Expected, Missing, Store
 from forebay.store.local import LocalStore
+from forebay.store.memory import MemoryStore
 
 Root = str | os.PathLike[str] | Store
 SCHEMES = dict.fromkeys(("s3", "gs", "az", "memory"), "forebay.store.object_store:ObjectStore")

@@ -1,8 +1,8 @@
 """The contract of a store, and what stores share: reading values in pieces, names of processes, counters of fetches.
 
-A process has a unique name, `Owner`, by which others on its host check whether it is alive. The name has the host (name,
-boot and pid namespace), the pid and the start time, so that a reused pid, a restarted machine or another container is
-not mistaken for it. What a process writes aside is named after it.
+A process has a unique name, `Owner`, by which others on its host check whether it is alive. It has the host (name, boot
+and pid namespace), the pid and the start time, so that a reused pid, a restarted machine or another container is not
+mistaken for it. What a process writes aside is named after it.
 """
 
 import errno

@@ -44,7 +44,7 @@ _HOMES = {
     "weights_of_latents": "feature_reader",
     **dict.fromkeys(("Batch", "Loaded", "Output", "Teacher"), "protocol"),
     "TeacherRecipe": "recipe",
-    **dict.fromkeys(("SharedColumn", "shared"), "shared_prompts"),
+    **dict.fromkeys(("SharedColumn", "shared"), "batched_forward"),
     **dict.fromkeys(("TeacherEstimate", "estimate_teachers"), "recipe"),
     "unload": "batched_forward",
     **dict.fromkeys(("BUCKETS", "Neighbours", "neighbours"), "teacher_samples"),

@@ -14,7 +14,7 @@ import forebay as fb
 from forebay.errors import MemoryTooSmall, TeacherUnusable
 from forebay.teachers import Clip, Lune, TeacherRecipe, unload
 from forebay.teachers.batched_forward import fit_batch, load_once
-from forebay.torch.teachers import default_device, loading
+from forebay.torch.teachers import default_device, devices
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -93,7 +93,7 @@ def test_a_batch_is_halved_until_the_counters_of_the_device_are_below_the_limit(
 
 @pytest.mark.parametrize("name", ["cpu", "a device of another library"])
 def test_a_device_without_counters_of_torch_has_those_of_the_process(name: str) -> None:
-    assert loading.device_memory(name) is None
+    assert devices.device_memory(name) is None
 
 
 def test_the_counters_of_a_device_limit_a_teacher_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_a_model_is_gone_before_the_next_is_loaded(tiny_models: TinyModels, monk
     unet = Lune(unet=tiny_models.unet)
     first = weakref.ref(load_once(unet, "cpu", "float32", 0).loaded._denoiser.module)
     seen = []
-    monkeypatch.setattr(loading, "release_device_memory", lambda: seen.append(first()))
+    monkeypatch.setattr(devices, "release_device_memory", lambda: seen.append(first()))
     load_once(Clip(model=tiny_models.clip), "cpu", "float32", 0)
     assert seen == [None]  # memory is given back to the device once the first model is gone
     unload()
@@ -124,7 +124,7 @@ def test_limits_and_offload_go_by_the_counters_of_a_gpu(tmp_path: Path, tiny_mod
     torch.cuda.init()
     unload()
     before = torch.cuda.memory_reserved()
-    memory = loading.device_memory("cuda")
+    memory = devices.device_memory("cuda")
     assert memory is not None
     memory.reset()
     recipe = TeacherRecipe(teacher=Clip(model=tiny_models.clip), device="cuda", batch_size=4, memory_limit=1 << 10)

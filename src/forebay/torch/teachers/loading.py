@@ -1,8 +1,6 @@
 """Load a model from files onto a device, and raise for any weight that is missing or does not fit.
 
 The libraries leave weights that a file lacks at random values and only log it; here that is an error.
-
-Devices are chosen by name here, and their memory is read from the counters of torch's allocators.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +14,7 @@ from torch import nn
 
 from forebay.errors import LibraryMissing, TeacherUnusable
 from forebay.teachers.protocol import model_folder, weights_file
-from forebay.torch.teachers import default_device
+from forebay.torch.teachers.devices import device_named
 
 try:
     import diffusers
@@ -141,60 +139,3 @@ def _check(name: str, missing: Iterable[str], unexpected: Iterable[str], mismatc
 
 def _first_lines(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
-
-
-def device_named(name: str) -> torch.device:
-    """Return a device by name; "auto" is the GPU, if there is one, else the CPU."""
-    if name == "auto":
-        return torch.device(default_device())
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        problem = f"it is not a device of this machine: {' '.join(str(error).split())[:200]}; 'cpu' always is"
-        raise TeacherUnusable(name, problem) from error
-    return device
-
-
-def device_facts(names: str) -> str:
-    """Return the device facts that results depend on beside the libraries: bits are reproducible on one device only."""
-    return " and ".join(dict.fromkeys(_facts(device_named(name)) for name in names.split(",")))
-
-
-def _facts(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
-
-
-class DeviceMemory:
-    """The memory that this process has taken on an accelerator, by the counters of its allocator."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._counters: Any = torch.get_device_module(device)
-
-    def reset(self) -> None:
-        """Give back what is free, and count the peak anew."""
-        self._counters.empty_cache()
-        self._counters.reset_peak_memory_stats(self._device)
-
-    def peak_bytes(self) -> int:
-        return int(self._counters.max_memory_reserved(self._device))
-
-
-def device_memory(name: str) -> DeviceMemory | None:
-    """Return the counters of a device; None for one whose memory is that of the process, or that torch lacks."""
-    try:
-        device = torch.device(name)
-        counters: Any = torch.get_device_module(device)
-    except RuntimeError:
-        return None
-    return DeviceMemory(device) if hasattr(counters, "max_memory_reserved") and counters.is_available() else None
-
-
-def release_device_memory() -> None:
-    """Give back the memory of models that are gone: an allocator keeps it, also from other processes."""
-    if torch.accelerator.is_available():
-        cached: Any = torch.get_device_module()
-        cached.empty_cache()

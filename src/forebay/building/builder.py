@@ -22,12 +22,10 @@ from forebay.building.build_options import BuildOptions, BuildProgress, check_fa
 from forebay.building.chunk_maker import BuildJob, Job, has_file
 from forebay.building.task import BuildTask
 from forebay.cache.catalog import UNPUBLISHED, chunk_files, generation_numbers, load_generation, sound_record
-from forebay.cache.claims import Claims
-from forebay.cache.heartbeats import BuilderBeat, Heartbeat, OtherBuilders
+from forebay.cache.claims import BuilderBeat, Claims, Heartbeat, OtherBuilders
 from forebay.cache.publish import differing_versions, publish
 from forebay.cache.records import Progress
-from forebay.engine.base import Died, Done, Engine, Event, Failed
-from forebay.engine.worker import peak_bytes
+from forebay.engine.base import Died, Done, Engine, Event, Failed, peak_bytes
 from forebay.errors import (
     BuildFailed,
     BuildStopped,
@@ -40,8 +38,7 @@ from forebay.errors import (
 )
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
-from forebay.store.base import Store, is_full
-from forebay.store.owner import this_process
+from forebay.store.base import Store, is_full, this_process
 
 Answer = Literal["mine", "done", "busy"]
 

@@ -24,9 +24,8 @@ import numpy as np
 import xxhash
 from numpy.typing import DTypeLike
 
-from forebay.building.kept_results import KeptResults
 from forebay.building.planning import OnCut
-from forebay.cache.plan import Identities, Plan, kept_identities, load_identities
+from forebay.cache.plan import Identities, KeptResults, Plan, kept_identities, load_identities
 from forebay.cache.segment import LeftOut, Segment, decode_segment
 from forebay.columns import Array
 from forebay.errors import Damaged, ForebayError, RecipeInvalid

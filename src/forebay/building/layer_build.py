@@ -23,8 +23,7 @@ from forebay.cache.catalog import (
     read_cache_document,
     sound_record,
 )
-from forebay.cache.claims import is_abandoned, read_claims
-from forebay.cache.heartbeats import OtherBuilders
+from forebay.cache.claims import OtherBuilders, is_abandoned, read_claims
 from forebay.cache.plan import Plan
 from forebay.cache.publish import differing_versions, listed_plan, listed_revision, publish, publish_found
 from forebay.cache.records import BuildReport
@@ -46,14 +45,13 @@ from forebay.errors import (
     SourceMoving,
     TooManyFailures,
 )
-from forebay.file_table import FileTable
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
 from forebay.format.layout import MAX_REVISION
 from forebay.format.tensors import hmac_key
 from forebay.recipe import LayerRecipe, Recipe, fields_of, hooks_of
-from forebay.source import CHANGED_MEANWHILE, SourceFile
+from forebay.source import CHANGED_MEANWHILE, FileTable, SourceFile
 from forebay.store.base import Store, is_full
 
 

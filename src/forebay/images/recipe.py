@@ -27,7 +27,9 @@ from forebay.images.decode import (
     Alpha,
     Color,
     Exif,
+    Planes,
     Policy,
+    Resample,
     check_size,
     decode,
     letterbox,
@@ -35,7 +37,6 @@ from forebay.images.decode import (
     rgb,
 )
 from forebay.images.geometry import Letterbox
-from forebay.images.resize import Planes, Resample
 from forebay.images.tags import TagKey, Tags, shown_key, tags_in
 from forebay.recipe import ChunkTarget, RecipeHooks, RecipeMeta, Rows, canonical_json, check_fields
 from forebay.source import TOO_DEEP, Annotated, Failure, Sample, is_shallow

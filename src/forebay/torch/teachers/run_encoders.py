@@ -13,8 +13,7 @@ from forebay.errors import TeacherUnusable
 from forebay.images import ImageRecipe
 from forebay.teachers.built_in import T5, Clip, Latents
 from forebay.teachers.families import VAES, vae_class
-from forebay.teachers.model_files import config_of, model_folder, tokenizer_of
-from forebay.teachers.protocol import Batch
+from forebay.teachers.protocol import Batch, config_of, model_folder, tokenizer_of
 from forebay.torch.batches import to_device, to_numpy
 from forebay.torch.teachers.loading import LOADING_ERRORS, NO_CODE, class_named, input_like, load_model
 

@@ -150,7 +150,7 @@ def build_layers(
 ) -> list[BuildReport]:
     """Add several layers, by name, one after the other: each is complete before the next begins.
 
-    What a layer needs in memory is let go before the next is begun, and what is complete is passed over without it.
+    Each layer's models are released before the next layer begins; a layer that is complete loads none.
     Missing files that a layer needs are reported before the first is begun. Layers in `replace` that other recipes made
     are dropped first, together. The further arguments are those of `build`.
     """

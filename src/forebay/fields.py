@@ -11,7 +11,7 @@ Python checks it when a recipe is made; settings files and the command line read
     flags     the option's names, if they are not --sequence-length
     metavar   the word for its value in help
 
-Sizes in bytes are read here too, as a person writes them.
+Sizes in bytes are read here too, as users write them: 64MB.
 """
 
 import re

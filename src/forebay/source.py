@@ -34,7 +34,7 @@ WHOLE_FILE = 1 << 62  # more than any file has: cut into one part
 class SourceFile(msgspec.Struct, frozen=True):
     """One file of a source as it was when looked at: enough to tell whether it changed.
 
-    `stream` marks a file that can only be read from its beginning (a compressed one): it is scanned once by the
+    `stream` is true of a file that can only be read from its beginning (a compressed one): it is scanned once by the
     planner, which then knows the digest of its bytes, and its parts go to one worker in order.
     """
 
@@ -240,7 +240,7 @@ class Source(Protocol):
 
     @abstractmethod
     def weight(self, file: SourceFile) -> int:
-        """How much a file holds, in the unit of the source; of a stream, judged by its beginning."""
+        """How much a file holds, in the unit of the source; of a stream, estimated from its beginning."""
 
     @abstractmethod
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:

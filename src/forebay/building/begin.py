@@ -315,7 +315,7 @@ def first_segment(
 
 
 def prepare_layer(store: Store, recipe: AnyRecipe, layer: str) -> None:
-    """Keep the recipe of a layer, or hold it against the one that is kept."""
+    """Keep the recipe of a layer, or compare it with the one that is kept."""
     check_layer_name(layer)
     check_recipe(recipe)
     kept = read_recipe_document(store, layer)

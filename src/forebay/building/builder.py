@@ -211,7 +211,7 @@ def with_retries(action: Callable[[], T]) -> T:
 TRIES = 3
 BIRTHS = 10  # workers in a row that end before they begin, once chunks were made
 HOPELESS = 20  # failed chunks, with none made, that end a build
-JUDGED_CHUNKS = 0.1  # the share of chunks that must be made before a share of failures is judged by them
+JUDGED_CHUNKS = 0.1  # the share of chunks that must be made before a share of failures counts
 TICK_SECONDS = 0.5
 WAIT_SECONDS = 2.0  # at most, between two looks at what other builders hold
 GROWTH = 0.1  # a builder lists its chunks when they are this share of what is listed
@@ -493,7 +493,7 @@ class Build:
         self._give_up(failed.chunk, failed.reason)
 
     def _lost(self, chunk: int) -> None:
-        """Its worker died after computing it: it is there if it was written, and no try of its own if it was not."""
+        """Its worker died after computing it: it is there if it was written, and else is tried again."""
         record = self._written(chunk)
         if record is None:
             self._again[chunk] = time.monotonic()
@@ -542,7 +542,7 @@ class Build:
         check_failures(self._store.address, tally.failures, tally.samples, allowed, expected)
 
     def _disk_full(self) -> DiskFull:
-        """What is still to be written, judged by what was, or by the source; and what is free."""
+        """What is still to be written, estimated from what was, or from the source; and what is free."""
         sizes = [
             entry.size
             for entry in self._store.entries(layout.layer_folder(self._layer))

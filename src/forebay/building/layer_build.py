@@ -372,7 +372,7 @@ def _after_failed_chunk(place: LayerBuild, unbound: bool) -> str:
 def _make_missing(
     place: LayerBuild, job: BuildJob, missing: list[int], tally: BuildProgress, engine: Engine, terms: BuildOptions
 ) -> None:
-    """Make chunks; a source file that changes meanwhile, but not in what was planned, is no reason to stop."""
+    """Make chunks, also when a source file changes meanwhile in a part that was not planned."""
     for looks_left in reversed(range(LOOKS)):
         job = replace(job, chunks=place.job)
         left = [chunk for chunk in missing if chunk not in tally.records]

@@ -278,7 +278,7 @@ def _made(recipe: Recipe, glances: Sequence["TrialSamples"]) -> list[tuple["Tria
 
 
 class TrialSamples(BatchedSamples):
-    """The samples of some parts, read for judging only; a source may have a cheaper way for that."""
+    """The samples of some parts, read for an estimate only; a source may have a cheaper way for that."""
 
     def __init__(self, source: Source, parts: Sequence[Part]) -> None:
         self.count = 0

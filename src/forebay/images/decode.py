@@ -1,9 +1,9 @@
 """Decode an image file to RGB as displayed, and convert it to its stored content.
 
-    file ── header ── pixels counted ── decoded ── turned by EXIF ── alpha onto the pad colour ── RGB, 8 bit
+    file ── header ── pixels counted ── decoded ── turned by EXIF ── alpha onto the pad color ── RGB, 8 bit
 
-Only the first frame of an animation is decoded. Of 16 bits the upper 8 are kept, for grey as Pillow does for colour.
-CMYK is converted without colour profiles; in a JPEG it is taken as inverted, as Adobe writes it.
+Only the first frame of an animation is decoded. Of 16 bits the upper 8 are kept, for gray as Pillow does for color.
+CMYK is converted without color profiles; in a JPEG it is taken as inverted, as Adobe writes it.
 
 Padding is never stored; `paste` adds it where a whole canvas is needed.
 
@@ -107,7 +107,7 @@ _WITHOUT_RANGE = ("I", "F", "LAB", "HSV")
 
 
 def as_rgb(image: Image.Image, alpha: Alpha, pad_color: Color) -> Image.Image:
-    """Return an image of any mode as RGB; transparency is composited over the pad colour, dropped, or refused.
+    """Return an image of any mode as RGB; transparency is composited over the pad color, dropped, or refused.
 
     Transparent pixels are still content: only the box defines the padding.
     """
@@ -115,7 +115,7 @@ def as_rgb(image: Image.Image, alpha: Alpha, pad_color: Color) -> Image.Image:
         return image
     shallow = _upper_bits(image) if _is_deep(image) else image
     if shallow.mode in _WITHOUT_RANGE:
-        raise ImageUnreadable("unsupported", f"pixels of mode {shallow.mode} have no agreed way to 8-bit colour")
+        raise ImageUnreadable("unsupported", f"pixels of mode {shallow.mode} have no agreed way to 8-bit color")
     return _opaque(shallow, alpha, pad_color) if _has_alpha(shallow) else shallow.convert("RGB")
 
 
@@ -164,7 +164,7 @@ class Bands:
 
 
 def _is_deep(image: Image.Image) -> bool:
-    """Return whether grey has 16 bits; older versions of Pillow open such a PNG with 32."""
+    """Return whether gray has 16 bits; older versions of Pillow open such a PNG with 32."""
     return image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")
 
 

@@ -458,7 +458,7 @@ class ImageRecipe(
         return np.frombuffer(bytearray(self._as_jpeg(small)), np.uint8), fitted
 
     def _as_jpeg(self, image: Image.Image) -> bytes:
-        """Encode an image, with colour at full resolution, and without the comment of its file."""
+        """Encode an image, with color at full resolution, and without the comment of its file."""
         buffer = io.BytesIO()
         image.save(buffer, "JPEG", quality=self.quality, subsampling="4:4:4", comment=b"")
         return buffer.getvalue()

@@ -84,7 +84,7 @@ V = TypeVar("V")
 
 
 class MemoryTier(Generic[V]):
-    """Values by key; when they would take more than `max_bytes`, those not used for longest are let go.
+    """Values by key; when they would take more than `max_bytes`, those not used for longest are dropped.
 
     A value that is larger than the whole tier is not kept.
     """
@@ -400,7 +400,7 @@ class CachedImages:
         opened.tell()
 
     def close(self) -> None:
-        """Write what waits, and let go of memory, files and threads; reading again opens them again."""
+        """Write what waits, and release memory, files and threads; reading again opens them again."""
         with self._lock:
             opened, self._opened = self._opened, None
         if opened is not None and opened.l2 is not None:

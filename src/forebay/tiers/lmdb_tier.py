@@ -32,7 +32,7 @@ BATCH_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A value to be written; one that `replaces` what is there takes the place of a bad one."""
+    """A value to be written; one that `replaces` takes the place of a bad one."""
 
     key: bytes
     value: bytes

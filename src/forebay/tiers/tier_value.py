@@ -160,7 +160,7 @@ class _Place:
 def _header(content: bytes) -> bytes:
     length = int.from_bytes(content[:8], "little")
     if len(content) < 8 + length or length > MAX_HEADER_BYTES or length % ALIGNMENT:
-        raise BadValue("format", f"it does not start as a value of ours does ({len(content):,} bytes)")
+        raise BadValue("format", f"it does not start as a value of forebay does ({len(content):,} bytes)")
     return content[8 : 8 + length]
 
 

@@ -2,7 +2,7 @@
 
 Looking after a tier: what is in it, whether all of it is as it was written, emptying it.
 
-Every step takes a short transaction of its own, so that writers are not held up and no old pages are held.
+Every step takes a short, separate transaction, so that writers are not held up and no old pages are held.
 """
 
 import json

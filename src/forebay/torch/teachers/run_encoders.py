@@ -117,7 +117,7 @@ class LoadedVae:
         return torch.tensor(numbers, dtype=torch.float32, device=self._like.device).view(1, channels, 1, 1)
 
     def _canvases(self, batch: Batch) -> NDArray[np.uint8]:
-        """Return canvases `(samples, 3, size, size)`: content in its rectangle, the pad colour around it."""
+        """Return canvases `(samples, 3, size, size)`: content in its rectangle, the pad color around it."""
         size, stored = self._teacher.size, self._teacher.inputs()[0]
         canvases = np.empty((len(batch), 3, size, size), np.uint8)
         canvases[:] = np.array(self._teacher.pad_color, np.uint8).reshape(3, 1, 1)

@@ -107,6 +107,17 @@ def test_long_conversations_are_an_error_dropped_or_cut_at_a_turn(chatml: str) -
     assert (cut.statistics["documents_cut"], cut.statistics["turns"]) == (1, 2)
 
 
+def test_a_conversation_of_several_documents_is_dropped_whole(tmp_path: Path) -> None:
+    """Its last turn is too long for a row, the turn before it is not."""
+    folder = write_folder(tmp_path, byte_level(HARMONY.special), HARMONY.plain(), {})
+    given = [fb.Sample("a", conversation("1", "one", "2", "two " * 300)), fb.Sample("b", conversation("1", "one"))]
+    recipe = ChatRecipe(tokenizer=folder, sequence_length=200, long="drop")
+    rows = recipe.make(given)
+    assert [(each.sample, each.reason) for each in rows.failures] == [("a", "too-long")]
+    assert rows.statistics["documents"] == rows.statistics["conversations"] == 1
+    assert rows.statistics["documents_dropped"] == 2
+
+
 def test_the_last_turn_of_a_split_history_is_that_of_the_conversation(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, byte_level(HARMONY.special), HARMONY.plain(), {})
     rows = ChatRecipe(tokenizer=folder).make([fb.Sample("a", conversation("1", "one", "2", "two"))])

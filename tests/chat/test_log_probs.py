@@ -9,6 +9,7 @@ import torch
 from tests.chat.preference_caches import VOCABULARY, chat_cache, gpt2, llama, preference_cache
 
 import forebay as fb
+from forebay.chat import write_dpo
 from forebay.errors import BuildStopped, RecipeInvalid, RecipeMismatch, TeacherUnusable
 from forebay.teachers import LogProbs, TeacherRecipe
 from forebay.torch import Loader, PackedBatch, PreferenceBatch, document_leaks
@@ -198,6 +199,8 @@ def test_rows_whose_log_probs_are_not_finite_are_absent_and_read_as_nan(tmp_path
     assert values[~torch.from_numpy(present)].isnan().all()
     assert not (values == 0).any()
     assert not values[torch.from_numpy(present)][batch["labels"][torch.from_numpy(present)] >= 0].isnan().any()
+    with pytest.raises(ValueError, match=r"row 3 of '.*' has no 'ref_logps': it was not computed"):
+        write_dpo(cache, tmp_path / "dpo.arrow", reference="ref_logps")
 
 
 def test_a_stopped_layer_continues_and_other_weights_are_another_layer(

@@ -6,7 +6,9 @@
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stdatomic.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__linux__)
@@ -51,6 +53,207 @@ static void prefetch(int64_t address, Py_ssize_t bytes) {
 static void copy_row(char *out, const char *row, Py_ssize_t bytes, int64_t next) {
     if (next) prefetch(next, bytes < BEGINNING ? bytes : BEGINNING);
     memcpy(out, row, (size_t)bytes);
+}
+
+/* new_pool(limit) -> pool                                  keeps at most `limit` bytes of free memory
+   lend(pool, count, shape, code, bits) -> list             of capsules, each memory that becomes a tensor
+   free_bytes(pool) -> int
+
+   Memory of batches. A capsule is what torch.from_dlpack takes: the tensor's memory comes back when its storage is freed,
+   in any thread, with or without the GIL. A return is one atomic push, so that nobody waits, also in a forked process;
+   only a thread that has the GIL takes what was returned.
+
+       lend ◀── free ▯▯▯ ◀── returned ▯▯ ◀── push ── a storage is freed
+                newest first; what is over the limit is freed, the oldest first
+
+   code and bits are those of a DLDataType. */
+
+typedef struct {
+    void *data;
+    struct {
+        int32_t type, id;
+    } device;
+    int32_t sides;
+    struct {
+        uint8_t code, bits;
+        uint16_t lanes;
+    } dtype;
+    int64_t *shape, *strides;
+    uint64_t offset;
+} DLTensor;
+
+typedef struct DLManagedTensor {
+    DLTensor tensor;
+    void *context;
+    void (*deleter)(struct DLManagedTensor *);
+} DLManagedTensor;
+
+enum { DL_CPU = 1, MOST_SIDES = 8, KEPT_BYTES = 16384 }; /* less is as fast from malloc */
+static const char POOL[] = "forebay.pool", DL_TENSOR[] = "dltensor";
+
+typedef struct Pool Pool;
+
+typedef struct Block {
+    DLManagedTensor managed;
+    int64_t shape[MOST_SIDES];
+    struct Block *next, *newer;
+    Pool *pool; /* NULL: freed, not kept */
+    int64_t bytes;
+} Block;
+
+struct Pool {
+    _Atomic(Block *) returned;
+    atomic_size_t holders; /* the capsule of the pool, and memory that is lent */
+    Block *newest, *oldest;
+    int64_t free_bytes, limit;
+};
+
+static void free_list(Block *block) {
+    while (block) {
+        Block *next = block->next;
+        free(block);
+        block = next;
+    }
+}
+
+static void let_go(Pool *pool) {
+    if (atomic_fetch_sub(&pool->holders, 1) > 1) return;
+    free_list(atomic_load(&pool->returned));
+    free_list(pool->newest);
+    free(pool);
+}
+
+static void take_back(DLManagedTensor *managed) {
+    Block *block = managed->context;
+    Pool *pool = block->pool;
+    if (!pool) {
+        free(block);
+        return;
+    }
+    block->next = atomic_load(&pool->returned);
+    while (!atomic_compare_exchange_weak(&pool->returned, &block->next, block)) {}
+    let_go(pool);
+}
+
+static void unlink_block(Pool *pool, Block *block) {
+    *(block->newer ? &block->newer->next : &pool->newest) = block->next;
+    *(block->next ? &block->next->newer : &pool->oldest) = block->newer;
+    pool->free_bytes -= block->bytes;
+}
+
+static void collect(Pool *pool) {
+    Block *last = NULL, *block = atomic_exchange(&pool->returned, NULL);
+    while (block) { /* the stack has the newest on top */
+        Block *next = block->next;
+        block->next = last;
+        last = block;
+        block = next;
+    }
+    while ((block = last)) {
+        last = block->next;
+        block->newer = NULL;
+        block->next = pool->newest;
+        *(pool->newest ? &pool->newest->newer : &pool->oldest) = block;
+        pool->newest = block;
+        pool->free_bytes += block->bytes;
+    }
+    while (pool->free_bytes > pool->limit && (block = pool->oldest)) {
+        unlink_block(pool, block);
+        free(block);
+    }
+}
+
+static Block *block_of(Pool *pool, int64_t bytes) {
+    Block *block = bytes < KEPT_BYTES ? NULL : pool->newest;
+    while (block && block->bytes != bytes) block = block->next;
+    if (block) {
+        unlink_block(pool, block);
+    } else {
+        int64_t before = (int64_t)(sizeof(Block) + LINE - 1) / LINE * LINE;
+        void *memory = NULL;
+        if (bytes > PY_SSIZE_T_MAX - before || posix_memalign(&memory, LINE, (size_t)(before + bytes))) return NULL;
+        block = memory;
+        *block = (Block){.bytes = bytes, .pool = bytes < KEPT_BYTES ? NULL : pool};
+        block->managed.tensor = (DLTensor){.data = (char *)memory + before, .device = {DL_CPU, 0}, .shape = block->shape};
+        block->managed.context = block;
+        block->managed.deleter = take_back;
+    }
+    if (block->pool) atomic_fetch_add(&pool->holders, 1);
+    return block;
+}
+
+static void drop_unused(PyObject *capsule) { /* torch renames a capsule that it took */
+    if (!PyCapsule_IsValid(capsule, DL_TENSOR)) return;
+    DLManagedTensor *managed = PyCapsule_GetPointer(capsule, DL_TENSOR);
+    managed->deleter(managed);
+}
+
+static void drop_pool(PyObject *capsule) { let_go(PyCapsule_GetPointer(capsule, POOL)); }
+
+static PyObject *new_pool(PyObject *self, PyObject *args) {
+    Py_ssize_t limit;
+    if (!PyArg_ParseTuple(args, "n", &limit)) return NULL;
+    Pool *pool = calloc(1, sizeof(Pool));
+    if (!pool) return PyErr_NoMemory();
+    atomic_init(&pool->returned, NULL);
+    atomic_init(&pool->holders, 1);
+    pool->limit = limit;
+    PyObject *capsule = PyCapsule_New(pool, POOL, drop_pool);
+    if (!capsule) free(pool);
+    return capsule;
+}
+
+static PyObject *lend(PyObject *self, PyObject *args) {
+    PyObject *capsule, *shape;
+    Py_ssize_t count;
+    unsigned char code, bits;
+    if (!PyArg_ParseTuple(args, "OnO!bb", &capsule, &count, &PyTuple_Type, &shape, &code, &bits)) return NULL;
+    Pool *pool = PyCapsule_GetPointer(capsule, POOL);
+    if (!pool) return NULL;
+    int64_t sides[MOST_SIDES], bytes = bits / 8;
+    Py_ssize_t number = PyTuple_Size(shape);
+    int sound = count >= 0 && number <= MOST_SIDES && bits >= 8;
+    for (Py_ssize_t at = 0; sound && at < number; at++) {
+        sides[at] = PyLong_AsLongLong(PyTuple_GetItem(shape, at));
+        if (sides[at] == -1 && PyErr_Occurred()) return NULL;
+        sound = sides[at] >= 0 && (!sides[at] || bytes <= PY_SSIZE_T_MAX / sides[at]);
+        bytes = sound ? bytes * sides[at] : 0;
+    }
+    if (!sound) {
+        failed("a shape must have at most 8 sides, none negative, and fit into memory");
+        return NULL;
+    }
+    collect(pool);
+    PyObject *lent = PyList_New(count);
+    for (Py_ssize_t at = 0; lent && at < count; at++) {
+        Block *block = block_of(pool, bytes);
+        if (!block) {
+            Py_DECREF(lent);
+            return PyErr_NoMemory();
+        }
+        memcpy(block->shape, sides, sizeof(sides));
+        block->managed.tensor.sides = (int32_t)number;
+        block->managed.tensor.dtype.code = code;
+        block->managed.tensor.dtype.bits = bits;
+        block->managed.tensor.dtype.lanes = 1;
+        PyObject *one = PyCapsule_New(&block->managed, DL_TENSOR, drop_unused);
+        if (!one) {
+            take_back(&block->managed);
+            Py_DECREF(lent);
+            return NULL;
+        }
+        PyList_SetItem(lent, at, one);
+    }
+    return lent;
+}
+
+static PyObject *free_bytes(PyObject *self, PyObject *args) {
+    PyObject *capsule;
+    if (!PyArg_ParseTuple(args, "O", &capsule)) return NULL;
+    Pool *pool = PyCapsule_GetPointer(capsule, POOL);
+    if (!pool) return NULL;
+    collect(pool);
+    return PyLong_FromLongLong(pool->free_bytes);
 }
 
 /* gather(out, addresses, item_bytes): copy the item at each address. */
@@ -284,7 +487,8 @@ static PyObject *ragged_addresses(PyObject *self, PyObject *args) { return addre
 
    tokens_at    int64 [rows]: addresses of the tokens of each row, of 2 or 4 bytes
    lengths_at   int64 [rows]: addresses of the lengths of each row, of 4 bytes; counts, int64 [rows]: how many they are
-   batches      a list of tuples of arrays for the rows of one batch; the last one may have fewer rows:
+   batches      a list of tuples of arrays, or of what `lend` lent, for the rows of one batch; the last one may have
+                fewer rows:
        seq_lens     int32 [rows, documents]: the lengths, filled up with 0
        stored       the tokens as they are, or None
        wide, labels, positions      int64 [rows, width], or None
@@ -368,6 +572,20 @@ typedef struct {
     int shifted;
 } PackedRows;
 
+/* Memory that was lent, which the list of batches holds meanwhile, or that of an array; returns its bytes. */
+static Py_ssize_t take_memory(PackedBatch *batch, int at, PyObject *array) {
+    if (PyCapsule_IsValid(array, DL_TENSOR)) {
+        const DLManagedTensor *managed = PyCapsule_GetPointer(array, DL_TENSOR);
+        if (managed->deleter != take_back) return failed("memory must come from `lend`");
+        batch->memory[at] = managed->tensor.data;
+        return (Py_ssize_t)((const Block *)managed->context)->bytes;
+    }
+    if (take(&batch->buffers, array, PyBUF_WRITABLE) < 0) return -1;
+    const Py_buffer *taken = &batch->buffers.all[batch->buffers.count - 1];
+    batch->memory[at] = taken->buf;
+    return taken->len;
+}
+
 /* The arrays of one batch, if they have the sizes that its rows need. */
 static int take_batch(PackedBatch *batch, PyObject *arrays, const PackedRows *packed, Py_ssize_t first) {
     batch->rows = packed->rows - first < packed->size ? packed->rows - first : packed->size;
@@ -375,15 +593,14 @@ static int take_batch(PackedBatch *batch, PyObject *arrays, const PackedRows *pa
     for (int at = 0; at < ARRAYS; at++) {
         PyObject *array = PyTuple_GetItem(arrays, at);
         if (at != SEQ_LENS && Py_IsNone(array)) continue;
-        if (take(&batch->buffers, array, PyBUF_WRITABLE) < 0) return -1;
-        const Py_buffer *taken = &batch->buffers.all[batch->buffers.count - 1];
-        batch->memory[at] = taken->buf;
+        Py_ssize_t held = take_memory(batch, at, array);
+        if (held < 0) return -1;
         Py_ssize_t bytes = packed->width * (at == STORED ? packed->token_bytes : (Py_ssize_t)sizeof(int64_t));
-        if (at != SEQ_LENS && (batch->rows > PY_SSIZE_T_MAX / bytes || taken->len != batch->rows * bytes))
+        if (at != SEQ_LENS && (batch->rows > PY_SSIZE_T_MAX / bytes || held != batch->rows * bytes))
             return failed("outputs must be int64 [rows, width]");
         if (at != SEQ_LENS) continue;
-        batch->documents = batch->rows ? taken->len / (Py_ssize_t)sizeof(int32_t) / batch->rows : 0;
-        if (taken->len != batch->rows * batch->documents * (Py_ssize_t)sizeof(int32_t))
+        batch->documents = batch->rows ? held / (Py_ssize_t)sizeof(int32_t) / batch->rows : 0;
+        if (held != batch->rows * batch->documents * (Py_ssize_t)sizeof(int32_t))
             return failed("seq_lens must be int32 [rows, documents]");
     }
     for (Py_ssize_t row = first; row < first + batch->rows; row++)
@@ -804,6 +1021,9 @@ end:
 }
 
 static PyMethodDef methods[] = {
+    {"new_pool", new_pool, METH_VARARGS, "Return a pool that keeps at most so many bytes of free memory."},
+    {"lend", lend, METH_VARARGS, "Return memory for tensors, as capsules that torch.from_dlpack takes."},
+    {"free_bytes", free_bytes, METH_VARARGS, "Return how many bytes a pool keeps."},
     {"gather", gather, METH_VARARGS, "Copy the item at each address to out."},
     {"locate_rows", locate_rows, METH_VARARGS, "Write the chunk of each row and its number there; False if it has none."},
     {"read_rows", read_rows, METH_VARARGS, "Copy rows by number to out; False where one must not be read."},

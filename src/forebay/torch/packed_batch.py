@@ -42,7 +42,7 @@ from forebay.masks.train_on import TrainOn, label_weights, token_weights
 from forebay.read.cache import Cache
 from forebay.read.chunk_maps import slices
 from forebay.read.gather import RowAddresses, longest_rows
-from forebay.torch.batches import Batch, Buffers, plain_batch, wrap
+from forebay.torch.batches import Batch, Blank, Buffers, plain_batch, wrap
 
 Derived = Literal["positions", "document_ids", "cu_seqlens", "num_label_tokens"]
 Written = dict[str, Array]
@@ -70,6 +70,17 @@ class PackedTargets:
         if self.loss_mask is not None:
             return (*PACKED_COLUMNS, self.loss_mask)
         return PACKED_COLUMNS if self.train_on is None else CHAT_COLUMNS
+
+    @property
+    def per_token(self) -> tuple[str, ...]:
+        """The tensors of one int64 per token that are written together."""
+        labels = () if self.labels is None else ("labels",)
+        return ("tokens", *labels, *(("positions",) if "positions" in self.derive else ()))
+
+    @property
+    def needs_arrays(self) -> bool:
+        """Whether something is made of the tensors that are written together."""
+        return self.train_on is not None or self.loss_mask is not None or self.derives_more
 
     @property
     def derives_more(self) -> bool:
@@ -121,7 +132,8 @@ def training_batch(read: Read, training: PackedTargets, buffers: Buffers, weight
     if training.as_stored:
         written: Written = {"tokens": buffers.as_pinned(tokens)}
     else:
-        (written,) = _outputs(tokens.shape, tokens.dtype, training, buffers)
+        arrays = buffers.several(len(training.per_token), tokens.shape, _INT64)
+        written = dict(zip(training.per_token, arrays, strict=True))
         fill_packed(
             tokens,
             _whole_lengths(tokens, seq_lens, training),
@@ -149,34 +161,52 @@ def batches_in_place(
     assert compiled.native is not None
     (width,), dtype = tokens.column.shape, tokens.column.array_dtype
     parts = list(slices(len(tokens.addresses), size))
-    last = parts[-1].stop - parts[-1].start
-    whole = len(parts) - (last < size)
-    made = _outputs((size, width), dtype, training, buffers, whole) if whole else []
-    if last < size:
-        made += _outputs((last, width), dtype, training, buffers)
     widths = [max(most, training.max_documents or 1) for most in longest_rows(lengths.counts, size)]
-    for written, most in zip(made, widths, strict=True):
-        written["seq_lens"] = buffers.empty((len(written["tokens"]), most), _INT32)
-    arrays = [_in_order(written, training.as_stored) for written in made]
+    made = _blanks(parts, widths, width, dtype, training, buffers)
     places = (tokens.addresses, dtype.itemsize, width, lengths.addresses, lengths.counts)
-    done = compiled.native.pack_rows(*places, training.labels != "unshifted", size, arrays)
-    del arrays, written  # only a batch that was yielded holds its memory
-    made.reverse()
+    done = compiled.native.pack_rows(*places, training.labels != "unshifted", size, made)
+    made.reverse()  # only a batch that was yielded holds its memory
     for at, (some, read) in enumerate(zip(parts, reads, strict=False)):
         if at < done and widths[at] <= (training.max_documents or widths[at]):
-            yield _completed(made.pop(), read, training, buffers)
+            yield _of_blanks(made.pop(), read, training, buffers)
         else:  # numpy says what is wrong, after the batches before it
             columns = {"tokens": tokens.part(some).copied(), "seq_lens": lengths.part(some).copied(), **read}
             yield training_batch(columns, training, buffers)
 
 
-def _in_order(
-    written: Written, as_stored: bool
-) -> tuple[Array, Array | None, Array | None, Array | None, Array | None]:
-    """Return the arrays of a batch in the order of `pack_rows`, which takes tokens as stored or as int64."""
-    tokens = written["tokens"]
-    pair = (tokens, None) if as_stored else (None, tokens)
-    return (written["seq_lens"], *pair, written.get("labels"), written.get("positions"))
+Blanks = tuple[Blank, Blank | None, Blank | None, Blank | None, Blank | None]  # in the order of `pack_rows`
+_BLANKS = ("seq_lens", "tokens", "tokens", "labels", "positions")  # tokens as stored, or as int64
+
+
+def _blanks(
+    parts: list[slice],
+    widths: list[int],
+    width: int,
+    stored: np.dtype[Any],
+    training: PackedTargets,
+    buffers: Buffers,
+) -> list[Blanks]:
+    """Return memory for the tensors of batches, for `pack_rows`."""
+    rows = [some.stop - some.start for some in parts]
+    dtype, count = (stored, 1) if training.as_stored else (_INT64, len(training.per_token))
+    memory = [*buffers.blanks(count * (len(rows) - 1), (rows[0], width), dtype)]
+    memory += buffers.blanks(count, (rows[-1], width), dtype)
+    lengths = [buffers.blanks(1, shape, _INT32)[0] for shape in zip(rows, widths, strict=True)]
+    if training.as_stored:
+        return [(seq_lens, tokens, None, None, None) for seq_lens, tokens in zip(lengths, memory, strict=True)]
+    each = {name: memory[at::count] for at, name in enumerate(training.per_token)}
+    nothing = [None] * len(rows)
+    columns = (lengths, nothing, each["tokens"], each.get("labels", nothing), each.get("positions", nothing))
+    return list(zip(*columns, strict=True))
+
+
+def _of_blanks(blanks: Blanks, read: Read, training: PackedTargets, buffers: Buffers) -> Batch:
+    """Return a batch of memory that was written."""
+    tensors = {name: wrap(blank) for name, blank in zip(_BLANKS, blanks, strict=True) if blank is not None}
+    batch: Batch = {name: tensors[name] for name in _WRITTEN if name in tensors}
+    if not (training.needs_arrays or read):
+        return batch
+    return _completed({name: values.numpy() for name, values in batch.items()}, read, training, buffers)
 
 
 def can_be_in_place(caches: Sequence[Cache]) -> bool:
@@ -189,27 +219,12 @@ def _stored_as(column: Column) -> tuple[str, int, bool]:
     return column.dtype, len(column.shape), column.ragged
 
 
-def _outputs(
-    shape: tuple[int, ...], stored: np.dtype[Any], training: PackedTargets, buffers: Buffers, batches: int = 1
-) -> list[Written]:
-    """Return memory for the tensors of batches that have one value per token."""
-    if training.as_stored:
-        return [{"tokens": tokens} for tokens in buffers.several(batches, shape, stored)]
-    names = ["tokens"]
-    if training.labels is not None:
-        names.append("labels")
-    if "positions" in training.derive:
-        names.append("positions")
-    arrays = iter(buffers.several(len(names) * batches, shape, _INT64))
-    return [dict(zip(names, arrays, strict=False)) for _ in range(batches)]
-
-
 def _completed(
     written: Written, read: Read, training: PackedTargets, buffers: Buffers, documents: Array | None = None
 ) -> Batch:
     """Return the batch; `documents` are the lengths of all rows, if some of those only fill the batch."""
     batch: Batch = {name: wrap(written[name]) for name in _WRITTEN if name in written}
-    if training.train_on is not None or training.loss_mask is not None or training.derives_more:
+    if training.needs_arrays:
         seq_lens = written["seq_lens"]
         batch |= _further(written, seq_lens, seq_lens if documents is None else documents, read, training, buffers)
     rest = {name: values for name, values in read.items() if name not in training.columns}

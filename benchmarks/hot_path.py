@@ -88,7 +88,7 @@ def shuffled_loop_in_c(cache: fb.Cache, plain: PlainRows) -> Comparison:
 
     def written() -> Iterator[object]:
         for (tokens, lengths), out in zip(itertools.cycle(placed), itertools.cycle(outs), strict=False):
-            batch = (np.empty((BATCH, lengths.most), np.int32), None, *out)
+            batch = (None, out[0], np.empty((BATCH, lengths.most), np.int32), *out[1:])
             native.pack_rows(tokens.addresses, 2, LENGTH, lengths.addresses, lengths.counts, True, BATCH, [batch])
             yield batch
 
@@ -113,7 +113,9 @@ def loop_in_c(cache: fb.Cache, plain: PlainRows) -> Comparison:
 
     def written() -> Iterator[object]:
         for (tokens_at, lengths_at), out in zip(itertools.cycle(places), itertools.cycle(outs), strict=False):
-            native.pack_rows(tokens_at, 2, LENGTH, lengths_at, counts, True, BATCH, [(seq_lens, None, *out)])
+            native.pack_rows(
+                tokens_at, 2, LENGTH, lengths_at, counts, True, BATCH, [(None, out[0], seq_lens, *out[1:])]
+            )
             yield out
 
     return _compare("tokens, labels, positions / a loop in C that writes them", _ours(cache), written(), 0.8)
@@ -133,7 +135,7 @@ def loop_in_two_threads(cache: fb.Cache, plain: PlainRows) -> Comparison:
         outs = [np.empty((3, BATCH, LENGTH), np.int64) for _ in range(RING)]
         for number in range(turns):
             tokens, lengths = placed[number % len(placed)]
-            batches = [(np.empty((BATCH, lengths.most), np.int32), None, *out) for out in outs]
+            batches = [(None, out[0], np.empty((BATCH, lengths.most), np.int32), *out[1:]) for out in outs]
             native.pack_rows(tokens.addresses, 2, LENGTH, lengths.addresses, lengths.counts, True, BATCH, batches)
 
     def by_threads(count: int) -> None:
@@ -248,12 +250,12 @@ def what_binds(cache: fb.Cache, plain: PlainRows) -> str:
         for number, (tokens, lengths) in enumerate(placed):
             out = [array if at < wanted else None for at, array in enumerate(outs[number % ring])]
             tokens_at = near_at if near_rows else tokens.addresses
-            batch = (seq_lens[number], None, *out)
+            batch = (None, out[0], seq_lens[number], *out[1:])
             native.pack_rows(tokens_at, 2, LENGTH, lengths.addresses, lengths.counts, True, BATCH, [batch])
 
     def whole(size: int) -> None:
         for tokens, lengths in together[size - 1]:
-            list(batches_in_place(tokens, lengths, BATCH, nothing, targets, buffers))
+            list(batches_in_place(tokens, lengths, BATCH, size, nothing, targets, buffers))
 
     parts = {
         "call that writes lengths only": lambda: pack(1, 0, True),

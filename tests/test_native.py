@@ -67,7 +67,7 @@ def test_rows_anywhere_in_memory_are_packed_as_by_numpy(
     seq_lens = np.full((rows, whole.shape[1] - 1 + further), 9, np.int32)
     stored, wide, labels, positions = np.empty_like(tokens), *(np.full(tokens.shape, 7, np.int64) for _ in range(3))
     batches = [
-        tuple(array[at : at + size] for array in (seq_lens, stored, wide, labels, positions))
+        tuple(array[at : at + size] for array in (stored, wide, seq_lens, labels, positions))
         for at in range(0, max(1, rows), size)
     ]
     places = (addresses(tokens)[order], tokens.itemsize, width, addresses(lengths), counts[order])
@@ -88,7 +88,7 @@ def test_rows_that_are_written_piece_by_piece_are_whole(width: int, dtype: type[
     tokens = np.random.default_rng(width).integers(1, 60_000, (3, width)).astype(dtype)
     lengths = np.array([[width - 5, 3], [width, 0], [1, width - 1]], np.int32)
     wide, labels, positions = (np.full(tokens.shape, 7, np.int64) for _ in range(3))
-    batch = (np.empty((3, 2), np.int32), None, wide, labels, positions)
+    batch = (None, wide, np.empty((3, 2), np.int32), labels, positions)
     assert native.pack_rows(addresses(tokens), tokens.itemsize, width, addresses(lengths), np.full(3, 2), 1, 3, [batch])
     expected, whole = np.empty_like(labels), np.column_stack([lengths, width - lengths.sum(1)])
     fill_labels(expected, tokens, whole, "shifted")
@@ -101,16 +101,16 @@ def test_documents_that_do_not_fit_their_row_are_not_packed(lengths: list[int]) 
     tokens, stored = np.zeros((3, 4), np.uint16), np.array([[4, 0], lengths, [4, 0]], np.int32)
     labels, seq_lens, counts = np.full((3, 1, 4), 9, np.int64), np.empty((3, 1, 2), np.int32), np.array([2, 2, 2])
     places = (addresses(tokens), 2, 4, addresses(stored), counts, True, 1)
-    batches = [(lens, None, None, each, None) for lens, each in zip(seq_lens, labels, strict=True)]
+    batches = [(None, None, lens, each, None) for lens, each in zip(seq_lens, labels, strict=True)]
     assert native.pack_rows(*places, batches) == 1, "the first batch is good"
     assert (labels[1:] == 9).all(), "nothing of the wrong row or behind it is written"
-    wide = [(lens, None, np.empty((1, 4), np.int64), None, None) for lens in seq_lens]
+    wide = [(None, np.empty((1, 4), np.int64), lens, None, None) for lens in seq_lens]
     assert native.pack_rows(*places, wide) == 3, "no length is used"
 
 
 def test_tokens_that_are_not_aligned_are_not_packed() -> None:
     tokens, lengths = np.zeros(9, np.uint8), np.array([[4]], np.int32)
-    batch = (np.empty((1, 1), np.int32), None, np.empty((1, 4), np.int64), None, None)
+    batch = (None, np.empty((1, 4), np.int64), np.empty((1, 1), np.int32), None, None)
     places = (2, 4, addresses(lengths), np.array([1]), True, 1, [batch])
     first = tokens.ctypes.data + tokens.ctypes.data % 2
     assert native.pack_rows(np.array([first]), *places) == 1
@@ -122,12 +122,12 @@ def test_arrays_of_another_size_are_refused(rows: int) -> None:
     tokens, lengths, counts = np.zeros((2, 4), np.uint16), np.full((2, 1), 4, np.int32), np.ones(2, np.int64)
     seq_lens, places = np.empty((2, 1), np.int32), (addresses(tokens), 2, 4, addresses(lengths))
     with pytest.raises(ValueError, match="int64"):
-        native.pack_rows(*places, counts, True, 2, [(seq_lens, None, np.zeros((rows, 4), np.int64), None, None)])
+        native.pack_rows(*places, counts, True, 2, [(None, np.zeros((rows, 4), np.int64), seq_lens, None, None)])
     with pytest.raises(ValueError, match="int64"):
-        native.pack_rows(*places, counts, True, 2, [(seq_lens, np.zeros((rows, 4), np.uint16), None, None, None)])
+        native.pack_rows(*places, counts, True, 2, [(np.zeros((rows, 4), np.uint16), None, seq_lens, None, None)])
     with pytest.raises(ValueError, match=r"int32 \[rows, documents\]"):
-        native.pack_rows(*places, counts, True, 2, [(np.empty(3, np.int32), None, None, None, None)])
-    empty = (seq_lens, None, None, None, None)
+        native.pack_rows(*places, counts, True, 2, [(None, None, np.empty(3, np.int32), None, None)])
+    empty = (None, None, seq_lens, None, None)
     with pytest.raises(ValueError, match="same rows"):
         native.pack_rows(*places, np.ones(rows, np.int64), True, 2, [empty])
     with pytest.raises(ValueError, match="lengths of each row"):

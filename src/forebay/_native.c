@@ -282,6 +282,57 @@ end:
     return result;
 }
 
+/* permute(cells, size, highs, lows, keys): replace each cell by where the shuffle of forebay.order.bijection puts it.
+
+   cells, keys      uint64; a key for each round */
+
+static const uint64_t HASH_FIRST = 0xBF58476D1CE4E5B9, HASH_SECOND = 0x94D049BB133111EB;
+
+static uint64_t rotated(uint64_t half, uint64_t other, uint64_t key, uint64_t count) {
+    uint64_t word = (other ^ key) * HASH_FIRST;
+    word = (word ^ word >> 32) * HASH_SECOND;
+    half += (word >> 32) * count >> 32;
+    return half < count ? half : half - count;
+}
+
+static PyObject *permute(PyObject *self, PyObject *args) {
+    PyObject *cells_object, *keys_object, *result = NULL;
+    unsigned long long size, highs, lows;
+    Buffers buffers = {.count = 0};
+    if (!PyArg_ParseTuple(args, "OKKKO", &cells_object, &size, &highs, &lows, &keys_object)) return NULL;
+    if (take(&buffers, cells_object, PyBUF_WRITABLE) < 0 || take(&buffers, keys_object, PyBUF_SIMPLE) < 0) goto end;
+    Py_ssize_t count = buffers.all[0].len / (Py_ssize_t)sizeof(uint64_t);
+    Py_ssize_t rounds = buffers.all[1].len / (Py_ssize_t)sizeof(uint64_t);
+    uint64_t *cells = buffers.all[0].buf;
+    const uint64_t *keys = buffers.all[1].buf;
+    int sound = size && size <= 1ULL << 62 && highs && lows && highs <= 1ULL << 32 && lows <= 1ULL << 32 &&
+                highs * lows >= size;
+    for (Py_ssize_t at = 0; sound && at < count; at++) sound = cells[at] < size; /* else it would turn for ever */
+    if (!sound) {
+        failed("cells must be below the size, and highs x lows at least the size");
+        goto end;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t at = 0; at < count; at++) {
+        uint64_t cell = cells[at];
+        do {
+            uint64_t high = cell / lows, low = cell % lows;
+            for (Py_ssize_t round = 0; round < rounds; round++)
+                if (round % 2)
+                    low = rotated(low, high, keys[round], lows);
+                else
+                    high = rotated(high, low, keys[round], highs);
+            cell = high * lows + low;
+        } while (cell >= size);
+        cells[at] = cell;
+    }
+    Py_END_ALLOW_THREADS
+    result = Py_NewRef(Py_None);
+end:
+    release(&buffers);
+    return result;
+}
+
 /* locate_rows(chunks, within, rows, starts) -> bool
 
    Write the chunk of each row, and the row's number in it. Chunk c has the rows starts[c] to starts[c + 1]; all are
@@ -489,9 +540,10 @@ static PyObject *ragged_addresses(PyObject *self, PyObject *args) { return addre
    lengths_at   int64 [rows]: addresses of the lengths of each row, of 4 bytes; counts, int64 [rows]: how many they are
    batches      a list of tuples of arrays, or of what `lend` lent, for the rows of one batch; the last one may have
                 fewer rows:
-       seq_lens     int32 [rows, documents]: the lengths, filled up with 0
        stored       the tokens as they are, or None
-       wide, labels, positions      int64 [rows, width], or None
+       wide         int64 [rows, width], or None
+       seq_lens     int32 [rows, documents]: the lengths, filled up with 0
+       labels, positions    as wide
 
        tokens       5 6 7 8 9 0 0     lengths 3 2; the rest of a row is padding
        positions    0 1 2 0 1 0 1
@@ -557,7 +609,7 @@ static void position_row(int64_t *positions, Py_ssize_t width, const int32_t *le
     count_up(positions + stop, width - stop);
 }
 
-enum { SEQ_LENS, STORED, WIDE, LABELS, POSITIONS, ARRAYS };
+enum { STORED, WIDE, SEQ_LENS, LABELS, POSITIONS, ARRAYS };
 enum { PIECE = 256, MOST_AHEAD = 16384 }; /* bytes */
 
 typedef struct {
@@ -1025,6 +1077,7 @@ static PyMethodDef methods[] = {
     {"lend", lend, METH_VARARGS, "Return memory for tensors, as capsules that torch.from_dlpack takes."},
     {"free_bytes", free_bytes, METH_VARARGS, "Return how many bytes a pool keeps."},
     {"gather", gather, METH_VARARGS, "Copy the item at each address to out."},
+    {"permute", permute, METH_VARARGS, "Replace each cell by where a shuffle puts it."},
     {"locate_rows", locate_rows, METH_VARARGS, "Write the chunk of each row and its number there; False if it has none."},
     {"read_rows", read_rows, METH_VARARGS, "Copy rows by number to out; False where one must not be read."},
     {"fixed_addresses", fixed_addresses, METH_VARARGS, "Write where rows are; False where one must not be read."},

@@ -19,6 +19,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay import compiled
+
 Numbers = NDArray[np.int64]
 Words = NDArray[np.uint64]
 SORTED: Final = 4096  # up to this size a shuffle is a sort
@@ -81,7 +83,11 @@ def _shuffle(size: int, key: int) -> NDArray[np.uint16]:
 
 def _permuted(indices: Numbers, sizes: Words, keys: Words) -> Numbers:
     table = _Table(sizes, _round_keys(keys))
-    placed = table.turn(indices.astype(np.uint64))
+    cells = indices.astype(np.uint64)
+    if compiled.native is not None and table.is_one and (cells < sizes).all():
+        table.turn_compiled(cells)
+        return cells.view(np.int64)
+    placed = table.turn(cells)
     outside = np.flatnonzero(placed >= sizes)
     while len(outside):
         part = table.at(outside)
@@ -113,9 +119,19 @@ class _Table:
 
     def at(self, chosen: NDArray[np.intp]) -> "_Table":
         """Return the table of some of the indices."""
-        if len(self.sizes) == 1 and len(self._round_keys[0]) == 1:
+        if self.is_one:
             return self
         return _Table(_at(self.sizes, chosen), [_at(keys, chosen) for keys in self._round_keys])
+
+    @property
+    def is_one(self) -> bool:
+        """Whether all indices have the same table and keys."""
+        return len(self.sizes) == 1 and len(self._round_keys[0]) == 1
+
+    def turn_compiled(self, cells: Words) -> None:
+        """Replace each cell by its index, without the GIL."""
+        keys = np.concatenate(self._round_keys)
+        compiled.native.permute(cells, int(self.sizes[0]), int(self._highs[0]), int(self._lows[0]), keys)
 
     def turn(self, cells: Words) -> Words:
         high = cells // self._lows

@@ -22,6 +22,7 @@ written in that pass; else its columns are copied first, and numpy derives the s
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -40,7 +41,6 @@ from forebay.masks.documents import (
 )
 from forebay.masks.train_on import TrainOn, label_weights, token_weights
 from forebay.read.cache import Cache
-from forebay.read.chunk_maps import slices
 from forebay.read.gather import RowAddresses, longest_rows
 from forebay.torch.batches import Batch, Blank, Buffers, plain_batch, wrap
 
@@ -150,61 +150,70 @@ def batches_in_place(
     tokens: RowAddresses,
     lengths: RowAddresses,
     size: int,
+    together: int,
     reads: Iterator[Read],
     training: PackedTargets,
     buffers: Buffers,
 ) -> Iterator[Batch]:
     """Yield what `training_batch` returns, for `size` rows at a time; `reads` has the other columns.
 
-    One compiled call writes all batches: threads that make batches compete for the GIL at each call.
+    One compiled call writes `together` batches: threads that make batches compete for the GIL at each call.
     """
     assert compiled.native is not None
     (width,), dtype = tokens.column.shape, tokens.column.array_dtype
-    parts = list(slices(len(tokens.addresses), size))
     widths = [max(most, training.max_documents or 1) for most in longest_rows(lengths.counts, size)]
-    made = _blanks(parts, widths, width, dtype, training, buffers)
-    places = (tokens.addresses, dtype.itemsize, width, lengths.addresses, lengths.counts)
-    done = compiled.native.pack_rows(*places, training.labels != "unshifted", size, made)
-    made.reverse()  # only a batch that was yielded holds its memory
-    for at, (some, read) in enumerate(zip(parts, reads, strict=False)):
-        if at < done and widths[at] <= (training.max_documents or widths[at]):
-            yield _of_blanks(made.pop(), read, training, buffers)
-        else:  # numpy says what is wrong, after the batches before it
-            columns = {"tokens": tokens.part(some).copied(), "seq_lens": lengths.part(some).copied(), **read}
-            yield training_batch(columns, training, buffers)
+    blanks = partial(_blanks, width, dtype, training, buffers)
+    is_shifted = training.labels != "unshifted"
+    for first in range(0, len(widths), together):
+        some, most = slice(first * size, (first + together) * size), widths[first : first + together]
+        tokens_at, lengths_at, counts = tokens.addresses[some], lengths.addresses[some], lengths.counts[some]
+        made = blanks(len(tokens_at), size, most)
+        places = (tokens_at, dtype.itemsize, width, lengths_at, counts)
+        done = compiled.native.pack_rows(*places, is_shifted, size, made)
+        made.reverse()  # only a batch that was yielded holds its memory
+        for at, documents in enumerate(most):
+            read = next(reads)
+            if at < done and documents <= (training.max_documents or documents):
+                yield _of_blanks(made.pop(), read, training, buffers)
+            else:  # numpy says what is wrong, after the batches before it
+                rows = slice((first + at) * size, (first + at + 1) * size)
+                columns = {"tokens": tokens.part(rows).copied(), "seq_lens": lengths.part(rows).copied(), **read}
+                yield training_batch(columns, training, buffers)
 
 
-Blanks = tuple[Blank, Blank | None, Blank | None, Blank | None, Blank | None]  # in the order of `pack_rows`
-_BLANKS = ("seq_lens", "tokens", "tokens", "labels", "positions")  # tokens as stored, or as int64
+_OF_BLANKS = ("tokens", "tokens", "seq_lens", "labels", "positions")  # as `pack_rows` takes them: stored, wide, …
+Blanks = tuple[Blank | None, ...]
 
 
 def _blanks(
-    parts: list[slice],
-    widths: list[int],
     width: int,
     stored: np.dtype[Any],
     training: PackedTargets,
     buffers: Buffers,
+    rows: int,
+    size: int,
+    widths: list[int],
 ) -> list[Blanks]:
-    """Return memory for the tensors of batches, for `pack_rows`."""
-    rows = [some.stop - some.start for some in parts]
-    dtype, count = (stored, 1) if training.as_stored else (_INT64, len(training.per_token))
-    memory = [*buffers.blanks(count * (len(rows) - 1), (rows[0], width), dtype)]
-    memory += buffers.blanks(count, (rows[-1], width), dtype)
-    lengths = [buffers.blanks(1, shape, _INT32)[0] for shape in zip(rows, widths, strict=True)]
+    """Return memory for the tensors of batches of `size` rows, the last one with the rest, as `pack_rows` takes it."""
+    each, dtype = (1, stored) if training.as_stored else (len(training.per_token), _INT64)
+    whole, last = len(widths) - 1, rows - size * (len(widths) - 1)
+    memory = [*buffers.blanks(each * whole, (size, width), dtype)] if whole else []
+    memory += buffers.blanks(each, (last, width), dtype)
+    lengths = [buffers.blanks(1, (size, most), _INT32)[0] for most in widths[:-1]]
+    lengths += buffers.blanks(1, (last, widths[-1]), _INT32)
     if training.as_stored:
-        return [(seq_lens, tokens, None, None, None) for seq_lens, tokens in zip(lengths, memory, strict=True)]
-    each = {name: memory[at::count] for at, name in enumerate(training.per_token)}
-    nothing = [None] * len(rows)
-    columns = (lengths, nothing, each["tokens"], each.get("labels", nothing), each.get("positions", nothing))
-    return list(zip(*columns, strict=True))
+        return [(tokens, None, seq_lens, None, None) for tokens, seq_lens in zip(memory, lengths, strict=True)]
+    labels, positions = training.labels is not None, "positions" in training.derive
+    return [
+        (None, memory[at], seq_lens, memory[at + 1] if labels else None, memory[at + each - 1] if positions else None)
+        for at, seq_lens in zip(range(0, len(memory), each), lengths, strict=True)
+    ]
 
 
 def _of_blanks(blanks: Blanks, read: Read, training: PackedTargets, buffers: Buffers) -> Batch:
     """Return a batch of memory that was written."""
-    tensors = {name: wrap(blank) for name, blank in zip(_BLANKS, blanks, strict=True) if blank is not None}
-    batch: Batch = {name: tensors[name] for name in _WRITTEN if name in tensors}
-    if not (training.needs_arrays or read):
+    batch: Batch = {name: wrap(blank) for name, blank in zip(_OF_BLANKS, blanks, strict=True) if blank is not None}
+    if not (read or training.needs_arrays):
         return batch
     return _completed({name: values.numpy() for name, values in batch.items()}, read, training, buffers)
 

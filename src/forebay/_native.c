@@ -56,7 +56,7 @@ static void copy_row(char *out, const char *row, Py_ssize_t bytes, int64_t next)
 }
 
 /* new_pool(limit) -> pool                                  keeps at most `limit` bytes of free memory
-   lend(pool, count, shape, code, bits) -> list             of capsules, each memory that becomes a tensor
+   lend(pool, shape, code, bits) -> capsule                 memory that becomes a tensor
    free_bytes(pool) -> int
 
    Memory of batches. A capsule is what torch.from_dlpack takes: the tensor's memory comes back when its storage is freed,
@@ -203,48 +203,43 @@ static PyObject *new_pool(PyObject *self, PyObject *args) {
     return capsule;
 }
 
-static PyObject *lend(PyObject *self, PyObject *args) {
-    PyObject *capsule, *shape;
-    Py_ssize_t count;
-    unsigned char code, bits;
-    if (!PyArg_ParseTuple(args, "OnO!bb", &capsule, &count, &PyTuple_Type, &shape, &code, &bits)) return NULL;
-    Pool *pool = PyCapsule_GetPointer(capsule, POOL);
-    if (!pool) return NULL;
-    int64_t sides[MOST_SIDES], bytes = bits / 8;
-    Py_ssize_t number = PyTuple_Size(shape);
-    int sound = count >= 0 && number <= MOST_SIDES && bits >= 8;
-    for (Py_ssize_t at = 0; sound && at < number; at++) {
-        sides[at] = PyLong_AsLongLong(PyTuple_GetItem(shape, at));
-        if (sides[at] == -1 && PyErr_Occurred()) return NULL;
-        sound = sides[at] >= 0 && (!sides[at] || bytes <= PY_SSIZE_T_MAX / sides[at]);
-        bytes = sound ? bytes * sides[at] : 0;
+static PyObject *lent(Pool *pool, const int64_t *shape, Py_ssize_t sides, uint8_t code, uint8_t bits) {
+    int64_t bytes = bits / 8;
+    int sound = sides <= MOST_SIDES && bits >= 8;
+    for (Py_ssize_t at = 0; sound && at < sides; at++) {
+        sound = shape[at] >= 0 && (!shape[at] || bytes <= PY_SSIZE_T_MAX / shape[at]);
+        bytes = sound ? bytes * shape[at] : 0;
     }
     if (!sound) {
         failed("a shape must have at most 8 sides, none negative, and fit into memory");
         return NULL;
     }
-    collect(pool);
-    PyObject *lent = PyList_New(count);
-    for (Py_ssize_t at = 0; lent && at < count; at++) {
-        Block *block = block_of(pool, bytes);
-        if (!block) {
-            Py_DECREF(lent);
-            return PyErr_NoMemory();
-        }
-        memcpy(block->shape, sides, sizeof(sides));
-        block->managed.tensor.sides = (int32_t)number;
-        block->managed.tensor.dtype.code = code;
-        block->managed.tensor.dtype.bits = bits;
-        block->managed.tensor.dtype.lanes = 1;
-        PyObject *one = PyCapsule_New(&block->managed, DL_TENSOR, drop_unused);
-        if (!one) {
-            take_back(&block->managed);
-            Py_DECREF(lent);
-            return NULL;
-        }
-        PyList_SetItem(lent, at, one);
+    Block *block = block_of(pool, bytes);
+    if (!block) return PyErr_NoMemory();
+    memcpy(block->shape, shape, (size_t)sides * sizeof(int64_t));
+    block->managed.tensor.sides = (int32_t)sides;
+    block->managed.tensor.dtype.code = code;
+    block->managed.tensor.dtype.bits = bits;
+    block->managed.tensor.dtype.lanes = 1;
+    PyObject *capsule = PyCapsule_New(&block->managed, DL_TENSOR, drop_unused);
+    if (!capsule) take_back(&block->managed);
+    return capsule;
+}
+
+static PyObject *lend(PyObject *self, PyObject *args) {
+    PyObject *capsule, *shape;
+    unsigned char code, bits;
+    int64_t sides[MOST_SIDES] = {0};
+    if (!PyArg_ParseTuple(args, "OO!bb", &capsule, &PyTuple_Type, &shape, &code, &bits)) return NULL;
+    Pool *pool = PyCapsule_GetPointer(capsule, POOL);
+    if (!pool) return NULL;
+    Py_ssize_t count = PyTuple_Size(shape);
+    for (Py_ssize_t at = 0; at < count && at < MOST_SIDES; at++) {
+        sides[at] = PyLong_AsLongLong(PyTuple_GetItem(shape, at));
+        if (sides[at] == -1 && PyErr_Occurred()) return NULL;
     }
-    return lent;
+    collect(pool);
+    return lent(pool, sides, count, code, bits);
 }
 
 static PyObject *free_bytes(PyObject *self, PyObject *args) {
@@ -550,8 +545,8 @@ static PyObject *ragged_addresses(PyObject *self, PyObject *args) { return addre
        shifted      6 7 . 9 . . .     . = -100
        unshifted    . 6 7 . 9 . .
 
-   Returns how many batches were written: it ends at one with a row whose documents are longer than the row, or whose
-   tokens are not aligned. */
+   Rows behind those of the last batch are left alone. Returns how many batches were written: it ends at one with a row
+   whose documents are longer than the row, or whose tokens are not aligned. */
 
 static FAST void widen_16(int64_t *out, const uint16_t *tokens, Py_ssize_t count) {
     for (Py_ssize_t at = 0; at < count; at++) out[at] = tokens[at];
@@ -623,6 +618,68 @@ typedef struct {
     Py_ssize_t token_bytes, width, rows, size;
     int shifted;
 } PackedRows;
+
+/* lend_packed(pool, counts, size, documents, width, token_bytes, labels, positions) -> list
+
+   Memory for `pack_rows`: a tuple for each `size` rows. counts has the number of documents of each row; `documents` is
+   the width of seq_lens, 0 for that of the row with the most. The list ends before a batch that has more of them.
+   Tokens are as stored if `token_bytes` is not 0. */
+
+static PyObject *lent_batch(Pool *pool, const int64_t *rows_width, int64_t documents, Py_ssize_t token_bytes,
+                            const int *wanted) {
+    enum { INT = 0, UNSIGNED = 1 };
+    const int64_t lengths[] = {rows_width[0], documents};
+    PyObject *batch = PyTuple_New(ARRAYS);
+    for (int at = 0; batch && at < ARRAYS; at++) {
+        PyObject *one = !wanted[at]        ? Py_NewRef(Py_None)
+                        : at == SEQ_LENS   ? lent(pool, lengths, 2, INT, 32)
+                        : at == STORED     ? lent(pool, rows_width, 2, UNSIGNED, (uint8_t)(8 * token_bytes))
+                                           : lent(pool, rows_width, 2, INT, 64);
+        if (!one) {
+            Py_DECREF(batch);
+            return NULL;
+        }
+        PyTuple_SetItem(batch, at, one);
+    }
+    return batch;
+}
+
+static PyObject *lend_packed(PyObject *self, PyObject *args) {
+    PyObject *capsule, *counts_object, *batches = NULL;
+    Py_ssize_t size, documents, width, token_bytes;
+    int labels, positions;
+    Buffers buffers = {.count = 0};
+    if (!PyArg_ParseTuple(args, "OOnnnnpp", &capsule, &counts_object, &size, &documents, &width, &token_bytes, &labels,
+                          &positions))
+        return NULL;
+    Pool *pool = PyCapsule_GetPointer(capsule, POOL);
+    if (!pool || take(&buffers, counts_object, PyBUF_SIMPLE) < 0) return NULL;
+    const int wanted[ARRAYS] = {token_bytes != 0, token_bytes == 0, 1, labels, positions};
+    const int64_t *counts = buffers.all[0].buf;
+    Py_ssize_t rows = buffers.all[0].len / (Py_ssize_t)sizeof(int64_t), first = 0;
+    if (size < 1 || token_bytes < 0 || token_bytes > 4) {
+        failed("batches must have rows, and tokens at most 4 bytes");
+        goto end;
+    }
+    collect(pool);
+    batches = PyList_New(0);
+    while (batches) {
+        int64_t most = 1, shape[] = {rows - first < size ? rows - first : size, width};
+        for (Py_ssize_t row = first; row < first + shape[0]; row++) most = counts[row] > most ? counts[row] : most;
+        if (documents && most > documents) break;
+        PyObject *batch = lent_batch(pool, shape, documents ? documents : most, token_bytes, wanted);
+        if (!batch || PyList_Append(batches, batch) < 0) {
+            Py_DECREF(batches);
+            batches = NULL;
+        }
+        Py_XDECREF(batch);
+        first += size;
+        if (first >= rows) break;
+    }
+end:
+    release(&buffers);
+    return batches;
+}
 
 /* Memory that was lent, which the list of batches holds meanwhile, or that of an array; returns its bytes. */
 static Py_ssize_t take_memory(PackedBatch *batch, int at, PyObject *array) {
@@ -720,7 +777,7 @@ static PyObject *pack_rows(PyObject *self, PyObject *args) {
         goto end;
     }
     count = PyList_Size(list);
-    if (packed.size < 1 || count != (packed.rows ? (packed.rows - 1) / packed.size + 1 : 1)) {
+    if (packed.size < 1 || count > (packed.rows ? (packed.rows - 1) / packed.size + 1 : 1)) {
         failed("batches must have `size` rows each, the last one the rest");
         count = 0;
         goto end;
@@ -1074,7 +1131,8 @@ end:
 
 static PyMethodDef methods[] = {
     {"new_pool", new_pool, METH_VARARGS, "Return a pool that keeps at most so many bytes of free memory."},
-    {"lend", lend, METH_VARARGS, "Return memory for tensors, as capsules that torch.from_dlpack takes."},
+    {"lend", lend, METH_VARARGS, "Return memory for a tensor, as a capsule that torch.from_dlpack takes."},
+    {"lend_packed", lend_packed, METH_VARARGS, "Return memory for the batches of pack_rows."},
     {"free_bytes", free_bytes, METH_VARARGS, "Return how many bytes a pool keeps."},
     {"gather", gather, METH_VARARGS, "Copy the item at each address to out."},
     {"permute", permute, METH_VARARGS, "Replace each cell by where a shuffle puts it."},

@@ -7,7 +7,6 @@ language models are made in `forebay.torch.packed_batch`.
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -30,7 +29,7 @@ _LINE = 64  # bytes
 _SMALLEST = 16 * 1024  # bytes; smaller arrays are as fast from malloc
 
 
-Blank = object  # memory that was not written yet: an array, or a capsule of compiled code
+Blank = object  # memory for a tensor: an array, or a capsule of compiled code
 
 
 class Buffers:
@@ -52,7 +51,8 @@ class Buffers:
     def __init__(self, limit_bytes: int, *, pinned: bool | None = None) -> None:
         self._limit = limit_bytes
         self._pinned = torch.cuda.is_available() if pinned is None else pinned
-        self._pool = None if compiled.native is None or self._pinned else compiled.native.new_pool(limit_bytes)
+        # Of compiled code, which lends memory to be written and then passed to `wrap`.
+        self.pool = None if compiled.native is None or self._pinned else compiled.native.new_pool(limit_bytes)
         self._lock = threading.Lock()
         self._returned: deque[Array] = deque()
         self._free: dict[int, list[Array]] = {}  # by size, the one that was used last at the end
@@ -62,8 +62,8 @@ class Buffers:
     @property
     def free_bytes(self) -> int:
         """Bytes that are kept for further batches."""
-        if self._pool is not None:
-            return compiled.native.free_bytes(self._pool)
+        if self.pool is not None:
+            return compiled.native.free_bytes(self.pool)
         with self._lock:
             self._collect()
             return self._free_bytes
@@ -75,16 +75,11 @@ class Buffers:
         (array,) = self.several(1, shape, dtype)
         return array
 
-    def blanks(self, count: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Sequence[Blank]:
-        """Return memory for compiled code to write to, and then to pass to `wrap`."""
-        if self._pool is None:
-            return self.several(count, shape, dtype)
-        return compiled.native.lend(self._pool, count, shape, _DLPACK_CODES[dtype.kind], 8 * dtype.itemsize)
-
     def several(self, count: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[Array]:
         """Return arrays to write to, and then to pass to `wrap`, each with its own memory."""
-        if self._pool is not None:
-            return [wrap(blank).numpy() for blank in self.blanks(count, shape, dtype)]
+        if self.pool is not None:
+            kind = (_DLPACK_CODES[dtype.kind], 8 * dtype.itemsize)
+            return [from_dlpack(compiled.native.lend(self.pool, shape, *kind)).numpy() for _ in range(count)]
         size = prod(shape) * dtype.itemsize
         if self._pinned:
             kind = _torch_dtype(dtype)

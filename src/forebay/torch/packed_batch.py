@@ -22,7 +22,6 @@ written in that pass; else its columns are copied first, and numpy derives the s
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -41,6 +40,7 @@ from forebay.masks.documents import (
 )
 from forebay.masks.train_on import TrainOn, label_weights, token_weights
 from forebay.read.cache import Cache
+from forebay.read.chunk_maps import slices
 from forebay.read.gather import RowAddresses, longest_rows
 from forebay.torch.batches import Batch, Blank, Buffers, plain_batch, wrap
 
@@ -161,23 +161,22 @@ def batches_in_place(
     """
     assert compiled.native is not None
     (width,), dtype = tokens.column.shape, tokens.column.array_dtype
-    widths = [max(most, training.max_documents or 1) for most in longest_rows(lengths.counts, size)]
-    blanks = partial(_blanks, width, dtype, training, buffers)
-    is_shifted = training.labels != "unshifted"
-    for first in range(0, len(widths), together):
-        some, most = slice(first * size, (first + together) * size), widths[first : first + together]
+    is_shifted, step = training.labels != "unshifted", size * together
+    for first in range(0, max(1, len(tokens.addresses)), step):
+        some = slice(first, first + step)
         tokens_at, lengths_at, counts = tokens.addresses[some], lengths.addresses[some], lengths.counts[some]
-        made = blanks(len(tokens_at), size, most)
+        made = _blanks(counts, size, width, dtype, training, buffers)
         places = (tokens_at, dtype.itemsize, width, lengths_at, counts)
         done = compiled.native.pack_rows(*places, is_shifted, size, made)
+        del made[done:]
         made.reverse()  # only a batch that was yielded holds its memory
-        for at, documents in enumerate(most):
+        for rows in slices(len(tokens_at), size):
             read = next(reads)
-            if at < done and documents <= (training.max_documents or documents):
+            if made:
                 yield _of_blanks(made.pop(), read, training, buffers)
             else:  # numpy says what is wrong, after the batches before it
-                rows = slice((first + at) * size, (first + at + 1) * size)
-                columns = {"tokens": tokens.part(rows).copied(), "seq_lens": lengths.part(rows).copied(), **read}
+                wrong = slice(first + rows.start, first + rows.stop)
+                columns = {"tokens": tokens.part(wrong).copied(), "seq_lens": lengths.part(wrong).copied(), **read}
                 yield training_batch(columns, training, buffers)
 
 
@@ -186,28 +185,29 @@ Blanks = tuple[Blank | None, ...]
 
 
 def _blanks(
+    counts: NDArray[np.int64],
+    size: int,
     width: int,
     stored: np.dtype[Any],
     training: PackedTargets,
     buffers: Buffers,
-    rows: int,
-    size: int,
-    widths: list[int],
 ) -> list[Blanks]:
-    """Return memory for the tensors of batches of `size` rows, the last one with the rest, as `pack_rows` takes it."""
-    each, dtype = (1, stored) if training.as_stored else (len(training.per_token), _INT64)
-    whole, last = len(widths) - 1, rows - size * (len(widths) - 1)
-    memory = [*buffers.blanks(each * whole, (size, width), dtype)] if whole else []
-    memory += buffers.blanks(each, (last, width), dtype)
-    lengths = [buffers.blanks(1, (size, most), _INT32)[0] for most in widths[:-1]]
-    lengths += buffers.blanks(1, (last, widths[-1]), _INT32)
-    if training.as_stored:
-        return [(tokens, None, seq_lens, None, None) for tokens, seq_lens in zip(memory, lengths, strict=True)]
-    labels, positions = training.labels is not None, "positions" in training.derive
-    return [
-        (None, memory[at], seq_lens, memory[at + 1] if labels else None, memory[at + each - 1] if positions else None)
-        for at, seq_lens in zip(range(0, len(memory), each), lengths, strict=True)
-    ]
+    """Return memory for `pack_rows`, of batches of `size` rows, up to the first row with too many documents."""
+    derived = (training.labels is not None, "positions" in training.derive)
+    if buffers.pool is not None:
+        token_bytes = stored.itemsize if training.as_stored else 0
+        return compiled.native.lend_packed(
+            buffers.pool, counts, size, training.max_documents or 0, width, token_bytes, *derived
+        )
+    made = []
+    for some, most in zip(slices(len(counts), size), longest_rows(counts, size), strict=True):
+        if most > (training.max_documents or most):
+            break
+        shape = (some.stop - some.start, width)
+        seq_lens = buffers.empty((shape[0], training.max_documents or max(1, most)), _INT32)
+        tokens = (buffers.empty(shape, stored), None) if training.as_stored else (None, buffers.empty(shape, _INT64))
+        made.append((*tokens, seq_lens, *(buffers.empty(shape, _INT64) if each else None for each in derived)))
+    return made
 
 
 def _of_blanks(blanks: Blanks, read: Read, training: PackedTargets, buffers: Buffers) -> Batch:

@@ -184,7 +184,7 @@ def test_rows_of_large_batches_are_read_where_they_are(weighted: dict[str, fb.Ca
     rows = np.arange(count) % 14
     ((tokens, lengths),) = weighted["none"].locate_batches(rows, count, ["tokens", "seq_lens"])
     assert (len(tokens.addresses), len(set(tokens.addresses.tolist()))) == (count, 14)
-    assert tokens.owner is None and lengths.owner is None, "nothing was copied"
+    assert (tokens.owner, lengths.owner) == (None, None), "nothing was copied"
 
 
 @pytest.fixture(scope="module")

@@ -167,7 +167,7 @@ def decoding_in_two_threads(packed: fb.Cache) -> Comparison:
     blocks = [np.arange(at, at + PACKED_BLOCK_ROWS) for at in range(0, 256 * PACKED_BLOCK_ROWS, PACKED_BLOCK_ROWS)]
 
     def decode(some: list[np.ndarray]) -> None:
-        reading = fb.open_cache(packed.root, block_cache_bytes=1 << 20)
+        reading = fb.open_cache(packed.root, memory=1 << 20)
         for rows in some:
             reading.read(rows[:1], ["tokens"])
 

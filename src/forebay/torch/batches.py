@@ -27,8 +27,6 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}  # by the kind of a numpy type
 _LINE = 64  # bytes
 _SMALLEST = 16 * 1024  # bytes; smaller arrays are as fast from malloc
-
-
 Blank = object  # memory for a tensor: an array, or a capsule of compiled code
 
 
@@ -78,8 +76,8 @@ class Buffers:
     def several(self, count: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[Array]:
         """Return arrays to write to, and then to pass to `wrap`, each with its own memory."""
         if self.pool is not None:
-            kind = (_DLPACK_CODES[dtype.kind], 8 * dtype.itemsize)
-            return [from_dlpack(compiled.native.lend(self.pool, shape, *kind)).numpy() for _ in range(count)]
+            code, bits = _DLPACK_CODES[dtype.kind], 8 * dtype.itemsize
+            return [from_dlpack(compiled.native.lend(self.pool, shape, code, bits)).numpy() for _ in range(count)]
         size = prod(shape) * dtype.itemsize
         if self._pinned:
             kind = _torch_dtype(dtype)

@@ -48,6 +48,10 @@ def permute(indices: Numbers, size: int | Numbers, key: int | Words) -> Numbers:
     >>> sorted(permute(np.arange(5), 5, key=1).tolist())
     [0, 1, 2, 3, 4]
     """
+    if compiled.native is not None and isinstance(size, int) and isinstance(key, int) and size > SORTED:
+        cells = indices.astype(np.uint64)
+        compiled.native.permute(cells, size, *_one_table(size, key))
+        return cells.view(np.int64)
     sizes = np.atleast_1d(np.asarray(size, np.int64))
     keys = np.atleast_1d(np.asarray(key, np.uint64))
     few = sizes <= SORTED
@@ -83,11 +87,7 @@ def _shuffle(size: int, key: int) -> NDArray[np.uint16]:
 
 def _permuted(indices: Numbers, sizes: Words, keys: Words) -> Numbers:
     table = _Table(sizes, _round_keys(keys))
-    cells = indices.astype(np.uint64)
-    if compiled.native is not None and table.is_one and (cells < sizes).all():
-        table.turn_compiled(cells)
-        return cells.view(np.int64)
-    placed = table.turn(cells)
+    placed = table.turn(indices.astype(np.uint64))
     outside = np.flatnonzero(placed >= sizes)
     while len(outside):
         part = table.at(outside)
@@ -108,40 +108,37 @@ def mix(words: Words) -> Words:
     return mixed
 
 
+@lru_cache(maxsize=16)
+def _one_table(size: int, key: int) -> tuple[int, int, Words]:
+    """Return the sides and the round keys of a table for all indices, which are those of an epoch."""
+    table = _Table(np.array([size], np.uint64), _round_keys(np.array([key], np.uint64)))
+    return int(table.highs[0]), int(table.lows[0]), np.concatenate(table.round_keys)
+
+
 class _Table:
     """The table and its rotations; every array has one value for all indices, or one for each."""
 
     def __init__(self, sizes: Words, round_keys: list[Words]) -> None:
         self.sizes = sizes
-        self._round_keys = round_keys
-        self._highs = np.maximum(np.ceil(np.sqrt(sizes)).astype(np.uint64), np.uint64(1))
-        self._lows = np.maximum((sizes + self._highs - np.uint64(1)) // self._highs, np.uint64(1))
+        self.round_keys = round_keys
+        self.highs = np.maximum(np.ceil(np.sqrt(sizes)).astype(np.uint64), np.uint64(1))
+        self.lows = np.maximum((sizes + self.highs - np.uint64(1)) // self.highs, np.uint64(1))
 
     def at(self, chosen: NDArray[np.intp]) -> "_Table":
         """Return the table of some of the indices."""
-        if self.is_one:
+        if len(self.sizes) == 1 and len(self.round_keys[0]) == 1:
             return self
-        return _Table(_at(self.sizes, chosen), [_at(keys, chosen) for keys in self._round_keys])
-
-    @property
-    def is_one(self) -> bool:
-        """Whether all indices have the same table and keys."""
-        return len(self.sizes) == 1 and len(self._round_keys[0]) == 1
-
-    def turn_compiled(self, cells: Words) -> None:
-        """Replace each cell by its index, without the GIL."""
-        keys = np.concatenate(self._round_keys)
-        compiled.native.permute(cells, int(self.sizes[0]), int(self._highs[0]), int(self._lows[0]), keys)
+        return _Table(_at(self.sizes, chosen), [_at(keys, chosen) for keys in self.round_keys])
 
     def turn(self, cells: Words) -> Words:
-        high = cells // self._lows
-        low = cells - high * self._lows
-        for number, key in enumerate(self._round_keys):
+        high = cells // self.lows
+        low = cells - high * self.lows
+        for number, key in enumerate(self.round_keys):
             if number % 2:
-                _add_modulo(low, _hash(high, key), self._lows)
+                _add_modulo(low, _hash(high, key), self.lows)
             else:
-                _add_modulo(high, _hash(low, key), self._highs)
-        turned: Words = high * self._lows + low
+                _add_modulo(high, _hash(low, key), self.highs)
+        turned: Words = high * self.lows + low
         return turned
 
 

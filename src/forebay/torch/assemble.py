@@ -163,7 +163,7 @@ class ColumnBatches:
     def batches(self, stream: RowSource, epoch: int, located: Located, size: int) -> Iterator[Batch]:
         made = self.main(stream.caches, located, size)
         if self.beside.is_empty and self.transform is None and located.is_plain:
-            yield from map(LoadedBatch, made)
+            yield from (batch if type(batch) is LoadedBatch else LoadedBatch(batch) for batch in made)
             return
         for at, batch in enumerate(made):
             part = located.part(slice(at * size, (at + 1) * size))

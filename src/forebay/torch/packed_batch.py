@@ -26,6 +26,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.dlpack import from_dlpack
 
 from forebay import compiled
 from forebay.columns import Array, Column, Ragged
@@ -42,6 +43,7 @@ from forebay.masks.train_on import TrainOn, label_weights, token_weights
 from forebay.read.cache import Cache
 from forebay.read.chunk_maps import slices
 from forebay.read.gather import RowAddresses, longest_rows
+from forebay.torch.batch_html import LoadedBatch
 from forebay.torch.batches import Batch, Blank, Buffers, plain_batch, wrap
 
 Derived = Literal["positions", "document_ids", "cu_seqlens", "num_label_tokens"]
@@ -212,7 +214,10 @@ def _blanks(
 
 def _of_blanks(blanks: Blanks, read: Read, training: PackedTargets, buffers: Buffers) -> Batch:
     """Return a batch of memory that was written."""
-    batch: Batch = {name: wrap(blank) for name, blank in zip(_OF_BLANKS, blanks, strict=True) if blank is not None}
+    batch, tensor = LoadedBatch(), wrap if buffers.pool is None else from_dlpack
+    for name, blank in zip(_OF_BLANKS, blanks, strict=True):
+        if blank is not None:
+            batch[name] = tensor(blank)
     if not (read or training.needs_arrays):
         return batch
     return _completed({name: values.numpy() for name, values in batch.items()}, read, training, buffers)

@@ -230,8 +230,9 @@ def small_reads(cache: fb.Cache, plain: PlainRows, how: How) -> Comparison:
 
 
 def on_device(cache: fb.Cache, plain: PlainRows, how: How) -> Comparison:
-    raw = _ours(cache, columns=["tokens"], **how.loading)
-    return _compare('`derive="device"` / raw tokens', _ours(cache, derive="device", **how.loading), raw, 0.9, how)
+    """Both with the thread of a loader, which passes on many of these small batches at once."""
+    raw = _ours(cache, columns=["tokens"])
+    return _compare('`derive="device"` / raw tokens', _ours(cache, derive="device"), raw, 0.9, how)
 
 
 def two_threads(cache: fb.Cache, name: str, options: dict[str, object]) -> Comparison:

@@ -22,7 +22,7 @@ written in that pass; else its columns are copied first, and numpy derives the s
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -163,11 +163,11 @@ def batches_in_place(
     """
     assert compiled.native is not None
     (width,), dtype = tokens.column.shape, tokens.column.array_dtype
-    is_shifted, step = training.labels != "unshifted", size * together
+    is_shifted, step, blanks = training.labels != "unshifted", size * together, _Blanks.of(training, size, width, dtype)
     for first in range(0, max(1, len(tokens.addresses)), step):
         some = slice(first, first + step)
         tokens_at, lengths_at, counts = tokens.addresses[some], lengths.addresses[some], lengths.counts[some]
-        made = _blanks(counts, size, width, dtype, training, buffers)
+        made = blanks.lent(counts, buffers)
         places = (tokens_at, dtype.itemsize, width, lengths_at, counts)
         done = compiled.native.pack_rows(*places, is_shifted, size, made)
         del made[done:]
@@ -186,30 +186,37 @@ _OF_BLANKS = ("tokens", "tokens", "seq_lens", "labels", "positions")  # as `pack
 Blanks = tuple[Blank | None, ...]
 
 
-def _blanks(
-    counts: NDArray[np.int64],
-    size: int,
-    width: int,
-    stored: np.dtype[Any],
-    training: PackedTargets,
-    buffers: Buffers,
-) -> list[Blanks]:
-    """Return memory for `pack_rows`, of batches of `size` rows, up to the first row with too many documents."""
-    derived = (training.labels is not None, "positions" in training.derive)
-    if buffers.pool is not None:
+class _Blanks(NamedTuple):
+    """The memory of batches that `pack_rows` writes, as `lend_packed` takes it."""
+
+    size: int  # rows of a batch
+    documents: int  # 0: those of the row with the most
+    width: int
+    token_bytes: int  # 0: tokens become int64
+    labels: bool
+    positions: bool
+
+    @classmethod
+    def of(cls, training: PackedTargets, size: int, width: int, stored: np.dtype[Any]) -> "_Blanks":
         token_bytes = stored.itemsize if training.as_stored else 0
-        return compiled.native.lend_packed(
-            buffers.pool, counts, size, training.max_documents or 0, width, token_bytes, *derived
-        )
-    made = []
-    for some, most in zip(slices(len(counts), size), longest_rows(counts, size), strict=True):
-        if most > (training.max_documents or most):
-            break
-        shape = (some.stop - some.start, width)
-        seq_lens = buffers.empty((shape[0], training.max_documents or max(1, most)), _INT32)
-        tokens = (buffers.empty(shape, stored), None) if training.as_stored else (None, buffers.empty(shape, _INT64))
-        made.append((*tokens, seq_lens, *(buffers.empty(shape, _INT64) if each else None for each in derived)))
-    return made
+        derived = (training.labels is not None, "positions" in training.derive)
+        return cls(size, training.max_documents or 0, width, token_bytes, *derived)
+
+    def lent(self, counts: NDArray[np.int64], buffers: Buffers) -> list[Blanks]:
+        """Return memory for rows of `counts` documents, up to the first batch that has too many."""
+        if buffers.pool is not None:
+            return compiled.native.lend_packed(buffers.pool, counts, *self)
+        made = []
+        for some, most in zip(slices(len(counts), self.size), longest_rows(counts, self.size), strict=True):
+            if most > (self.documents or most):
+                break
+            shape = (some.stop - some.start, self.width)
+            seq_lens = buffers.empty((shape[0], self.documents or max(1, most)), _INT32)
+            stored = buffers.empty(shape, np.dtype(f"u{self.token_bytes}")) if self.token_bytes else None
+            wide = (not self.token_bytes, self.labels, self.positions)
+            tokens, labels, positions = (buffers.empty(shape, _INT64) if each else None for each in wide)
+            made.append((stored, tokens, seq_lens, labels, positions))
+        return made
 
 
 def _of_blanks(blanks: Blanks, read: Read, training: PackedTargets, buffers: Buffers) -> Batch:

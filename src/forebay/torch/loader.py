@@ -172,7 +172,7 @@ class Loader:
                 window=window is not None,
                 selection=selection is not None,
                 growth=growth != "pinned" and not isinstance(source, Mixture),
-                on_growth=on_growth is not None and not isinstance(source, Mixture),
+                on_growth=on_growth is not None and not (isinstance(source, Mixture) and growth == "epoch"),
             )
             if growth == "within":
                 raise ValueError(

@@ -206,7 +206,7 @@ class _Blanks(NamedTuple):
         """Return memory for rows of `counts` documents, up to the first batch that has too many."""
         if buffers.pool is not None:
             return compiled.native.lend_packed(buffers.pool, counts, *self)
-        made = []
+        made: list[Blanks] = []
         for some, most in zip(slices(len(counts), self.size), longest_rows(counts, self.size), strict=True):
             if most > (self.documents or most):
                 break

@@ -2,20 +2,28 @@
 
     python -m benchmarks.loader --keep --prepare …      makes the data, once
     python -m benchmarks.hot_path --folder …            measures; a minute or two
+    python -m benchmarks.hot_path --folder … --processor-time       beside other work: less of it disturbs these figures
 
 Rows of 2048 real GPT-2 tokens, global shuffle, batches of 32, everything in the page cache. Goals: int64 tokens alone
 ≥ 1.0 × `DataLoader(__getitems__)` over a memmap, in process; tokens, labels and positions ≥ 2 × the same written by
 hand over memmaps, ≥ 0.8 × a loop in C that writes the same bytes; `derive="device"` ≥ 0.9 × raw tokens; two threads
 ≥ 1.6 × one; the training thread is not stalled for more than 1 ms.
+
+Equal work of a loop in C: it reads the same shuffled rows where they are in the mapped files, finds their lengths, and
+writes the same tensors. A loop over few tokens that stay in the CPU's cache is reported beside it: it reads nothing
+from memory, which a loader of more rows than fit there must do.
 """
 
 import argparse
+import gc
 import itertools
 import os
 import resource
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,9 +34,9 @@ from torch.utils.data import DataLoader, Dataset
 
 import forebay as fb
 from benchmarks.loader import BATCH, ROUND_BATCHES, Batches, derived
-from benchmarks.measure import Comparison, compare
+from benchmarks.measure import ROUNDS, Comparison, compare
 from benchmarks.prepared import into_memory
-from benchmarks.token_rows import LENGTH, PlainRows, open_plain
+from benchmarks.token_rows import LENGTH, PACKED_BLOCK_ROWS, PlainRows, open_plain
 from forebay import compiled
 from forebay.feeding.stream import PACKED_COLUMNS
 from forebay.torch import Loader
@@ -42,18 +50,50 @@ TICKS_SECONDS = 10.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", type=Path, required=True, help="that of `benchmarks.loader --keep --prepare`")
-    folder = parser.parse_args().folder / "data"
-    for part in ("cache-none", "plain"):
+    parser.add_argument("--processor-time", action="store_true", help="of one thread, the least of many turns")
+    options = parser.parse_args()
+    folder = options.folder / "data"
+    for part in ("cache-none", "cache-zstd", "plain"):
         into_memory(folder / part)
     cache, plain = fb.open_cache(folder / "cache-none"), open_plain(folder / "plain")
     print(f"{len(cache):,} rows, compiled loops: {compiled.native is not None}")
-    for measured in (small_reads, tokens_alone, by_hand, loop_in_c, shuffled_loop_in_c, on_device, loop_in_two_threads):
-        print(measured(cache, plain), flush=True)
-    for name, options in (("tokens alone", {"labels": None, "derive": ()}), ("tokens, labels, positions", {})):
-        print(two_threads(cache, name, options), flush=True)
+    how = PROCESSOR if options.processor_time else WALL
+    if options.processor_time:
+        torch.set_num_threads(1)  # threads that wait for others take time of their processors
+    for measured in (small_reads, tokens_alone, by_hand, shuffled_loop_in_c, loop_in_c, on_device):
+        print(measured(cache, plain, how), flush=True)
+    if options.processor_time:
+        print(longest_holds(cache), flush=True)
+        return
+    print(loop_in_two_threads(cache), flush=True)
+    packed = fb.open_cache(folder / "cache-zstd")
+    alone = {"labels": None, "derive": ()}
+    print(decoding_in_two_threads(packed), flush=True)
+    for name, one, options in (
+        ("tokens alone", cache, alone),
+        ("tokens, labels, positions", cache, {}),
+        ("zstd, window shuffle, tokens alone", packed, alone),
+    ):
+        print(two_threads(one, name, options), flush=True)
     print(longest_holds(cache), flush=True)
     print(stalls(cache), flush=True)
     print(what_binds(cache, plain), flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How two things are timed."""
+
+    clock: Callable[[], float]
+    chosen: Callable[[list[float]], float]
+    rounds: int
+    batches: int  # of each round
+    loading: dict[str, int]  # options of the loader
+
+
+WALL = How(time.perf_counter, statistics.median, ROUNDS, ROUND_BATCHES, {})
+# Other work takes the processor away, which this does not count, and its cache, which the least of many turns had.
+PROCESSOR = How(time.process_time, min, 60, 100, {"threads": 0})
 
 
 class BatchedRows(Dataset[torch.Tensor]):
@@ -67,18 +107,24 @@ class BatchedRows(Dataset[torch.Tensor]):
         return torch.from_numpy(self.rows[rows])
 
 
-def tokens_alone(cache: fb.Cache, plain: PlainRows) -> Comparison:
+def tokens_alone(cache: fb.Cache, plain: PlainRows, how: How) -> Comparison:
     loader = DataLoader(BatchedRows(plain), BATCH, shuffle=True, drop_last=True, collate_fn=lambda batch: batch)
     theirs = _forever(lambda: (batch.to(torch.int64) for batch in loader))
-    return _compare("int64 tokens alone / memmap in a DataLoader", _ours(cache, labels=None, derive=()), theirs, 1.0)
+    return _compare(
+        "int64 tokens alone / memmap in a DataLoader",
+        _ours(cache, labels=None, derive=(), **how.loading),
+        theirs,
+        1.0,
+        how,
+    )
 
 
-def by_hand(cache: fb.Cache, plain: PlainRows) -> Comparison:
+def by_hand(cache: fb.Cache, plain: PlainRows, how: How) -> Comparison:
     theirs = (derived(plain, rows) for rows in _orders(len(plain.tokens)))
-    return _compare("tokens, labels, positions / by hand over memmaps", _ours(cache), theirs, 2.0)
+    return _compare("tokens, labels, positions / by hand over memmaps", _ours(cache, **how.loading), theirs, 2.0, how)
 
 
-def shuffled_loop_in_c(cache: fb.Cache, plain: PlainRows) -> Comparison:
+def shuffled_loop_in_c(cache: fb.Cache, plain: PlainRows, how: How) -> Comparison:
     """One thread that reads the loader's rows where they are, in the order of a shuffle, into batches it reuses."""
     native = compiled.native
     assert native is not None
@@ -88,14 +134,16 @@ def shuffled_loop_in_c(cache: fb.Cache, plain: PlainRows) -> Comparison:
 
     def written() -> Iterator[object]:
         for (tokens, lengths), out in zip(itertools.cycle(placed), itertools.cycle(outs), strict=False):
-            batch = (np.empty((BATCH, lengths.most), np.int32), None, *out)
+            batch = (None, out[0], np.empty((BATCH, lengths.most), np.int32), *out[1:])
             native.pack_rows(tokens.addresses, 2, LENGTH, lengths.addresses, lengths.counts, True, BATCH, [batch])
             yield batch
 
-    return _compare("tokens, labels, positions / that loop over the loader's rows", _ours(cache), written(), 0.8)
+    return _compare(
+        "tokens, labels, positions / a loop in C, equal work", _ours(cache, **how.loading), written(), 0.8, how
+    )
 
 
-def loop_in_c(cache: fb.Cache, plain: PlainRows) -> Comparison:
+def loop_in_c(cache: fb.Cache, plain: PlainRows, how: How) -> Comparison:
     """One thread, rows that lie one after the other in memory, and lengths that were read before."""
     if compiled.native is None:
         raise SystemExit("the loop in C was not built: install forebay with a compiler")
@@ -113,13 +161,17 @@ def loop_in_c(cache: fb.Cache, plain: PlainRows) -> Comparison:
 
     def written() -> Iterator[object]:
         for (tokens_at, lengths_at), out in zip(itertools.cycle(places), itertools.cycle(outs), strict=False):
-            native.pack_rows(tokens_at, 2, LENGTH, lengths_at, counts, True, BATCH, [(seq_lens, None, *out)])
+            native.pack_rows(
+                tokens_at, 2, LENGTH, lengths_at, counts, True, BATCH, [(None, out[0], seq_lens, *out[1:])]
+            )
             yield out
 
-    return _compare("tokens, labels, positions / a loop in C that writes them", _ours(cache), written(), 0.8)
+    return _compare(
+        "the same / a loop in C over tokens in the CPU's cache", _ours(cache, **how.loading), written(), 0.8, how
+    )
 
 
-def loop_in_two_threads(cache: fb.Cache, plain: PlainRows) -> Comparison:
+def loop_in_two_threads(cache: fb.Cache) -> Comparison:
     """The most that two threads can reach: the compiled code alone writes rows of mapped files, 8 batches in a call.
 
     Neither side makes tensors or passes anything on. `ours` are two threads that write half of the batches each.
@@ -133,7 +185,7 @@ def loop_in_two_threads(cache: fb.Cache, plain: PlainRows) -> Comparison:
         outs = [np.empty((3, BATCH, LENGTH), np.int64) for _ in range(RING)]
         for number in range(turns):
             tokens, lengths = placed[number % len(placed)]
-            batches = [(np.empty((BATCH, lengths.most), np.int32), None, *out) for out in outs]
+            batches = [(None, out[0], np.empty((BATCH, lengths.most), np.int32), *out[1:]) for out in outs]
             native.pack_rows(tokens.addresses, 2, LENGTH, lengths.addresses, lengths.counts, True, BATCH, batches)
 
     def by_threads(count: int) -> None:
@@ -148,22 +200,44 @@ def loop_in_two_threads(cache: fb.Cache, plain: PlainRows) -> Comparison:
     return compare(name, lambda: by_threads(2), lambda: by_threads(1), amount=amount, unit="rows", goal=1.6)
 
 
-def small_reads(cache: fb.Cache, plain: PlainRows) -> Comparison:
+def decoding_in_two_threads(packed: fb.Cache) -> Comparison:
+    """As `loop_in_two_threads`, for zstd: each thread decodes blocks of tokens that nobody else decodes."""
+    blocks = [np.arange(at, at + PACKED_BLOCK_ROWS) for at in range(0, 256 * PACKED_BLOCK_ROWS, PACKED_BLOCK_ROWS)]
+
+    def decode(some: list[np.ndarray]) -> None:
+        reading = fb.open_cache(packed.root, memory=1 << 20)
+        for rows in some:
+            reading.read(rows[:1], ["tokens"])
+
+    def by_threads(count: int) -> None:
+        threads = [threading.Thread(target=decode, args=(blocks[at::count],)) for at in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    amount = len(blocks) * PACKED_BLOCK_ROWS
+    name = "decoding of zstd blocks alone: two threads / one"
+    return compare(name, lambda: by_threads(2), lambda: by_threads(1), amount=amount, unit="rows", goal=1.6)
+
+
+def small_reads(cache: fb.Cache, plain: PlainRows, how: How) -> Comparison:
     orders = _orders(len(cache))
     ours, theirs = (
         (read(rows) for rows in orders) for read in (partial(cache.read, columns=["tokens"]), plain.tokens.__getitem__)
     )
-    return _compare("cache.read of 32 rows of 4 KiB / memmap[rows]", ours, theirs, 0.7)
+    return _compare("cache.read of 32 rows of 4 KiB / memmap[rows]", ours, theirs, 0.7, how)
 
 
-def on_device(cache: fb.Cache, plain: PlainRows) -> Comparison:
+def on_device(cache: fb.Cache, plain: PlainRows, how: How) -> Comparison:
+    """Both with the thread of a loader, which passes on many of these small batches at once."""
     raw = _ours(cache, columns=["tokens"])
-    return _compare('`derive="device"` / raw tokens', _ours(cache, derive="device"), raw, 0.9)
+    return _compare('`derive="device"` / raw tokens', _ours(cache, derive="device"), raw, 0.9, how)
 
 
 def two_threads(cache: fb.Cache, name: str, options: dict[str, object]) -> Comparison:
     one, two = (_ours(cache, threads=threads, **options) for threads in (1, 2))
-    return _compare(f"{name}: two threads / one", two, one, 1.6)
+    return _compare(f"{name}: two threads / one", two, one, 1.6, WALL)
 
 
 def stalls(cache: fb.Cache) -> str:
@@ -211,20 +285,33 @@ def longest_holds(cache: fb.Cache) -> str:
 
         return noting
 
-    calls = ("pack_rows", "fixed_addresses", "ragged_addresses", "locate_rows", "gather")
+    calls = ("pack_rows", "permute", "fixed_addresses", "ragged_addresses", "locate_rows", "gather")
+    collected: list[int] = []
+
+    def note_collection(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop":
+            collected.append(info["generation"])
+
     batches = _ours(cache, threads=0)
     for _ in itertools.islice(batches, 2 * len(cache) // BATCH):  # every block has been checked
         pass
     try:
         compiled.native = SimpleNamespace(**vars(native) | {name: noted(getattr(native, name)) for name in calls})
+        gc.callbacks.append(note_collection)
         for _ in itertools.islice(batches, 2 * len(cache) // BATCH):
             pass
     finally:
+        gc.callbacks.remove(note_collection)
         compiled.native = native
     held = np.array(found[1:]) * 1e3
+    begun = time.thread_time()
+    gc.collect()
+    whole = time.thread_time() - begun
     return (
         f"a loader holds the lock for at most {held.max():.2f} ms of CPU time at once, median {np.median(held):.3f} "
-        f"ms, 99.9 % below {np.quantile(held, 0.999):.2f} ms, over {len(held):,} times (goal ≤ 1 ms)"
+        f"ms, 99.9 % below {np.quantile(held, 0.999):.2f} ms, over {len(held):,} times (goal ≤ 1 ms); meanwhile Python "
+        f"collected garbage {len(collected)} times, {collected.count(2)} times all of it, which takes "
+        f"{whole * 1e3:.1f} ms in this process"
     )
 
 
@@ -248,12 +335,12 @@ def what_binds(cache: fb.Cache, plain: PlainRows) -> str:
         for number, (tokens, lengths) in enumerate(placed):
             out = [array if at < wanted else None for at, array in enumerate(outs[number % ring])]
             tokens_at = near_at if near_rows else tokens.addresses
-            batch = (seq_lens[number], None, *out)
+            batch = (None, out[0], seq_lens[number], *out[1:])
             native.pack_rows(tokens_at, 2, LENGTH, lengths.addresses, lengths.counts, True, BATCH, [batch])
 
     def whole(size: int) -> None:
         for tokens, lengths in together[size - 1]:
-            list(batches_in_place(tokens, lengths, BATCH, nothing, targets, buffers))
+            list(batches_in_place(tokens, lengths, BATCH, size, nothing, targets, buffers))
 
     parts = {
         "call that writes lengths only": lambda: pack(1, 0, True),
@@ -315,15 +402,15 @@ def _orders(rows: int) -> Iterator[np.ndarray]:
     return itertools.cycle(np.split(order, rows // BATCH))
 
 
-def _compare(name: str, ours: Iterator[object], theirs: Iterator[object], goal: float) -> Comparison:
-    def take(batches: Iterator[object]) -> None:
-        for _ in itertools.islice(batches, ROUND_BATCHES):
+def _compare(name: str, ours: Iterator[object], theirs: Iterator[object], goal: float, how: How) -> Comparison:
+    def take(batches: Iterator[object], count: int = how.batches) -> None:
+        for _ in itertools.islice(batches, count):
             pass
 
-    amount = ROUND_BATCHES * BATCH
-    for _ in range(2):
-        take(ours)  # every block is checked by now
-    return compare(name, lambda: take(ours), lambda: take(theirs), amount=amount, unit="rows", goal=goal)
+    take(ours, 2 * ROUND_BATCHES)  # every block is checked by now
+    options = {"rounds": how.rounds, "clock": how.clock, "chosen": how.chosen}
+    amount = how.batches * BATCH
+    return compare(name, lambda: take(ours), lambda: take(theirs), amount=amount, unit="rows", goal=goal, **options)
 
 
 if __name__ == "__main__":

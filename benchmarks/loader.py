@@ -116,6 +116,11 @@ class Data:
 
 
 def measure(data: Data, options: argparse.Namespace) -> None:
+    if options.peers:
+        for codec in ("none", "zstd"):
+            into_memory(data.cache(codec))
+        against_peers(fb.open_cache(data.cache("none")), fb.open_cache(data.cache("zstd")), data, options)
+        return
     for folder in (data.cache("none"), data.plain()):
         into_memory(folder)
     cache, plain = fb.open_cache(data.cache("none")), open_plain(data.plain())
@@ -135,6 +140,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=8, help="for each configuration of a peer")
     parser.add_argument("--folder", type=Path, default=below, help="outside the repository; 34 GB for 1 M rows")
     parser.add_argument("--environments", type=Path, default=below / "environments", help="of the peers; 7 GB, kept")
+    parser.add_argument("--peers", nargs="+", choices=[peer.name for peer in PEERS], help="measure against these alone")
     parser.add_argument("--keep", action="store_true", help="leave the data there, for the next run")
     parser.add_argument("--prepare", action="store_true", help="make the data, measure nothing")
     return parser.parse_args()
@@ -207,7 +213,7 @@ def against_peers(cache: fb.Cache, packed: fb.Cache, data: Data, options: argpar
     goals = {"tokens, labels, positions": 4.0}  # of the others: 1
     rates: dict[str, list[float]] = {name: [] for name in ours}
     readings: list[Reading] = []
-    for peer in PEERS:
+    for peer in (peer for peer in PEERS if peer.name in (options.peers or [peer.name])):
         for name, batches in ours.items():
             rates[name].append(_rows_per_second(batches))
         try:

@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "raw": WORDS,
     "tokens": WORDS | {"compiled", "hub", "format"},  # reads its constants as tensors
     "masks": {"compiled", "errors"},
-    "order": {"errors", "columns"},  # functions of numbers
+    "order": {"compiled", "errors", "columns"},  # functions of numbers
     "images": WORDS | {"masks"},
     "chat": INDEX | {"compiled", "read", "tokens", "masks", "sources"},  # reads a built cache to pack it again
     "teachers": INDEX | {"read", "hub", "masks", "order"},  # reads a cache; `torch` runs the models

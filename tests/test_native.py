@@ -1,16 +1,20 @@
 """The compiled loops against their numpy twins, bit for bit, and against sizes that do not fit."""
 
 import re
+import threading
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from forebay import compiled
 from forebay.chat import encoding
 from forebay.images.geometry import Scaling
 from forebay.masks.documents import LabelStyle, fill_labels, fill_packed, fill_positions
+from forebay.order.bijection import SORTED, permute
 from forebay.read.chunk_maps import ChunkFinder
 from forebay.tokens import packing
 from forebay.torch.images.canvas import BytePainter, FloatPainter, Painter, mirrored
@@ -67,7 +71,7 @@ def test_rows_anywhere_in_memory_are_packed_as_by_numpy(
     seq_lens = np.full((rows, whole.shape[1] - 1 + further), 9, np.int32)
     stored, wide, labels, positions = np.empty_like(tokens), *(np.full(tokens.shape, 7, np.int64) for _ in range(3))
     batches = [
-        tuple(array[at : at + size] for array in (seq_lens, stored, wide, labels, positions))
+        tuple(array[at : at + size] for array in (stored, wide, seq_lens, labels, positions))
         for at in range(0, max(1, rows), size)
     ]
     places = (addresses(tokens)[order], tokens.itemsize, width, addresses(lengths), counts[order])
@@ -88,7 +92,7 @@ def test_rows_that_are_written_piece_by_piece_are_whole(width: int, dtype: type[
     tokens = np.random.default_rng(width).integers(1, 60_000, (3, width)).astype(dtype)
     lengths = np.array([[width - 5, 3], [width, 0], [1, width - 1]], np.int32)
     wide, labels, positions = (np.full(tokens.shape, 7, np.int64) for _ in range(3))
-    batch = (np.empty((3, 2), np.int32), None, wide, labels, positions)
+    batch = (None, wide, np.empty((3, 2), np.int32), labels, positions)
     assert native.pack_rows(addresses(tokens), tokens.itemsize, width, addresses(lengths), np.full(3, 2), 1, 3, [batch])
     expected, whole = np.empty_like(labels), np.column_stack([lengths, width - lengths.sum(1)])
     fill_labels(expected, tokens, whole, "shifted")
@@ -101,16 +105,16 @@ def test_documents_that_do_not_fit_their_row_are_not_packed(lengths: list[int]) 
     tokens, stored = np.zeros((3, 4), np.uint16), np.array([[4, 0], lengths, [4, 0]], np.int32)
     labels, seq_lens, counts = np.full((3, 1, 4), 9, np.int64), np.empty((3, 1, 2), np.int32), np.array([2, 2, 2])
     places = (addresses(tokens), 2, 4, addresses(stored), counts, True, 1)
-    batches = [(lens, None, None, each, None) for lens, each in zip(seq_lens, labels, strict=True)]
+    batches = [(None, None, lens, each, None) for lens, each in zip(seq_lens, labels, strict=True)]
     assert native.pack_rows(*places, batches) == 1, "the first batch is good"
     assert (labels[1:] == 9).all(), "nothing of the wrong row or behind it is written"
-    wide = [(lens, None, np.empty((1, 4), np.int64), None, None) for lens in seq_lens]
+    wide = [(None, np.empty((1, 4), np.int64), lens, None, None) for lens in seq_lens]
     assert native.pack_rows(*places, wide) == 3, "no length is used"
 
 
 def test_tokens_that_are_not_aligned_are_not_packed() -> None:
     tokens, lengths = np.zeros(9, np.uint8), np.array([[4]], np.int32)
-    batch = (np.empty((1, 1), np.int32), None, np.empty((1, 4), np.int64), None, None)
+    batch = (None, np.empty((1, 4), np.int64), np.empty((1, 1), np.int32), None, None)
     places = (2, 4, addresses(lengths), np.array([1]), True, 1, [batch])
     first = tokens.ctypes.data + tokens.ctypes.data % 2
     assert native.pack_rows(np.array([first]), *places) == 1
@@ -122,12 +126,12 @@ def test_arrays_of_another_size_are_refused(rows: int) -> None:
     tokens, lengths, counts = np.zeros((2, 4), np.uint16), np.full((2, 1), 4, np.int32), np.ones(2, np.int64)
     seq_lens, places = np.empty((2, 1), np.int32), (addresses(tokens), 2, 4, addresses(lengths))
     with pytest.raises(ValueError, match="int64"):
-        native.pack_rows(*places, counts, True, 2, [(seq_lens, None, np.zeros((rows, 4), np.int64), None, None)])
+        native.pack_rows(*places, counts, True, 2, [(None, np.zeros((rows, 4), np.int64), seq_lens, None, None)])
     with pytest.raises(ValueError, match="int64"):
-        native.pack_rows(*places, counts, True, 2, [(seq_lens, np.zeros((rows, 4), np.uint16), None, None, None)])
+        native.pack_rows(*places, counts, True, 2, [(np.zeros((rows, 4), np.uint16), None, seq_lens, None, None)])
     with pytest.raises(ValueError, match=r"int32 \[rows, documents\]"):
-        native.pack_rows(*places, counts, True, 2, [(np.empty(3, np.int32), None, None, None, None)])
-    empty = (seq_lens, None, None, None, None)
+        native.pack_rows(*places, counts, True, 2, [(None, None, np.empty(3, np.int32), None, None)])
+    empty = (None, None, seq_lens, None, None)
     with pytest.raises(ValueError, match="same rows"):
         native.pack_rows(*places, np.ones(rows, np.int64), True, 2, [empty])
     with pytest.raises(ValueError, match="lengths of each row"):
@@ -253,6 +257,93 @@ def test_a_buffer_of_another_size_is_refused() -> None:
     for at, table in ((1, two), (3, one), (2, 0), (5, 0)):
         with pytest.raises(ValueError, match="one number for each chunk"):
             native.fixed_addresses(two, two, two, (*tables[:at], table, *tables[at + 1 :]))
+
+
+@given(st.integers(SORTED + 1, 2**61), st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1))
+@example(SORTED + 1, 0, 0)
+@example(100_000, 1, 1)
+def test_a_shuffle_is_that_of_numpy(size: int, key: int, seed: int) -> None:
+    indices = np.random.default_rng(seed).integers(0, size, 50)
+    found = permute(indices, size, key)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "native", None)
+        np.testing.assert_array_equal(found, permute(indices, size, key), strict=True)
+
+
+def test_cells_that_no_table_has_are_refused() -> None:
+    keys = np.zeros(6, np.uint64)
+    for cells, size, highs, lows in (([10], 10, 4, 3), ([0], 13, 4, 3), ([0], 1, 0, 1), ([0], 0, 1, 1)):
+        with pytest.raises(ValueError, match="below the size"):
+            native.permute(np.array(cells, np.uint64), size, highs, lows, keys)
+
+
+def test_memory_that_is_lent_is_kept_up_to_a_limit_and_used_again() -> None:
+    pool = native.new_pool(1 << 20)
+    first = from_dlpack(native.lend(pool, (64, 1024), 0, 64))
+    address = first.data_ptr()
+    assert (first.shape, first.dtype, address % 64) == ((64, 1024), torch.int64, 0)
+    native.lend(pool, (64, 1024), 0, 64)  # nobody makes a tensor of it
+    assert native.free_bytes(pool) == 1 << 19
+    held = [first]
+    del first
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    assert native.free_bytes(pool) == 1 << 20
+    again = [from_dlpack(native.lend(pool, shape, 1, 16)) for shape in ((2, 2, 65_536), (262_144,), (1000, 1000))]
+    assert address in [each.data_ptr() for each in again]
+    assert [(each.dtype, tuple(each.shape)) for each in again[:2]] == [
+        (torch.uint16, (2, 2, 65_536)),
+        (torch.uint16, (262_144,)),
+    ]
+    del again
+    assert native.free_bytes(pool) == 1 << 20, "what was returned first is dropped"
+    assert from_dlpack(native.lend(pool, (0, 3), 2, 32)).shape == (0, 3)
+
+
+def test_memory_outlives_its_pool() -> None:
+    pool = native.new_pool(1 << 20)
+    tensor = from_dlpack(native.lend(pool, (1 << 16,), 0, 64)).fill_(7)
+    del pool
+    assert int(tensor.sum()) == 7 << 16
+
+
+@pytest.mark.parametrize("shape", [(-1,), (1 << 40, 1 << 40), (1,) * 9])
+def test_a_shape_that_no_memory_has_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="a shape must"):
+        native.lend(native.new_pool(0), shape, 0, 64)
+
+
+@pytest.mark.parametrize("stored", [0, 2])
+def test_memory_of_batches_ends_before_one_with_too_many_documents(stored: int) -> None:
+    pool, counts = native.new_pool(1 << 20), np.array([1, 3, 2, 2, 0])
+    made = native.lend_packed(pool, counts, 2, 0, 8, stored, True, False)
+    shapes = [[None if each is None else tuple(from_dlpack(each).shape) for each in batch] for batch in made]
+    tokens = [[(rows, 8) if bool(stored) == which else None for which in (True, False)] for rows in (2, 2, 1)]
+    lengths = [(2, 3), (2, 2), (1, 1)]
+    assert shapes == [[*each, lens, (lens[0], 8), None] for each, lens in zip(tokens, lengths, strict=True)]
+    assert len(native.lend_packed(pool, counts, 2, 3, 8, stored, True, True)) == 3
+    assert len(native.lend_packed(pool, counts[::-1].copy(), 2, 2, 8, stored, True, True)) == 1, (
+        "3 documents are too many"
+    )
+    (nothing,) = native.lend_packed(pool, counts[:0], 2, 4, 8, stored, False, False)
+    assert from_dlpack(nothing[2]).shape == (0, 4)
+    with pytest.raises(ValueError, match="must have rows"):
+        native.lend_packed(pool, counts, 0, 0, 8, stored, True, True)
+
+
+def test_only_memory_that_was_lent_is_written() -> None:
+    tokens, lengths = np.zeros((1, 4), np.uint16), np.array([[4]], np.int32)
+    places = (addresses(tokens), 2, 4, addresses(lengths), np.array([1]), True, 1)
+    (batch,) = native.lend_packed(native.new_pool(0), np.array([1]), 1, 0, 4, 0, False, False)
+    assert native.pack_rows(*places, [batch]) == 1
+    assert native.pack_rows(*places, []) == 0, "rows behind the last batch are left alone"
+    theirs = to_dlpack(torch.empty((1, 4), dtype=torch.int64))
+    with pytest.raises(ValueError, match="must come from"):
+        native.pack_rows(*places, [(None, theirs, batch[2], None, None)])
+    (wide,) = native.lend_packed(native.new_pool(0), np.array([1]), 1, 0, 5, 0, False, False)
+    with pytest.raises(ValueError, match="int64"):
+        native.pack_rows(*places, [(None, wide[1], batch[2], None, None)])
 
 
 def test_without_compiled_code_numpy_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,9 @@
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stdatomic.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__linux__)
@@ -53,6 +55,202 @@ static void copy_row(char *out, const char *row, Py_ssize_t bytes, int64_t next)
     memcpy(out, row, (size_t)bytes);
 }
 
+/* new_pool(limit) -> pool                                  keeps at most `limit` bytes of free memory
+   lend(pool, shape, code, bits) -> capsule                 memory that becomes a tensor
+   free_bytes(pool) -> int
+
+   Memory of batches. A capsule is what torch.from_dlpack takes: the tensor's memory comes back when its storage is freed,
+   in any thread, with or without the GIL. A return is one atomic push, so that nobody waits, also in a forked process;
+   only a thread that has the GIL takes what was returned.
+
+       lend ◀── free ▯▯▯ ◀── returned ▯▯ ◀── push ── a storage is freed
+                newest first; what is over the limit is freed, the oldest first
+
+   code and bits are those of a DLDataType. */
+
+typedef struct {
+    void *data;
+    struct {
+        int32_t type, id;
+    } device;
+    int32_t sides;
+    struct {
+        uint8_t code, bits;
+        uint16_t lanes;
+    } dtype;
+    int64_t *shape, *strides;
+    uint64_t offset;
+} DLTensor;
+
+typedef struct DLManagedTensor {
+    DLTensor tensor;
+    void *context;
+    void (*deleter)(struct DLManagedTensor *);
+} DLManagedTensor;
+
+enum { DL_CPU = 1, MOST_SIDES = 8, KEPT_BYTES = 16384 }; /* less is as fast from malloc */
+static const char POOL[] = "forebay.pool", DL_TENSOR[] = "dltensor";
+
+typedef struct Pool Pool;
+
+typedef struct Block {
+    DLManagedTensor managed;
+    int64_t shape[MOST_SIDES];
+    struct Block *next, *newer;
+    Pool *pool; /* NULL: freed, not kept */
+    int64_t bytes;
+} Block;
+
+struct Pool {
+    _Atomic(Block *) returned;
+    atomic_size_t holders; /* the capsule of the pool, and memory that is lent */
+    Block *newest, *oldest;
+    int64_t free_bytes, limit;
+};
+
+static void free_list(Block *block) {
+    while (block) {
+        Block *next = block->next;
+        free(block);
+        block = next;
+    }
+}
+
+static void let_go(Pool *pool) {
+    if (atomic_fetch_sub(&pool->holders, 1) > 1) return;
+    free_list(atomic_load(&pool->returned));
+    free_list(pool->newest);
+    free(pool);
+}
+
+static void take_back(DLManagedTensor *managed) {
+    Block *block = managed->context;
+    Pool *pool = block->pool;
+    if (!pool) {
+        free(block);
+        return;
+    }
+    block->next = atomic_load(&pool->returned);
+    while (!atomic_compare_exchange_weak(&pool->returned, &block->next, block)) {}
+    let_go(pool);
+}
+
+static void unlink_block(Pool *pool, Block *block) {
+    *(block->newer ? &block->newer->next : &pool->newest) = block->next;
+    *(block->next ? &block->next->newer : &pool->oldest) = block->newer;
+    pool->free_bytes -= block->bytes;
+}
+
+static void collect(Pool *pool) {
+    Block *last = NULL, *block = atomic_exchange(&pool->returned, NULL);
+    while (block) { /* the stack has the newest on top */
+        Block *next = block->next;
+        block->next = last;
+        last = block;
+        block = next;
+    }
+    while ((block = last)) {
+        last = block->next;
+        block->newer = NULL;
+        block->next = pool->newest;
+        *(pool->newest ? &pool->newest->newer : &pool->oldest) = block;
+        pool->newest = block;
+        pool->free_bytes += block->bytes;
+    }
+    while (pool->free_bytes > pool->limit && (block = pool->oldest)) {
+        unlink_block(pool, block);
+        free(block);
+    }
+}
+
+static Block *block_of(Pool *pool, int64_t bytes) {
+    Block *block = bytes < KEPT_BYTES ? NULL : pool->newest;
+    while (block && block->bytes != bytes) block = block->next;
+    if (block) {
+        unlink_block(pool, block);
+    } else {
+        int64_t before = (int64_t)(sizeof(Block) + LINE - 1) / LINE * LINE;
+        void *memory = NULL;
+        if (bytes > PY_SSIZE_T_MAX - before || posix_memalign(&memory, LINE, (size_t)(before + bytes))) return NULL;
+        block = memory;
+        *block = (Block){.bytes = bytes, .pool = bytes < KEPT_BYTES ? NULL : pool};
+        block->managed.tensor = (DLTensor){.data = (char *)memory + before, .device = {DL_CPU, 0}, .shape = block->shape};
+        block->managed.context = block;
+        block->managed.deleter = take_back;
+    }
+    if (block->pool) atomic_fetch_add(&pool->holders, 1);
+    return block;
+}
+
+static void drop_unused(PyObject *capsule) { /* torch renames a capsule that it took */
+    if (!PyCapsule_IsValid(capsule, DL_TENSOR)) return;
+    DLManagedTensor *managed = PyCapsule_GetPointer(capsule, DL_TENSOR);
+    managed->deleter(managed);
+}
+
+static void drop_pool(PyObject *capsule) { let_go(PyCapsule_GetPointer(capsule, POOL)); }
+
+static PyObject *new_pool(PyObject *self, PyObject *args) {
+    Py_ssize_t limit;
+    if (!PyArg_ParseTuple(args, "n", &limit)) return NULL;
+    Pool *pool = calloc(1, sizeof(Pool));
+    if (!pool) return PyErr_NoMemory();
+    atomic_init(&pool->returned, NULL);
+    atomic_init(&pool->holders, 1);
+    pool->limit = limit;
+    PyObject *capsule = PyCapsule_New(pool, POOL, drop_pool);
+    if (!capsule) free(pool);
+    return capsule;
+}
+
+static PyObject *lent(Pool *pool, const int64_t *shape, Py_ssize_t sides, uint8_t code, uint8_t bits) {
+    int64_t bytes = bits / 8;
+    int sound = sides <= MOST_SIDES && bits >= 8;
+    for (Py_ssize_t at = 0; sound && at < sides; at++) {
+        sound = shape[at] >= 0 && (!shape[at] || bytes <= PY_SSIZE_T_MAX / shape[at]);
+        bytes = sound ? bytes * shape[at] : 0;
+    }
+    if (!sound) {
+        failed("a shape must have at most 8 sides, none negative, and fit into memory");
+        return NULL;
+    }
+    Block *block = block_of(pool, bytes);
+    if (!block) return PyErr_NoMemory();
+    memcpy(block->shape, shape, (size_t)sides * sizeof(int64_t));
+    block->managed.tensor.sides = (int32_t)sides;
+    block->managed.tensor.dtype.code = code;
+    block->managed.tensor.dtype.bits = bits;
+    block->managed.tensor.dtype.lanes = 1;
+    PyObject *capsule = PyCapsule_New(&block->managed, DL_TENSOR, drop_unused);
+    if (!capsule) take_back(&block->managed);
+    return capsule;
+}
+
+static PyObject *lend(PyObject *self, PyObject *args) {
+    PyObject *capsule, *shape;
+    unsigned char code, bits;
+    int64_t sides[MOST_SIDES] = {0};
+    if (!PyArg_ParseTuple(args, "OO!bb", &capsule, &PyTuple_Type, &shape, &code, &bits)) return NULL;
+    Pool *pool = PyCapsule_GetPointer(capsule, POOL);
+    if (!pool) return NULL;
+    Py_ssize_t count = PyTuple_Size(shape);
+    for (Py_ssize_t at = 0; at < count && at < MOST_SIDES; at++) {
+        sides[at] = PyLong_AsLongLong(PyTuple_GetItem(shape, at));
+        if (sides[at] == -1 && PyErr_Occurred()) return NULL;
+    }
+    collect(pool);
+    return lent(pool, sides, count, code, bits);
+}
+
+static PyObject *free_bytes(PyObject *self, PyObject *args) {
+    PyObject *capsule;
+    if (!PyArg_ParseTuple(args, "O", &capsule)) return NULL;
+    Pool *pool = PyCapsule_GetPointer(capsule, POOL);
+    if (!pool) return NULL;
+    collect(pool);
+    return PyLong_FromLongLong(pool->free_bytes);
+}
+
 /* gather(out, addresses, item_bytes): copy the item at each address. */
 
 static PyObject *gather(PyObject *self, PyObject *args) {
@@ -71,6 +269,57 @@ static PyObject *gather(PyObject *self, PyObject *args) {
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t at = 0; at < count; at++) {
         copy_row(out + at * item, (const char *)(intptr_t)addresses[at], item, at + 1 < count ? addresses[at + 1] : 0);
+    }
+    Py_END_ALLOW_THREADS
+    result = Py_NewRef(Py_None);
+end:
+    release(&buffers);
+    return result;
+}
+
+/* permute(cells, size, highs, lows, keys): replace each cell by where the shuffle of forebay.order.bijection puts it.
+
+   cells, keys      uint64; a key for each round */
+
+static const uint64_t HASH_FIRST = 0xBF58476D1CE4E5B9, HASH_SECOND = 0x94D049BB133111EB;
+
+static uint64_t rotated(uint64_t half, uint64_t other, uint64_t key, uint64_t count) {
+    uint64_t word = (other ^ key) * HASH_FIRST;
+    word = (word ^ word >> 32) * HASH_SECOND;
+    half += (word >> 32) * count >> 32;
+    return half < count ? half : half - count;
+}
+
+static PyObject *permute(PyObject *self, PyObject *args) {
+    PyObject *cells_object, *keys_object, *result = NULL;
+    unsigned long long size, highs, lows;
+    Buffers buffers = {.count = 0};
+    if (!PyArg_ParseTuple(args, "OKKKO", &cells_object, &size, &highs, &lows, &keys_object)) return NULL;
+    if (take(&buffers, cells_object, PyBUF_WRITABLE) < 0 || take(&buffers, keys_object, PyBUF_SIMPLE) < 0) goto end;
+    Py_ssize_t count = buffers.all[0].len / (Py_ssize_t)sizeof(uint64_t);
+    Py_ssize_t rounds = buffers.all[1].len / (Py_ssize_t)sizeof(uint64_t);
+    uint64_t *cells = buffers.all[0].buf;
+    const uint64_t *keys = buffers.all[1].buf;
+    int sound = size && size <= 1ULL << 62 && highs && lows && highs <= 1ULL << 32 && lows <= 1ULL << 32 &&
+                highs * lows >= size;
+    for (Py_ssize_t at = 0; sound && at < count; at++) sound = cells[at] < size; /* else it would turn for ever */
+    if (!sound) {
+        failed("cells must be below the size, and highs x lows at least the size");
+        goto end;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t at = 0; at < count; at++) {
+        uint64_t cell = cells[at];
+        do {
+            uint64_t high = cell / lows, low = cell % lows;
+            for (Py_ssize_t round = 0; round < rounds; round++)
+                if (round % 2)
+                    low = rotated(low, high, keys[round], lows);
+                else
+                    high = rotated(high, low, keys[round], highs);
+            cell = high * lows + low;
+        } while (cell >= size);
+        cells[at] = cell;
     }
     Py_END_ALLOW_THREADS
     result = Py_NewRef(Py_None);
@@ -284,18 +533,20 @@ static PyObject *ragged_addresses(PyObject *self, PyObject *args) { return addre
 
    tokens_at    int64 [rows]: addresses of the tokens of each row, of 2 or 4 bytes
    lengths_at   int64 [rows]: addresses of the lengths of each row, of 4 bytes; counts, int64 [rows]: how many they are
-   batches      a list of tuples of arrays for the rows of one batch; the last one may have fewer rows:
-       seq_lens     int32 [rows, documents]: the lengths, filled up with 0
+   batches      a list of tuples of arrays, or of what `lend` lent, for the rows of one batch; the last one may have
+                fewer rows:
        stored       the tokens as they are, or None
-       wide, labels, positions      int64 [rows, width], or None
+       wide         int64 [rows, width], or None
+       seq_lens     int32 [rows, documents]: the lengths, filled up with 0
+       labels, positions    as wide
 
        tokens       5 6 7 8 9 0 0     lengths 3 2; the rest of a row is padding
        positions    0 1 2 0 1 0 1
        shifted      6 7 . 9 . . .     . = -100
        unshifted    . 6 7 . 9 . .
 
-   Returns how many batches were written: it ends at one with a row whose documents are longer than the row, or whose
-   tokens are not aligned. */
+   Rows behind those of the last batch are left alone. Returns how many batches were written: it ends at one with a row
+   whose documents are longer than the row, or whose tokens are not aligned. */
 
 static FAST void widen_16(int64_t *out, const uint16_t *tokens, Py_ssize_t count) {
     for (Py_ssize_t at = 0; at < count; at++) out[at] = tokens[at];
@@ -353,7 +604,7 @@ static void position_row(int64_t *positions, Py_ssize_t width, const int32_t *le
     count_up(positions + stop, width - stop);
 }
 
-enum { SEQ_LENS, STORED, WIDE, LABELS, POSITIONS, ARRAYS };
+enum { STORED, WIDE, SEQ_LENS, LABELS, POSITIONS, ARRAYS };
 enum { PIECE = 256, MOST_AHEAD = 16384 }; /* bytes */
 
 typedef struct {
@@ -368,6 +619,82 @@ typedef struct {
     int shifted;
 } PackedRows;
 
+/* lend_packed(pool, counts, size, documents, width, token_bytes, labels, positions) -> list
+
+   Memory for `pack_rows`: a tuple for each `size` rows. counts has the number of documents of each row; `documents` is
+   the width of seq_lens, 0 for that of the row with the most. The list ends before a batch that has more of them.
+   Tokens are as stored if `token_bytes` is not 0. */
+
+static PyObject *lent_batch(Pool *pool, const int64_t *rows_width, int64_t documents, Py_ssize_t token_bytes,
+                            const int *wanted) {
+    enum { INT = 0, UNSIGNED = 1 };
+    const int64_t lengths[] = {rows_width[0], documents};
+    PyObject *batch = PyTuple_New(ARRAYS);
+    for (int at = 0; batch && at < ARRAYS; at++) {
+        PyObject *one = !wanted[at]        ? Py_NewRef(Py_None)
+                        : at == SEQ_LENS   ? lent(pool, lengths, 2, INT, 32)
+                        : at == STORED     ? lent(pool, rows_width, 2, UNSIGNED, (uint8_t)(8 * token_bytes))
+                                           : lent(pool, rows_width, 2, INT, 64);
+        if (!one) {
+            Py_DECREF(batch);
+            return NULL;
+        }
+        PyTuple_SetItem(batch, at, one);
+    }
+    return batch;
+}
+
+static PyObject *lend_packed(PyObject *self, PyObject *args) {
+    PyObject *capsule, *counts_object, *batches = NULL;
+    Py_ssize_t size, documents, width, token_bytes;
+    int labels, positions;
+    Buffers buffers = {.count = 0};
+    if (!PyArg_ParseTuple(args, "OOnnnnpp", &capsule, &counts_object, &size, &documents, &width, &token_bytes, &labels,
+                          &positions))
+        return NULL;
+    Pool *pool = PyCapsule_GetPointer(capsule, POOL);
+    if (!pool || take(&buffers, counts_object, PyBUF_SIMPLE) < 0) return NULL;
+    const int wanted[ARRAYS] = {token_bytes != 0, token_bytes == 0, 1, labels, positions};
+    const int64_t *counts = buffers.all[0].buf;
+    Py_ssize_t rows = buffers.all[0].len / (Py_ssize_t)sizeof(int64_t), first = 0;
+    if (size < 1 || token_bytes < 0 || token_bytes > 4) {
+        failed("batches must have rows, and tokens at most 4 bytes");
+        goto end;
+    }
+    collect(pool);
+    batches = PyList_New(0);
+    while (batches) {
+        int64_t most = 1, shape[] = {rows - first < size ? rows - first : size, width};
+        for (Py_ssize_t row = first; row < first + shape[0]; row++) most = counts[row] > most ? counts[row] : most;
+        if (documents && most > documents) break;
+        PyObject *batch = lent_batch(pool, shape, documents ? documents : most, token_bytes, wanted);
+        if (!batch || PyList_Append(batches, batch) < 0) {
+            Py_DECREF(batches);
+            batches = NULL;
+        }
+        Py_XDECREF(batch);
+        first += size;
+        if (first >= rows) break;
+    }
+end:
+    release(&buffers);
+    return batches;
+}
+
+/* Memory that was lent, which the list of batches holds meanwhile, or that of an array; returns its bytes. */
+static Py_ssize_t take_memory(PackedBatch *batch, int at, PyObject *array) {
+    if (PyCapsule_IsValid(array, DL_TENSOR)) {
+        const DLManagedTensor *managed = PyCapsule_GetPointer(array, DL_TENSOR);
+        if (managed->deleter != take_back) return failed("memory must come from `lend`");
+        batch->memory[at] = managed->tensor.data;
+        return (Py_ssize_t)((const Block *)managed->context)->bytes;
+    }
+    if (take(&batch->buffers, array, PyBUF_WRITABLE) < 0) return -1;
+    const Py_buffer *taken = &batch->buffers.all[batch->buffers.count - 1];
+    batch->memory[at] = taken->buf;
+    return taken->len;
+}
+
 /* The arrays of one batch, if they have the sizes that its rows need. */
 static int take_batch(PackedBatch *batch, PyObject *arrays, const PackedRows *packed, Py_ssize_t first) {
     batch->rows = packed->rows - first < packed->size ? packed->rows - first : packed->size;
@@ -375,15 +702,14 @@ static int take_batch(PackedBatch *batch, PyObject *arrays, const PackedRows *pa
     for (int at = 0; at < ARRAYS; at++) {
         PyObject *array = PyTuple_GetItem(arrays, at);
         if (at != SEQ_LENS && Py_IsNone(array)) continue;
-        if (take(&batch->buffers, array, PyBUF_WRITABLE) < 0) return -1;
-        const Py_buffer *taken = &batch->buffers.all[batch->buffers.count - 1];
-        batch->memory[at] = taken->buf;
+        Py_ssize_t held = take_memory(batch, at, array);
+        if (held < 0) return -1;
         Py_ssize_t bytes = packed->width * (at == STORED ? packed->token_bytes : (Py_ssize_t)sizeof(int64_t));
-        if (at != SEQ_LENS && (batch->rows > PY_SSIZE_T_MAX / bytes || taken->len != batch->rows * bytes))
+        if (at != SEQ_LENS && (batch->rows > PY_SSIZE_T_MAX / bytes || held != batch->rows * bytes))
             return failed("outputs must be int64 [rows, width]");
         if (at != SEQ_LENS) continue;
-        batch->documents = batch->rows ? taken->len / (Py_ssize_t)sizeof(int32_t) / batch->rows : 0;
-        if (taken->len != batch->rows * batch->documents * (Py_ssize_t)sizeof(int32_t))
+        batch->documents = batch->rows ? held / (Py_ssize_t)sizeof(int32_t) / batch->rows : 0;
+        if (held != batch->rows * batch->documents * (Py_ssize_t)sizeof(int32_t))
             return failed("seq_lens must be int32 [rows, documents]");
     }
     for (Py_ssize_t row = first; row < first + batch->rows; row++)
@@ -451,7 +777,7 @@ static PyObject *pack_rows(PyObject *self, PyObject *args) {
         goto end;
     }
     count = PyList_Size(list);
-    if (packed.size < 1 || count != (packed.rows ? (packed.rows - 1) / packed.size + 1 : 1)) {
+    if (packed.size < 1 || count > (packed.rows ? (packed.rows - 1) / packed.size + 1 : 1)) {
         failed("batches must have `size` rows each, the last one the rest");
         count = 0;
         goto end;
@@ -804,7 +1130,12 @@ end:
 }
 
 static PyMethodDef methods[] = {
+    {"new_pool", new_pool, METH_VARARGS, "Return a pool that keeps at most so many bytes of free memory."},
+    {"lend", lend, METH_VARARGS, "Return memory for a tensor, as a capsule that torch.from_dlpack takes."},
+    {"lend_packed", lend_packed, METH_VARARGS, "Return memory for the batches of pack_rows."},
+    {"free_bytes", free_bytes, METH_VARARGS, "Return how many bytes a pool keeps."},
     {"gather", gather, METH_VARARGS, "Copy the item at each address to out."},
+    {"permute", permute, METH_VARARGS, "Replace each cell by where a shuffle puts it."},
     {"locate_rows", locate_rows, METH_VARARGS, "Write the chunk of each row and its number there; False if it has none."},
     {"read_rows", read_rows, METH_VARARGS, "Copy rows by number to out; False where one must not be read."},
     {"fixed_addresses", fixed_addresses, METH_VARARGS, "Write where rows are; False where one must not be read."},

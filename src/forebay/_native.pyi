@@ -1,7 +1,22 @@
 from collections.abc import Sequence
 from typing import Any
 
+def new_pool(limit: int, /) -> object: ...
+def lend(pool: object, shape: tuple[int, ...], code: int, bits: int, /) -> object: ...
+def lend_packed(
+    pool: object,
+    counts: Any,
+    size: int,
+    documents: int,
+    width: int,
+    token_bytes: int,
+    labels: bool,
+    positions: bool,
+    /,
+) -> list[tuple[Any | None, ...]]: ...
+def free_bytes(pool: object, /) -> int: ...
 def gather(out: Any, addresses: Any, item_bytes: int, /) -> None: ...
+def permute(cells: Any, size: int, highs: int, lows: int, keys: Any, /) -> None: ...
 def locate_rows(chunks: Any, within: Any, rows: Any, starts: Any, /) -> bool: ...
 
 Tables = tuple[Any, Any, int, Any, Any, int]
@@ -19,7 +34,7 @@ def pack_rows(
     counts: Any,
     shifted: bool,
     size: int,
-    batches: list[tuple[Any, Any | None, Any | None, Any | None, Any | None]],
+    batches: list[tuple[Any | None, ...]],
     /,
 ) -> int: ...
 def mirror(out: Any, content: Any, width: int, /) -> None: ...

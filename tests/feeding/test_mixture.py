@@ -290,6 +290,37 @@ def test_made_anew_on_a_grown_cache_it_ends_the_pass_it_is_in_and_takes_the_new_
     assert other == other_before[: len(other)], "a cache that did not grow is not touched"
 
 
+def test_a_running_mixture_takes_new_rows_up_from_the_next_epoch_on(tmp_path: Path, caches: list[fb.Cache]) -> None:
+    root, told = token_cache(tmp_path, 20), []
+
+    def mixture() -> Mixture:
+        return weighted([fb.open_cache(root), caches[1]], [2, 1], epoch_rows=24)
+
+    pinned, running = loader_of(mixture(), 6), loader_of(mixture(), 6, growth="epoch", on_growth=told.append)
+    rows = [row for batch in epochs_of(running) for row in batch]
+    grow_cache(tmp_path, 20, 15)
+    rows += [row for batch in epochs_of(running) for row in batch]
+    assert [(each.old_rows, each.new_rows) for each in told] == [(20, 35)]
+    rows += [row for batch in take(running, 3) for row in batch]
+    resumed = loader_of(mixture(), 6, growth="epoch")
+    resumed.load_state_dict(json.loads(json.dumps(running.state_dict())))
+    rest = take(running, 9)
+    assert take(resumed, 9) == rest, "a state of the grown mixture resumes"
+    rows += [row for batch in rest for row in batch]
+    whole = [row for batch in epochs_of(pinned, 5) for row in batch]
+    assert [each for each, _ in rows] == [each for each, _ in whole], "shares and the length of an epoch stay"
+    grown, before = ([row for each, row in some if each == 0] for some in (rows, whole))
+    assert grown[:40] == before[:40], "the pass that began ends as it was"
+    assert sorted(grown[40:75]) == list(range(35)), "the next has all rows"
+    assert [row for each, row in rows if each] == [row for each, row in whole if each]
+    assert len(told) == 1
+
+
+def test_rows_are_not_added_within_an_epoch_of_a_mixture(caches: list[fb.Cache]) -> None:
+    with pytest.raises(ValueError, match="growth='epoch'"):
+        loader_of(weighted(caches, [1, 1, 1]), 10, growth="within")
+
+
 def test_a_state_of_a_copy_that_grew_otherwise_is_refused(tmp_path: Path, caches: list[fb.Cache]) -> None:
     folders = [tmp_path / "mine", tmp_path / "theirs"]
     token_cache(folders[0], 20)
@@ -339,7 +370,7 @@ def take(loader: Loader, count: int) -> list[list[tuple[int, int]]]:
 
 @pytest.mark.parametrize(
     "options",
-    [{"seed": 5}, {"shuffle": None}, {"window": Window(rows=8)}, {"selection": Split("train")}, {"growth": "epoch"}],
+    [{"seed": 5}, {"shuffle": None}, {"window": Window(rows=8)}, {"selection": Split("train")}],
     ids=lambda options: next(iter(options)),
 )
 def test_what_a_mixture_decides_cannot_be_asked_of_its_loader(caches: list[fb.Cache], options: dict) -> None:

@@ -10,11 +10,18 @@ import torch
 from tests.token_caches import token_cache
 
 import forebay as fb
+from forebay import compiled
 from forebay.torch import Loader
 from forebay.torch.batches import Buffers, wrap
 
 SHAPE, LONG = (64, 64), np.dtype(np.int64)
 BYTES = 64 * 64 * 8
+
+
+@pytest.fixture(autouse=True, params=["compiled", "numpy"])
+def code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "numpy":
+        monkeypatch.setattr(compiled, "native", None)
 
 
 def lend(buffers: Buffers) -> torch.Tensor:
@@ -89,6 +96,16 @@ def test_batches_that_are_dropped_give_their_memory_to_later_ones(tmp_path: Path
     addresses = [batch["tokens"].data_ptr() for _ in range(3) for batch in one]
     assert len(addresses) == 90
     assert len(set(addresses)) < 30
+
+
+@pytest.mark.parametrize("options", [{}, {"derive": "device"}, {"max_documents": 9}, {"labels": None, "derive": ()}])
+def test_batches_in_arrays_of_somebody_else_are_the_same(tmp_path: Path, options: dict[str, object]) -> None:
+    cache = fb.open_cache(token_cache(tmp_path, 30))
+    loaders = [Loader(cache, global_batch_size=4, prefetch=7, drop_last=False, **options) for _ in range(2)]
+    loaders[1]._maker.buffers.pool = None  # as with a GPU, where torch has the memory
+    for mine, other in zip(*loaders, strict=True):
+        assert list(mine) == list(other)
+        assert all(torch.equal(mine[name], other[name]) for name in mine)
 
 
 @pytest.mark.gpu

@@ -179,6 +179,14 @@ def test_batches_are_the_same_without_compiled_code(
                 assert torch.equal(batch[name], values), name
 
 
+@pytest.mark.parametrize("count", [1025, 5000])
+def test_rows_of_large_batches_are_read_where_they_are(weighted: dict[str, fb.Cache], count: int) -> None:
+    rows = np.arange(count) % 14
+    ((tokens, lengths),) = weighted["none"].locate_batches(rows, count, ["tokens", "seq_lens"])
+    assert (len(tokens.addresses), len(set(tokens.addresses.tolist()))) == (count, 14)
+    assert (tokens.owner, lengths.owner) == (None, None), "nothing was copied"
+
+
 @pytest.fixture(scope="module")
 def weighted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, fb.Cache]:
     """Rows with a weight for each token, compressed and not."""

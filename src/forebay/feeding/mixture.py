@@ -5,8 +5,8 @@
 Every cache has its own passes, each in its own order; a small cache has more of them. The row at a position depends
 only on the seed, the weights and the position.
 
-A mixture restored on caches that have grown finishes the current pass of each cache, then adds its new rows: the passes
-before and after that are spans of the cache's stream.
+A mixture whose caches have grown, at the end of an epoch or before it was restored, finishes the current pass of each
+cache, then adds its new rows: the passes before and after that are spans of the cache's stream.
 
 Mixtures described in a TOML file. Paths are relative to the file; an unknown or wrong field is an error.
 
@@ -229,6 +229,12 @@ class Mixture:
             for stream, then, place in zip(self.streams, state["mixture"], places, strict=True)
         ]
         return Mixture(spans, phases, state["epoch_rows"], self.seed, self._asked)
+
+    def grown(self, generations: Sequence[int], epoch: int) -> "Mixture":
+        """Return the mixture from an epoch on, with these generations; each cache first finishes its pass."""
+        newest = [stream.on_newest_rows(number) for stream, number in zip(self.streams, generations, strict=True)]
+        spans = [(StreamSpan(0, 0, stream),) for stream in newest]
+        return Mixture(spans, self.phases, self.epoch_rows, self.seed, self._asked).restored(self.state(), epoch, 0)
 
     def _refuse_other(self, state: Mapping[str, Any]) -> None:
         """Raise StateMismatch where the number of caches, the seed or an argument of `of` differs from the state."""

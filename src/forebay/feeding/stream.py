@@ -13,7 +13,7 @@ All segments are read through one cache, whose generation has the chunks of all 
 What a loader does with rows that were published after it started, or after its state was taken.
 
 pinned   stay on the generation of the cache it was made with; a state of an older one finishes its epoch first
-epoch    move to the newest generation at the end of each epoch
+epoch    move to the newest generation at the end of each epoch; each cache of a mixture first finishes its pass
 within   also append added rows, shuffled among themselves, to the end of the running epoch
 """
 
@@ -449,6 +449,20 @@ class SharedNumber(Protocol):
         ...
 
 
+@runtime_checkable
+class MixedStream(Stream, Protocol):
+    """A stream over several caches, each of which grows by itself."""
+
+    @property
+    def streams(self) -> Sequence[CacheStream]:
+        """The stream of each cache, with its newest rows."""
+        ...
+
+    def grown(self, generations: Sequence[int], epoch: int) -> "MixedStream":
+        """Return the stream from an epoch on, with these generations; each cache first finishes its pass."""
+        ...
+
+
 class Growing:
     """Moves a stream to newer generations; rank 0 decides for all ranks."""
 
@@ -477,12 +491,28 @@ class Growing:
         report(growth)
         return extended
 
-    def between(self, stream: Stream, report: Report) -> Stream:
-        """Return the stream of the next epoch."""
+    def between(self, stream: Stream, epoch: int, report: Report) -> Stream:
+        """Return the stream of an epoch that begins."""
+        if isinstance(stream, MixedStream):
+            return self._grown(stream, epoch, report)
         if not isinstance(stream, CacheStream):
             return stream
         now = stream.cache.generation.number if self.policy == "pinned" else self._newest(stream)
         return self.begin_at(stream, now, report)
+
+    def _grown(self, mixture: MixedStream, epoch: int, report: Report) -> Stream:
+        if self.policy == "pinned":
+            return mixture
+        newest = [self._newest(stream) for stream in mixture.streams]
+        pairs = list(zip(mixture.streams, newest, strict=True))
+        if all(stream.cache.generation.number == number for stream, number in pairs):
+            return mixture
+        following = mixture.grown(newest, epoch)
+        for (old, number), new in zip(pairs, following.streams, strict=True):
+            before = old.cache.generation.number
+            if before != number:
+                report(Growth(before, number, old.size(0), new.size(0)))
+        return following
 
     def begin_at(self, stream: CacheStream, generation: int, report: Report) -> CacheStream:
         """Return the stream of an epoch that begins with all rows of a generation."""

@@ -239,7 +239,7 @@ def _fill_compiled(
     rows, documents = np.arange(len(tokens)), whole.shape[1] - 1  # the last length is padding
     tokens_at, lengths_at = (each.ctypes.data + rows * each.strides[0] for each in (tokens, whole))
     counts, kept = np.full(len(rows), documents), np.empty((len(rows), documents), np.int32)
-    batch, places = (kept, None, wide, labels, positions), (tokens_at, tokens.itemsize, tokens.shape[1])
+    batch, places = (None, wide, kept, labels, positions), (tokens_at, tokens.itemsize, tokens.shape[1])
     if not compiled.native.pack_rows(*places, lengths_at, counts, style == "shifted", max(1, len(rows)), [batch]):
         raise ValueError("the lengths of a row do not add up to its tokens")
 

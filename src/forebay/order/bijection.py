@@ -19,6 +19,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay import compiled
+
 Numbers = NDArray[np.int64]
 Words = NDArray[np.uint64]
 SORTED: Final = 4096  # up to this size a shuffle is a sort
@@ -46,6 +48,10 @@ def permute(indices: Numbers, size: int | Numbers, key: int | Words) -> Numbers:
     >>> sorted(permute(np.arange(5), 5, key=1).tolist())
     [0, 1, 2, 3, 4]
     """
+    if compiled.native is not None and isinstance(size, int) and isinstance(key, int) and size > SORTED:
+        cells = indices.astype(np.uint64)
+        compiled.native.permute(cells, size, *_one_table(size, key))
+        return cells.view(np.int64)
     sizes = np.atleast_1d(np.asarray(size, np.int64))
     keys = np.atleast_1d(np.asarray(key, np.uint64))
     few = sizes <= SORTED
@@ -102,30 +108,37 @@ def mix(words: Words) -> Words:
     return mixed
 
 
+@lru_cache(maxsize=16)
+def _one_table(size: int, key: int) -> tuple[int, int, Words]:
+    """Return the sides and the round keys of a table for all indices, which are those of an epoch."""
+    table = _Table(np.array([size], np.uint64), _round_keys(np.array([key], np.uint64)))
+    return int(table.highs[0]), int(table.lows[0]), np.concatenate(table.round_keys)
+
+
 class _Table:
     """The table and its rotations; every array has one value for all indices, or one for each."""
 
     def __init__(self, sizes: Words, round_keys: list[Words]) -> None:
         self.sizes = sizes
-        self._round_keys = round_keys
-        self._highs = np.maximum(np.ceil(np.sqrt(sizes)).astype(np.uint64), np.uint64(1))
-        self._lows = np.maximum((sizes + self._highs - np.uint64(1)) // self._highs, np.uint64(1))
+        self.round_keys = round_keys
+        self.highs = np.maximum(np.ceil(np.sqrt(sizes)).astype(np.uint64), np.uint64(1))
+        self.lows = np.maximum((sizes + self.highs - np.uint64(1)) // self.highs, np.uint64(1))
 
     def at(self, chosen: NDArray[np.intp]) -> "_Table":
         """Return the table of some of the indices."""
-        if len(self.sizes) == 1 and len(self._round_keys[0]) == 1:
+        if len(self.sizes) == 1 and len(self.round_keys[0]) == 1:
             return self
-        return _Table(_at(self.sizes, chosen), [_at(keys, chosen) for keys in self._round_keys])
+        return _Table(_at(self.sizes, chosen), [_at(keys, chosen) for keys in self.round_keys])
 
     def turn(self, cells: Words) -> Words:
-        high = cells // self._lows
-        low = cells - high * self._lows
-        for number, key in enumerate(self._round_keys):
+        high = cells // self.lows
+        low = cells - high * self.lows
+        for number, key in enumerate(self.round_keys):
             if number % 2:
-                _add_modulo(low, _hash(high, key), self._lows)
+                _add_modulo(low, _hash(high, key), self.lows)
             else:
-                _add_modulo(high, _hash(low, key), self._highs)
-        turned: Words = high * self._lows + low
+                _add_modulo(high, _hash(low, key), self.highs)
+        turned: Words = high * self.lows + low
         return turned
 
 

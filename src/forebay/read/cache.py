@@ -324,7 +324,7 @@ class Cache:
         """
         numbers = self._row_numbers(rows)
         names = self._wanted(columns)
-        if not self._locates_together(size):
+        if not self._keeps_maps:
             yield from (self.read(numbers[at : at + size], columns) for at in range(0, max(1, len(numbers)), size))
             return
         readers = [self._reader(name).read_batches for name in names]
@@ -336,22 +336,23 @@ class Cache:
         The addresses are valid until the iterator continues.
         """
         numbers = self._row_numbers(rows)
-        if self._locates_together(size):
+        if self._keeps_maps:
             yield from self._by_steps(numbers, size, [self._reader(name).locate_batches for name in columns])
             return
         for at in range(0, max(1, len(numbers)), size):
             read = self.read(numbers[at : at + size], columns)
             yield tuple(RowAddresses.of(self.column(name), read[name]) for name in columns)
 
-    def _locates_together(self, size: int) -> bool:
-        """Whether the maps of several batches of this size can stay open."""
-        return self._step >= size and len(self._chunks) <= self._map_limit
+    @property
+    def _keeps_maps(self) -> bool:
+        """Whether the maps of all chunks can stay open, so that any number of rows can be located together."""
+        return len(self._chunks) <= self._map_limit
 
     def _by_steps(
         self, numbers: NDArray[np.int64], size: int, readers: Sequence[Callable[[RowLocations, int], Iterator[Result]]]
     ) -> Iterator[tuple[Result, ...]]:
         """Batches of `size` rows of every reader, located many at a time."""
-        step = self._step // size * size
+        step = max(1, _PIECE_ROWS // size) * size
         done = -1  # no rows are one empty batch
         while done < len(numbers):
             done = max(0, done)

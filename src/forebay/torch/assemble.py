@@ -31,6 +31,7 @@ from forebay.feeding.prefetch import (
     suitable_threads,
     view_rows,
 )
+from forebay.feeding.shuffle import decoded_columns
 from forebay.feeding.stream import CHAT_COLUMNS, PACKED_COLUMNS, Located, RowSource
 from forebay.masks.documents import LabelStyle, checked_label_style
 from forebay.masks.train_on import Kind, TrainOn
@@ -162,7 +163,7 @@ class ColumnBatches:
     def batches(self, stream: RowSource, epoch: int, located: Located, size: int) -> Iterator[Batch]:
         made = self.main(stream.caches, located, size)
         if self.beside.is_empty and self.transform is None and located.is_plain:
-            yield from map(LoadedBatch, made)
+            yield from (batch if type(batch) is LoadedBatch else LoadedBatch(batch) for batch in made)
             return
         for at, batch in enumerate(made):
             part = located.part(slice(at * size, (at + 1) * size))
@@ -237,6 +238,7 @@ def _tags(located: Located) -> Batch:
 
 
 MakerFactory = Callable[[Buffers, Transform | None, int], BatchMaker]  # the number: batches to write in one call
+_LOCATED_ROWS = 1024  # of columns that need not be decoded
 _COLLATING_THREADS = 2  # a collate touches every value; reading alone keeps one thread busy
 
 
@@ -380,8 +382,11 @@ def _in_place(
         return
     rest = tuple(name for name in columns if name not in PACKED_COLUMNS)
     reads = gather_batches(caches, located, size, rest) if rest else itertools.repeat({})
-    for tokens, lengths in locate_batches(caches, located, size * together, PACKED_COLUMNS):
-        yield from batches_in_place(tokens, lengths, size, reads, training, buffers)
+    is_decoded = any(decoded_columns(cache, PACKED_COLUMNS) for cache in caches)
+    # Blocks of many rows would be decoded before the first batch is made of them.
+    many = together if is_decoded else max(1, _LOCATED_ROWS // (size * together)) * together
+    for tokens, lengths in locate_batches(caches, located, size * many, PACKED_COLUMNS):
+        yield from batches_in_place(tokens, lengths, size, together, reads, training, buffers)
 
 
 def _copied(

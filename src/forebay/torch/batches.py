@@ -25,26 +25,32 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
+from forebay import compiled
 from forebay.columns import Array, Ragged
 from forebay.feeding.stream import Read
 from forebay.masks.documents import IGNORED_LABEL, LabelStyle, checked_label_style
 
 Batch = dict[str, Any]  # of tensors; max_seqlen is an int
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}  # by the kind of a numpy type
 _LINE = 64  # bytes
 _SMALLEST = 16 * 1024  # bytes; smaller arrays are as fast from malloc
+Blank = object  # memory for a tensor: an array, or a capsule of compiled code
 
 
 class Buffers:
-    """Hands out arrays of any shape, in memory of earlier batches where some is free. Threads may share it.
+    """Hands out memory of any shape, that of earlier batches where some is free. Threads may share it.
 
-    A tensor is made over a view that only its storage holds. When the last tensor over that storage is freed, so is the
-    view, and its memory is free for another batch: nothing is counted or returned by hand. At most `limit_bytes` of all
-    shapes together stay free.
+    Memory belongs to the storage of one tensor. When the last tensor over that storage is freed, its memory is free for
+    another batch: nothing is counted or returned by hand. At most `limit_bytes` of all shapes together stay free.
 
-        memory ◀── view ◀── storage ◀── tensor, its slices, its transposes, arrays made of it, …
-           └────────── free again when the view is freed
+        memory ◀── storage ◀── tensor, its slices, its transposes, arrays made of it, …
+           └─────── free again when the storage is freed
+
+    Compiled code lends memory as torch takes it, without an array; else, a storage holds a view of the memory, and
+    nobody else does.
 
     With a GPU, batches are in pinned memory of torch's own allocator, which also waits for copies in flight. It tracks
     them, those of slices too, by the storage that it made, so `wrap` returns the tensor with that storage.
@@ -53,6 +59,8 @@ class Buffers:
     def __init__(self, limit_bytes: int, *, pinned: bool | None = None) -> None:
         self._limit = limit_bytes
         self._pinned = torch.cuda.is_available() if pinned is None else pinned
+        # Of compiled code, which lends memory to be written and then passed to `wrap`.
+        self.pool = None if compiled.native is None or self._pinned else compiled.native.new_pool(limit_bytes)
         self._lock = threading.Lock()
         self._returned: deque[Array] = deque()
         self._free: dict[int, list[Array]] = {}  # by size, the one that was used last at the end
@@ -62,6 +70,8 @@ class Buffers:
     @property
     def free_bytes(self) -> int:
         """Bytes that are kept for further batches."""
+        if self.pool is not None:
+            return compiled.native.free_bytes(self.pool)
         with self._lock:
             self._collect()
             return self._free_bytes
@@ -75,6 +85,9 @@ class Buffers:
 
     def several(self, count: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[Array]:
         """Return arrays to write to, and then to pass to `wrap`, each with its own memory."""
+        if self.pool is not None:
+            code, bits = _DLPACK_CODES[dtype.kind], 8 * dtype.itemsize
+            return [from_dlpack(compiled.native.lend(self.pool, shape, code, bits)).numpy() for _ in range(count)]
         size = prod(shape) * dtype.itemsize
         if self._pinned:
             kind = _torch_dtype(dtype)
@@ -136,8 +149,10 @@ def _aligned(size: int) -> Array:
     return memory[start : start + size]
 
 
-def wrap(values: Array) -> torch.Tensor:
+def wrap(values: Array | Blank) -> torch.Tensor:
     """Return the tensor that an array was made from, or a tensor over its memory."""
+    if not isinstance(values, np.ndarray):
+        return from_dlpack(values)
     base = values.base
     if base is None or type(base) is np.ndarray:  # isinstance of a Tensor takes as long as making one
         return torch.from_numpy(values)

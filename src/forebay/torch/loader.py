@@ -90,7 +90,8 @@ class Loader:
     max_documents documents of a row, so that `seq_lens` and `cu_seqlens` have fixed shapes
     transform     a function that changes batches
     growth        what to do with newly published rows: "pinned" ignores them, "epoch" adds them in the next epoch,
-                  "within" also at the end of the running one; `on_growth` is called with every `Growth`
+                  "within" (one cache only) also at the end of the running one; `on_growth` is called with every
+                  `Growth`
     threads       0 makes each batch when it is asked for; `prefetch` is the number of batches made ahead
     rank_timeout  seconds that ranks wait for each other before the first batch
     statistics_file  a JSON file that is replaced by `statistics()` about once a second; `{rank}` in it is the rank
@@ -170,9 +171,14 @@ class Loader:
                 shuffle=shuffle != "auto",
                 window=window is not None,
                 selection=selection is not None,
-                growth=growth != "pinned",
-                on_growth=on_growth is not None,
+                growth=growth != "pinned" and not isinstance(source, Mixture),
+                on_growth=on_growth is not None and not (isinstance(source, Mixture) and growth == "epoch"),
             )
+            if growth == "within":
+                raise ValueError(
+                    "growth='within' needs one cache, at whose end new rows follow; a mixture takes them up from the "
+                    "next epoch on: growth='epoch'"
+                )
         seed = checked_whole("seed", seed or 0)
         self.stream = self._stream(source, kind.columns, shuffle, seed, window, checked_rule(selection))
         if kind.collate is not None:
@@ -254,7 +260,7 @@ class Loader:
             raise StateMismatch(self._root, {"position": (position, f"at most {restored.size(epoch)}")})
         self._refuse_decoding_again(restored)
         self.epoch, self.position, self._agreed = epoch, position, False
-        self.stream = restored if self.position else self._growing.between(restored, self._report)
+        self.stream = restored if self.position else self._growing.between(restored, epoch, self._report)
         self._turn += 1
         if self.position and isinstance(restored, CacheStream) and (growth := restored.growth()) is not None:
             self._report(growth)
@@ -347,7 +353,7 @@ class Loader:
         if self._has_batch(position):
             self.position = position
             return
-        following = self._growing.between(self.stream, self._report)
+        following = self._growing.between(self.stream, self.epoch + 1, self._report)
         self.epoch, self.position, self.stream = self.epoch + 1, 0, following
 
     def _append_added(self, position: int) -> None:

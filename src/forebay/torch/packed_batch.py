@@ -22,10 +22,11 @@ written in that pass; else its columns are copied first, and numpy derives the s
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.dlpack import from_dlpack
 
 from forebay import compiled
 from forebay.columns import Array, Column, Ragged
@@ -42,7 +43,8 @@ from forebay.masks.train_on import TrainOn, label_weights, token_weights
 from forebay.read.cache import Cache
 from forebay.read.chunk_maps import slices
 from forebay.read.gather import RowAddresses, longest_rows
-from forebay.torch.batches import Batch, Buffers, plain_batch, wrap
+from forebay.torch.batch_html import LoadedBatch
+from forebay.torch.batches import Batch, Blank, Buffers, plain_batch, wrap
 
 Derived = Literal["positions", "document_ids", "cu_seqlens", "num_label_tokens"]
 Written = dict[str, Array]
@@ -70,6 +72,17 @@ class PackedTargets:
         if self.loss_mask is not None:
             return (*PACKED_COLUMNS, self.loss_mask)
         return PACKED_COLUMNS if self.train_on is None else CHAT_COLUMNS
+
+    @property
+    def per_token(self) -> tuple[str, ...]:
+        """The tensors of one int64 per token that are written together."""
+        labels = () if self.labels is None else ("labels",)
+        return ("tokens", *labels, *(("positions",) if "positions" in self.derive else ()))
+
+    @property
+    def needs_arrays(self) -> bool:
+        """Whether something is made of the tensors that are written together."""
+        return self.train_on is not None or self.loss_mask is not None or self.derives_more
 
     @property
     def derives_more(self) -> bool:
@@ -121,7 +134,8 @@ def training_batch(read: Read, training: PackedTargets, buffers: Buffers, weight
     if training.as_stored:
         written: Written = {"tokens": buffers.as_pinned(tokens)}
     else:
-        (written,) = _outputs(tokens.shape, tokens.dtype, training, buffers)
+        arrays = buffers.several(len(training.per_token), tokens.shape, _INT64)
+        written = dict(zip(training.per_token, arrays, strict=True))
         fill_packed(
             tokens,
             _whole_lengths(tokens, seq_lens, training),
@@ -138,45 +152,82 @@ def batches_in_place(
     tokens: RowAddresses,
     lengths: RowAddresses,
     size: int,
+    together: int,
     reads: Iterator[Read],
     training: PackedTargets,
     buffers: Buffers,
 ) -> Iterator[Batch]:
     """Yield what `training_batch` returns, for `size` rows at a time; `reads` has the other columns.
 
-    One compiled call writes all batches: threads that make batches compete for the GIL at each call.
+    One compiled call writes `together` batches: threads that make batches compete for the GIL at each call.
     """
     assert compiled.native is not None
     (width,), dtype = tokens.column.shape, tokens.column.array_dtype
-    parts = list(slices(len(tokens.addresses), size))
-    last = parts[-1].stop - parts[-1].start
-    whole = len(parts) - (last < size)
-    made = _outputs((size, width), dtype, training, buffers, whole) if whole else []
-    if last < size:
-        made += _outputs((last, width), dtype, training, buffers)
-    widths = [max(most, training.max_documents or 1) for most in longest_rows(lengths.counts, size)]
-    for written, most in zip(made, widths, strict=True):
-        written["seq_lens"] = buffers.empty((len(written["tokens"]), most), _INT32)
-    arrays = [_in_order(written, training.as_stored) for written in made]
-    places = (tokens.addresses, dtype.itemsize, width, lengths.addresses, lengths.counts)
-    done = compiled.native.pack_rows(*places, training.labels != "unshifted", size, arrays)
-    del arrays, written  # only a batch that was yielded holds its memory
-    made.reverse()
-    for at, (some, read) in enumerate(zip(parts, reads, strict=False)):
-        if at < done and widths[at] <= (training.max_documents or widths[at]):
-            yield _completed(made.pop(), read, training, buffers)
-        else:  # numpy says what is wrong, after the batches before it
-            columns = {"tokens": tokens.part(some).copied(), "seq_lens": lengths.part(some).copied(), **read}
-            yield training_batch(columns, training, buffers)
+    is_shifted, step, blanks = training.labels != "unshifted", size * together, _Blanks.of(training, size, width, dtype)
+    for first in range(0, max(1, len(tokens.addresses)), step):
+        some = slice(first, first + step)
+        tokens_at, lengths_at, counts = tokens.addresses[some], lengths.addresses[some], lengths.counts[some]
+        made = blanks.lent(counts, buffers)
+        places = (tokens_at, dtype.itemsize, width, lengths_at, counts)
+        done = compiled.native.pack_rows(*places, is_shifted, size, made)
+        del made[done:]
+        made.reverse()  # only a batch that was yielded holds its memory
+        for rows in slices(len(tokens_at), size):
+            read = next(reads)
+            if made:
+                yield _of_blanks(made.pop(), read, training, buffers)
+            else:  # numpy says what is wrong, after the batches before it
+                wrong = slice(first + rows.start, first + rows.stop)
+                columns = {"tokens": tokens.part(wrong).copied(), "seq_lens": lengths.part(wrong).copied(), **read}
+                yield training_batch(columns, training, buffers)
 
 
-def _in_order(
-    written: Written, as_stored: bool
-) -> tuple[Array, Array | None, Array | None, Array | None, Array | None]:
-    """Return the arrays of a batch in the order of `pack_rows`, which takes tokens as stored or as int64."""
-    tokens = written["tokens"]
-    pair = (tokens, None) if as_stored else (None, tokens)
-    return (written["seq_lens"], *pair, written.get("labels"), written.get("positions"))
+_OF_BLANKS = ("tokens", "tokens", "seq_lens", "labels", "positions")  # as `pack_rows` takes them: stored, wide, …
+Blanks = tuple[Blank | None, ...]
+
+
+class _Blanks(NamedTuple):
+    """The memory of batches that `pack_rows` writes, as `lend_packed` takes it."""
+
+    size: int  # rows of a batch
+    documents: int  # 0: those of the row with the most
+    width: int
+    token_bytes: int  # 0: tokens become int64
+    labels: bool
+    positions: bool
+
+    @classmethod
+    def of(cls, training: PackedTargets, size: int, width: int, stored: np.dtype[Any]) -> "_Blanks":
+        token_bytes = stored.itemsize if training.as_stored else 0
+        derived = (training.labels is not None, "positions" in training.derive)
+        return cls(size, training.max_documents or 0, width, token_bytes, *derived)
+
+    def lent(self, counts: NDArray[np.int64], buffers: Buffers) -> list[Blanks]:
+        """Return memory for rows of `counts` documents, up to the first batch that has too many."""
+        if buffers.pool is not None:
+            return compiled.native.lend_packed(buffers.pool, counts, *self)
+        made: list[Blanks] = []
+        for some, most in zip(slices(len(counts), self.size), longest_rows(counts, self.size), strict=True):
+            if most > (self.documents or most):
+                break
+            shape = (some.stop - some.start, self.width)
+            seq_lens = buffers.empty((shape[0], self.documents or max(1, most)), _INT32)
+            stored = buffers.empty(shape, np.dtype(f"u{self.token_bytes}")) if self.token_bytes else None
+            wide = (not self.token_bytes, self.labels, self.positions)
+            tokens, labels, positions = (buffers.empty(shape, _INT64) if each else None for each in wide)
+            made.append((stored, tokens, seq_lens, labels, positions))
+        return made
+
+
+def _of_blanks(blanks: Blanks, read: Read, training: PackedTargets, buffers: Buffers) -> Batch:
+    """Return a batch of memory that was written."""
+    batch, tensor = LoadedBatch(), wrap if buffers.pool is None else from_dlpack
+    for name, blank in zip(_OF_BLANKS, blanks, strict=True):
+        if blank is not None:
+            batch[name] = tensor(blank)
+    if not (read or training.needs_arrays):
+        return batch
+    return _completed({name: values.numpy() for name, values in batch.items()}, read, training, buffers)
 
 
 def can_be_in_place(caches: Sequence[Cache]) -> bool:
@@ -189,27 +240,12 @@ def _stored_as(column: Column) -> tuple[str, int, bool]:
     return column.dtype, len(column.shape), column.ragged
 
 
-def _outputs(
-    shape: tuple[int, ...], stored: np.dtype[Any], training: PackedTargets, buffers: Buffers, batches: int = 1
-) -> list[Written]:
-    """Return memory for the tensors of batches that have one value per token."""
-    if training.as_stored:
-        return [{"tokens": tokens} for tokens in buffers.several(batches, shape, stored)]
-    names = ["tokens"]
-    if training.labels is not None:
-        names.append("labels")
-    if "positions" in training.derive:
-        names.append("positions")
-    arrays = iter(buffers.several(len(names) * batches, shape, _INT64))
-    return [dict(zip(names, arrays, strict=False)) for _ in range(batches)]
-
-
 def _completed(
     written: Written, read: Read, training: PackedTargets, buffers: Buffers, documents: Array | None = None
 ) -> Batch:
     """Return the batch; `documents` are the lengths of all rows, if some of those only fill the batch."""
     batch: Batch = {name: wrap(written[name]) for name in _WRITTEN if name in written}
-    if training.train_on is not None or training.loss_mask is not None or training.derives_more:
+    if training.needs_arrays:
         seq_lens = written["seq_lens"]
         batch |= _further(written, seq_lens, seq_lens if documents is None else documents, read, training, buffers)
     rest = {name: values for name, values in read.items() if name not in training.columns}

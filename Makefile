@@ -59,9 +59,9 @@ chromium:
 check: $(VENV)/.dev  ## ruff format, ruff, mypy --strict, pytest
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
-	@# Types are checked beside the tests, which do not keep two cores busy all the time.
+	@# Types are checked while one process collects the tests, which then run in three: they wait now and then.
 	@echo "==> mypy, and pytest beside it"
-	@$(BIN)/mypy > $(VENV)/mypy.txt 2>&1 & types=$$!; $(BIN)/pytest -n 3 --dist loadfile; tests=$$?; \
+	@$(BIN)/mypy > $(VENV)/mypy.txt 2>&1 & types=$$!; $(BIN)/pytest --processes 3; tests=$$?; \
 		wait $$types; types=$$?; cat $(VENV)/mypy.txt; exit $$((tests || types))
 
 check-js: $(BIN)/python  ## the types of the viewer's modules, which stand in JSDoc; needs npm
@@ -70,8 +70,8 @@ check-js: $(BIN)/python  ## the types of the viewer's modules, which stand in JS
 		--moduleResolution bundler --lib es2022,dom,dom.iterable src/forebay/viewer/static/*.js
 
 test-long: $(VENV)/.dev  ## the campaigns that take minutes, and property tests with twelve times as many examples
-	$(BIN)/pytest -n 2 --dist loadfile -m long
-	$(BIN)/pytest -n 2 --dist loadfile -m 'hypothesis and not long' --hypothesis-profile=long
+	$(BIN)/pytest --processes 2 -m long
+	$(BIN)/pytest --processes 2 -m 'hypothesis and not long' --hypothesis-profile=long
 
 SEED ?= 1
 campaign: $(VENV)/.dev  ## two minutes of faults; SEED=7 chooses others

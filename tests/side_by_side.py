@@ -1,0 +1,163 @@
+"""Tests side by side: `pytest --processes 3` collects them once, then forks processes that take file after file.
+
+Collecting imports torch, transformers and three hundred files of tests. That takes a quarter of a minute, and here it
+is done once, while a checker of types has the other core; all that was imported is shared.
+
+The tests of a file run in one process and in their order, so that what a file shares is made once. Files are taken in
+the order of `FIRST`, then as collected: a long one that began last would run alone.
+"""
+
+import atexit
+import gc
+import marshal
+import os
+import selectors
+import struct
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import pytest
+
+FIRST: tuple[str, ...] = ()
+_SIZE = struct.Struct("<I")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--processes", type=int, default=0, help="run files of tests side by side in so many processes")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    count: int = session.config.getoption("processes")
+    if not count or session.testsfailed or session.config.option.collectonly:
+        return None  # as without --processes
+    files = _by_file(session.items)
+    queue, entry = os.pipe()  # numbers of files, of which every process takes one at a time
+    os.write(entry, b"".join(_SIZE.pack(number) for number in range(len(files))))
+    os.close(entry)
+    base = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    gc.collect()
+    gc.freeze()  # what was collected is not looked through again, and stays shared
+    running = selectors.DefaultSelector()
+    for number in range(count):
+        reading, writing = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # from 3.12 on: libraries have threads, which are idle
+            child = os.fork()
+        if not child:
+            os.close(reading)
+            session.config._tmp_path_factory._basetemp = base / f"process-{number}"  # type: ignore[attr-defined]
+            _be_a_process(session, files, queue, writing)
+        os.close(writing)
+        running.register(os.fdopen(reading, "rb"), selectors.EVENT_READ, [child, ""])
+    try:
+        _report(session, running, queue)
+    finally:
+        for key in list(running.get_map().values()):  # of a run that is stopped
+            key.fileobj.close()  # type: ignore[union-attr]  # its next report ends the process
+            os.waitpid(key.data[0], 0)
+        running.close()
+        os.close(queue)
+    return True
+
+
+def _by_file(items: list[pytest.Item]) -> list[list[pytest.Item]]:
+    files: dict[str, list[pytest.Item]] = {name: [] for name in FIRST}
+    for item in items:
+        files.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    return [tests for tests in files.values() if tests]
+
+
+def _report(session: pytest.Session, running: selectors.BaseSelector, queue: int) -> None:
+    """Pass on what the processes report, until all have ended."""
+    hook = session.config.hook
+    while running.get_map():
+        for key, _ in running.select():
+            pipe: BinaryIO = key.fileobj  # type: ignore[assignment]
+            message = _receive(pipe)
+            if message is None:
+                running.unregister(pipe)
+                pipe.close()
+                child, test = key.data
+                code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                if code:
+                    lost = f"the process of tests ended with {code}; what is left of this file was not run"
+                    report = pytest.TestReport(test, (test, None, test), {}, "failed", lost, "call")
+                    hook.pytest_runtest_logreport(report=report)
+            elif isinstance(message, str):
+                key.data[1] = message
+            elif message:
+                report = hook.pytest_report_from_serializable(config=session.config, data=message)
+                hook.pytest_runtest_logreport(report=report)
+            else:
+                hook.pytest_runtest_logfinish(nodeid=key.data[1], location=("", None, ""))
+        if session.shouldfail or session.shouldstop:
+            while os.read(queue, 1 << 16):  # no other file is begun
+                pass
+            raise session.Failed(session.shouldfail or session.shouldstop)
+
+
+def _receive(pipe: BinaryIO) -> Any:
+    head = pipe.read(_SIZE.size)
+    return marshal.loads(pipe.read(_SIZE.unpack(head)[0])) if len(head) == _SIZE.size else None
+
+
+class _Sender:
+    """Sends the reports of this process: the name of a test when it begins, its reports, and nothing at its end."""
+
+    def __init__(self, config: pytest.Config, descriptor: int) -> None:
+        self._config = config
+        self._descriptor = descriptor
+
+    def send(self, message: object) -> None:
+        text = marshal.dumps(message)
+        left = memoryview(_SIZE.pack(len(text)) + text)
+        while left:
+            left = left[os.write(self._descriptor, left) :]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.send(self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
+
+
+def _be_a_process(session: pytest.Session, files: list[list[pytest.Item]], queue: int, descriptor: int) -> None:
+    """Run files until there are no more, then end as an interpreter does: with what was registered for its end."""
+    code = 1
+    try:
+        atexit._clear()
+        config = session.config
+        config._tmp_path_factory._basetemp.mkdir(mode=0o700)  # type: ignore[attr-defined]
+        config.pluginmanager.unregister(name="terminalreporter")
+        capture = config.pluginmanager.getplugin("capturemanager")
+        capture.stop_global_capturing()  # its files are those of the process that was forked
+        capture.start_global_capturing()
+        capture.suspend_global_capture()
+        sender = _Sender(config, descriptor)
+        config.pluginmanager.register(sender)
+        for item, following in _with_following(files, queue):
+            sender.send(item.nodeid)
+            config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            sender.send({})
+        atexit._run_exitfuncs()
+        code = 0
+    except BrokenPipeError:
+        code = 0  # the run was stopped
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _with_following(files: list[list[pytest.Item]], queue: int) -> Iterator[tuple[pytest.Item, pytest.Item | None]]:
+    """The tests of the files that this process takes, each with the one after it."""
+    last: pytest.Item | None = None
+    while number := os.read(queue, _SIZE.size):
+        for item in files[_SIZE.unpack(number)[0]]:
+            if last is not None:
+                yield last, item
+            last = item
+    if last is not None:
+        yield last, None

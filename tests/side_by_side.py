@@ -16,10 +16,14 @@ import struct
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
+from tests.warm_process import fork_server
 
+IN_MEMORY = "/dev/shm"
+ROOM_BYTES = 6 << 30  # a run leaves one or two
 FIRST: tuple[str, ...] = ()
 _SIZE = struct.Struct("<I")
 
@@ -37,7 +41,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     queue, entry = os.pipe()  # numbers of files, of which every process takes one at a time
     os.write(entry, b"".join(_SIZE.pack(number) for number in range(len(files))))
     os.close(entry)
-    base = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    base = _folder(session.config)
     gc.collect()
     gc.freeze()  # what was collected is not looked through again, and stays shared
     running = selectors.DefaultSelector()
@@ -61,6 +65,18 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         running.close()
         os.close(queue)
     return True
+
+
+def _folder(config: pytest.Config) -> Path:
+    """Where tests write: in memory if there is room, since every file that forebay publishes waits for its disk.
+
+    What a test leaves is kept only if it failed.
+    """
+    factory = config._tmp_path_factory  # type: ignore[attr-defined]
+    if os.path.isdir(IN_MEMORY) and (room := os.statvfs(IN_MEMORY)).f_bavail * room.f_frsize >= ROOM_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", IN_MEMORY)
+    factory._retention_policy = "failed"
+    return Path(factory.getbasetemp())
 
 
 def _by_file(items: list[pytest.Item]) -> list[list[pytest.Item]]:
@@ -133,6 +149,7 @@ def _be_a_process(session: pytest.Session, files: list[list[pytest.Item]], queue
         capture.stop_global_capturing()  # its files are those of the process that was forked
         capture.start_global_capturing()
         capture.suspend_global_capture()
+        fork_server(queue, descriptor)
         sender = _Sender(config, descriptor)
         config.pluginmanager.register(sender)
         for item, following in _with_following(files, queue):

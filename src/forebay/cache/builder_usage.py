@@ -1,5 +1,6 @@
 """What a builder and its workers use of their machine; its heartbeat carries it, for observers elsewhere."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import psutil
@@ -20,6 +21,13 @@ class ProcessTree:
 
     pid: int
     _known: dict[int, psutil.Process] = field(default_factory=dict)
+
+    def begin(self) -> Usage:
+        """Count CPU from now on, and measure nothing else: in a process of a gigabyte that takes some 25 ms."""
+        with suppress(psutil.Error):
+            self._known = {self.pid: psutil.Process(self.pid)}
+            self._known[self.pid].cpu_percent()
+        return Usage()
 
     def measure(self) -> Usage:
         try:

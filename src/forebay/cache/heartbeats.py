@@ -192,7 +192,8 @@ class Heartbeat(threading.Thread):
             self._store.replace(layout.builder(str(self._owner)), [msgspec.json.encode(self._now())], durable=False)
 
     def _now(self) -> BuilderBeat:
-        usage, progress = self._processes.measure(), self.progress or Progress(phase="building", done=0, total=0)
+        usage = self._processes.measure() if self._beat > 1 else self._processes.begin()
+        progress = self.progress or Progress(phase="building", done=0, total=0)
         return BuilderBeat(
             beat=self._beat,
             host=self._host,

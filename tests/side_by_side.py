@@ -3,8 +3,9 @@
 Collecting imports torch, transformers and three hundred files of tests. That takes a quarter of a minute, and here it
 is done once, while a checker of types has the other core; all that was imported is shared.
 
-The tests of a file run in one process and in their order, so that what a file shares is made once. Files are taken in
-the order of `FIRST`, then as collected: a long one that began last would run alone.
+The tests of a file run in one process and in their order, so that what a file shares is made once; so do the files of
+a line of `TOGETHER`. These lines are first in the queue, then the files of `FIRST`: a long one that began last would run
+alone.
 """
 
 import atexit
@@ -24,7 +25,15 @@ from tests.warm_process import fork_server
 
 IN_MEMORY = "/dev/shm"
 ROOM_BYTES = 6 << 30  # a run leaves one or two
-FIRST: tuple[str, ...] = ()
+TOGETHER = (
+    ("tests/remote/",),  # an S3, an Azure and a Google service
+    ("tests/viewer/",),  # a Chromium
+    ("tests/hostile/",),  # a process of crafted caches
+    ("tests/torch/test_teacher", "tests/torch/test_h", "tests/torch/test_multi_source.py", "tests/cli/test_cli_teachers.py",
+     "tests/compat/", "tests/teachers/test_devices.py"),  # small models
+    ("tests/integration/test_trainers.py", "tests/integration/test_resume_table.py", "tests/chat/test_chat_trainers.py"),
+)  # fmt: skip
+FIRST = ("tests/engine/test_ray.py", "tests/engine/test_workers.py", "tests/integration/")
 _SIZE = struct.Struct("<I")
 
 
@@ -80,10 +89,12 @@ def _folder(config: pytest.Config) -> Path:
 
 
 def _by_file(items: list[pytest.Item]) -> list[list[pytest.Item]]:
-    files: dict[str, list[pytest.Item]] = {name: [] for name in FIRST}
-    for item in items:
-        files.setdefault(item.nodeid.partition("::")[0], []).append(item)
-    return [tests for tests in files.values() if tests]
+    """The tests of each file or line of files, those that take long before the others."""
+    lines: dict[str, list[pytest.Item]] = {line[0]: [] for line in TOGETHER}
+    for item in sorted(items, key=lambda item: not item.nodeid.startswith(FIRST)):
+        file = item.nodeid.partition("::")[0]
+        lines.setdefault(next((line[0] for line in TOGETHER if file.startswith(line)), file), []).append(item)
+    return [tests for tests in lines.values() if tests]
 
 
 def _report(session: pytest.Session, running: selectors.BaseSelector, queue: int) -> None:

@@ -24,6 +24,7 @@ import threading
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def _keep(connection: socket.socket, child: int) -> socket.socket:
 
 
 class WarmProcess:
-    """`python -m MODULE ARGUMENTS…`, or `-c CODE ARGUMENTS…`, to be treated as a `subprocess.Popen` with pipes."""
+    """`python -m MODULE ARGUMENTS…`, `-c CODE ARGUMENTS…`, or with "-" a script, as a `subprocess.Popen` with pipes."""
 
     def __init__(
         self, how: str, what: str, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = REPOSITORY
@@ -139,10 +140,12 @@ def _fork() -> int:
 
 def _serve(server: socket.socket) -> None:
     """Fork what is asked for until nobody asks any more, then end."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         asked, descriptors, _, _ = socket.recv_fds(server, MOST_BYTES, 3)
+        with suppress(ChildProcessError):  # those that have ended count as time of this process
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         if not asked:
             os._exit(0)
         if not _fork():
@@ -154,7 +157,6 @@ def _serve(server: socket.socket) -> None:
 
 def _run_and_tell(asked: list[object], descriptors: list[int]) -> None:
     """Tell the number of the process that does it, and how it ended."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     *standard, state = descriptors
     child = _fork()
     if not child:
@@ -192,6 +194,8 @@ def _become(asked: list[object], standard: list[int]) -> None:
         sys.argv = [str(what), *map(str, arguments)]
         if how == "-m":
             runpy.run_module(str(what), run_name="__main__", alter_sys=True)
+        elif how == "-":
+            runpy.run_path(str(what), run_name="__main__")
         else:
             exec(compile(str(what), "<string>", "exec"), {"__name__": "__main__"})
         code = 0

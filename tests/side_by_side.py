@@ -4,8 +4,8 @@ Collecting imports torch, transformers and three hundred files of tests. That ta
 is done once, while a checker of types has the other core; all that was imported is shared.
 
 The tests of a file run in one process and in their order, so that what a file shares is made once; so do the files of
-a line of `TOGETHER`. These lines are first in the queue, then the files of `FIRST`: a long one that began last would run
-alone.
+a line of `TOGETHER`. These lines are first in the queue, then the files of `FIRST`: a long one that began last would
+run alone.
 """
 
 import atexit
@@ -29,9 +29,9 @@ TOGETHER = (
     ("tests/remote/",),  # an S3, an Azure and a Google service
     ("tests/viewer/",),  # a Chromium
     ("tests/hostile/",),  # a process of crafted caches
-    ("tests/torch/test_teacher", "tests/torch/test_h", "tests/torch/test_multi_source.py", "tests/cli/test_cli_teachers.py",
-     "tests/compat/", "tests/teachers/test_devices.py"),  # small models
-    ("tests/integration/test_trainers.py", "tests/integration/test_resume_table.py", "tests/chat/test_chat_trainers.py"),
+    ("tests/torch/test_teacher", "tests/torch/test_h", "tests/torch/test_multi_source.py", "tests/compat/",
+     "tests/cli/test_cli_teachers.py", "tests/teachers/test_devices.py"),  # small models
+    ("tests/integration/test_trainers", "tests/integration/test_resume_table", "tests/chat/test_chat_trainers"),
 )  # fmt: skip
 FIRST = ("tests/engine/test_ray.py", "tests/engine/test_workers.py", "tests/integration/")
 _SIZE = struct.Struct("<I")

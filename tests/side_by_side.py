@@ -13,11 +13,14 @@ import gc
 import marshal
 import os
 import selectors
+import shutil
 import struct
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, BinaryIO
 
 import pytest
@@ -84,6 +87,9 @@ def _folder(config: pytest.Config) -> Path:
     factory = config._tmp_path_factory  # type: ignore[attr-defined]
     if os.path.isdir(IN_MEMORY) and (room := os.statvfs(IN_MEMORY)).f_bavail * room.f_frsize >= ROOM_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", IN_MEMORY)
+        scratch = mkdtemp(prefix="fb", dir=IN_MEMORY)  # a short name: it is in those of sockets, which have a bound
+        atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+        os.environ["TMPDIR"], tempfile.tempdir = scratch, None
     factory._retention_policy = "failed"
     return Path(factory.getbasetemp())
 

@@ -54,7 +54,7 @@ def test_a_separator_across_the_edge_of_a_block_is_found(tmp_path, ending, separ
         assert texts(source) == texts(source, 1000, 1000) == ["x" * before, "y" * 10, "z"]
 
 
-@pytest.mark.parametrize(("ending", "count"), dealt(STORED, [200_001, 262_143]))
+@pytest.mark.parametrize(("ending", "count"), dealt([*STORED], [200_001, 262_143]))
 def test_a_long_run_of_what_overlaps_itself_is_cut_as_it_is_split(tmp_path, ending, count):
     content = "a" + "\n" * count + "b"
     source = fb.sources.text(write(tmp_path, f"a.txt{ending}", content.encode()), separator="\n\n\n")

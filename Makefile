@@ -30,9 +30,10 @@ $(VENV)/.core: pyproject.toml constraints.txt src/forebay/_native.c src/forebay/
 
 $(VENV)/.dev: pyproject.toml constraints.txt src/forebay/_native.c src/forebay/images/_resize.c src/forebay/viewer/_cut_files.c | $(BIN)/python
 	@echo "==> installing forebay, torch and the development tools into $(VENV) (a few minutes the first time)"
-	$(BIN)/python tools/install.py --constraint constraints.txt --editable '.[dev]'
 	@# Azurite is the Azure service of the tests, which skip what needs it where it is missing.
-	@if command -v npm >/dev/null; then mkdir -p $(VENV)/azurite && npm install --silent --no-audit --no-fund --prefix $(VENV)/azurite azurite || true; fi
+	@if command -v npm >/dev/null; then mkdir -p $(VENV)/azurite && \
+		npm install --silent --no-audit --no-fund --prefix $(VENV)/azurite azurite || true; fi & \
+		$(BIN)/python tools/install.py --constraint constraints.txt --editable '.[dev]'; installed=$$?; wait; exit $$installed
 	@touch $@ $(VENV)/.core
 
 # The site and the release have an environment of their own: `make test` needs neither, and installs neither.

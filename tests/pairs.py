@@ -6,6 +6,13 @@ from typing import Any
 
 import pytest
 
+LONG = [pytest.mark.long]
+
+
+def more(*cases: Any) -> list[Any]:
+    """Cases that are in the long run only, beside one that is in every run and guards the same."""
+    return [pytest.param(case, marks=LONG) for case in cases]
+
 
 def dealt(*choices: Sequence[Any]) -> list[Any]:
     """All combinations, as parameters; as many as the longest list are in every run, and the others are long.
@@ -18,6 +25,3 @@ def dealt(*choices: Sequence[Any]) -> list[Any]:
         pytest.param(*(each[at] for each, at in zip(choices, case, strict=True)), marks=[] if case in first else LONG)
         for case in product(*(range(len(each)) for each in choices))
     ]
-
-
-LONG = [pytest.mark.long]

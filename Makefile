@@ -70,7 +70,7 @@ check-js: $(BIN)/python  ## the types of the viewer's modules, which stand in JS
 	$(VENV)/typescript/node_modules/.bin/tsc --noEmit --allowJs --checkJs --strict --target es2022 --module esnext \
 		--moduleResolution bundler --lib es2022,dom,dom.iterable src/forebay/viewer/static/*.js
 
-test-long: $(VENV)/.dev  ## the campaigns that take minutes, and property tests with twelve times as many examples
+test-long: $(VENV)/.dev  ## the campaigns that take minutes, and property tests with twenty times as many examples
 	$(BIN)/pytest --processes 2 -m long
 	$(BIN)/pytest --processes 2 -m 'hypothesis and not long' --hypothesis-profile=long
 

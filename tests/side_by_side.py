@@ -10,6 +10,7 @@ run alone.
 
 import atexit
 import gc
+import getpass
 import marshal
 import os
 import selectors
@@ -89,6 +90,8 @@ def _folder(config: pytest.Config) -> Path:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", IN_MEMORY)
         scratch = mkdtemp(prefix="fb", dir=IN_MEMORY)  # a short name: it is in those of sockets, which have a bound
         atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+        kernels = f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"  # where torch keeps what it compiled
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", kernels)
         os.environ["TMPDIR"], tempfile.tempdir = scratch, None
     factory._retention_policy = "failed"
     return Path(factory.getbasetemp())

@@ -3,8 +3,6 @@
 The few tests that compile C++ are here; they share shapes so that few kernels are built.
 """
 
-from functools import partial
-
 import pytest
 import torch
 from packed_batches import batch, random_batch
@@ -105,12 +103,6 @@ def test_batches_of_any_size_can_be_evaluated():
         attended = module(x, case.seq_lens)
         module.backend = "dense"
         torch.testing.assert_close(attended, module(x, case.seq_lens), atol=1e-5, rtol=0)
-
-
-@pytest.fixture
-def quick_compiler(monkeypatch):
-    """What torch traces and guards, without the C++ compiler after it."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
 
 
 def signatures() -> list[tuple[torch.Tensor, BlockMask]]:

@@ -76,3 +76,10 @@ def quick_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     kernels.clear()
     yield
     kernels.clear()
+
+
+@pytest.fixture(params=["traced", pytest.param("C++", marks=pytest.mark.long)])
+def compiler(request: pytest.FixtureRequest) -> None:
+    """A kernel takes a C++ compiler ten seconds: one test has one in every run, the others in the long one."""
+    if request.param == "traced":
+        request.getfixturevalue("quick_compiler")

@@ -15,10 +15,9 @@ from tests.warm_process import WarmProcess
 
 import forebay as fb
 from forebay.store import open_store
-from forebay.store.base import Entry, Store
+from forebay.store.base import Entry, Store, temporary_name
+from forebay.store.bucket_client import ASIDE, Upload
 from forebay.store.object_store import ObjectStore
-from forebay.store.owner import temporary_name
-from forebay.store.uploads import ASIDE, Upload
 from forebay.testing import StoreContract
 from forebay.testing.faults import Fault, FaultProxy
 
@@ -191,7 +190,7 @@ def test_a_sender_that_is_killed_leaves_what_clean_removes_and_no_listing_shows(
 def test_clean_removes_the_upload_of_a_dead_builder(bucket: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("ab\n")
     fb.build(f"{bucket}/cache", fb.sources.lines(tmp_path / "a.txt"), fb.RawRecipe(), workers=0)
-    dead, _ = WarmProcess("-c", "from forebay.store.owner import temporary_name as name; print(name())").communicate()
+    dead, _ = WarmProcess("-c", "from forebay.store.base import temporary_name as name; print(name())").communicate()
     store = open_store(f"{bucket}/cache")
     foreign = f"{ASIDE}.tmp-0123456789ab-7-7-beefbeef"  # of another host: it may be alive
     for key in (f"{ASIDE}{dead.strip()}", foreign, f"{ASIDE}of somebody else"):

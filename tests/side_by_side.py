@@ -21,8 +21,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import mkdtemp
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 from tests.warm_process import fork_server
@@ -68,12 +67,12 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
             session.config._tmp_path_factory._basetemp = base / f"process-{number}"  # type: ignore[attr-defined]
             _be_a_process(session, files, queue, writing)
         os.close(writing)
-        running.register(os.fdopen(reading, "rb"), selectors.EVENT_READ, [child, ""])
+        running.register(reading, selectors.EVENT_READ, [child, ""])
     try:
         _report(session, running, queue)
     finally:
         for key in list(running.get_map().values()):  # of a run that is stopped
-            key.fileobj.close()  # type: ignore[union-attr]  # its next report ends the process
+            os.close(key.fd)  # its next report ends the process
             os.waitpid(key.data[0], 0)
         running.close()
         os.close(queue)
@@ -88,13 +87,22 @@ def _folder(config: pytest.Config) -> Path:
     factory = config._tmp_path_factory  # type: ignore[attr-defined]
     if os.path.isdir(IN_MEMORY) and (room := os.statvfs(IN_MEMORY)).f_bavail * room.f_frsize >= ROOM_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", IN_MEMORY)
-        scratch = mkdtemp(prefix="fb", dir=IN_MEMORY)  # a short name: it is in those of sockets, which have a bound
+        scratch = _scratch()
         atexit.register(shutil.rmtree, scratch, ignore_errors=True)
         kernels = f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"  # where torch keeps what it compiled
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", kernels)
         os.environ["TMPDIR"], tempfile.tempdir = scratch, None
     factory._retention_policy = "failed"
     return Path(factory.getbasetemp())
+
+
+def _scratch() -> str:
+    """A folder for temporary files. Its name is short, since it is in those of sockets, which have a bound."""
+    for left in Path(IN_MEMORY).glob("fb[0-9]*"):
+        if not Path("/proc", left.name[2:]).exists():  # of a run that was killed
+            shutil.rmtree(left, ignore_errors=True)
+    os.mkdir(f"{IN_MEMORY}/fb{os.getpid()}", 0o700)
+    return f"{IN_MEMORY}/fb{os.getpid()}"
 
 
 def _by_file(items: list[pytest.Item]) -> list[list[pytest.Item]]:
@@ -111,11 +119,10 @@ def _report(session: pytest.Session, running: selectors.BaseSelector, queue: int
     hook = session.config.hook
     while running.get_map():
         for key, _ in running.select():
-            pipe: BinaryIO = key.fileobj  # type: ignore[assignment]
-            message = _receive(pipe)
+            message = _receive(key.fd)
             if message is None:
-                running.unregister(pipe)
-                pipe.close()
+                running.unregister(key.fd)
+                os.close(key.fd)
                 child, test = key.data
                 code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
                 if code:
@@ -135,9 +142,17 @@ def _report(session: pytest.Session, running: selectors.BaseSelector, queue: int
             raise session.Failed(session.shouldfail or session.shouldstop)
 
 
-def _receive(pipe: BinaryIO) -> Any:
-    head = pipe.read(_SIZE.size)
-    return marshal.loads(pipe.read(_SIZE.unpack(head)[0])) if len(head) == _SIZE.size else None
+def _receive(pipe: int) -> Any:
+    """The next message of a process; None at its end."""
+    head = _read(pipe, _SIZE.size)
+    return marshal.loads(_read(pipe, _SIZE.unpack(head)[0])) if len(head) == _SIZE.size else None
+
+
+def _read(pipe: int, size: int) -> bytes:
+    found = b""
+    while piece := os.read(pipe, size - len(found)):
+        found += piece
+    return found
 
 
 class _Sender:
@@ -178,7 +193,7 @@ def _be_a_process(session: pytest.Session, files: list[list[pytest.Item]], queue
             sender.send({})
         atexit._run_exitfuncs()
         code = 0
-    except BrokenPipeError:
+    except (BrokenPipeError, KeyboardInterrupt):
         code = 0  # the run was stopped
     except BaseException:
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ LOWEST_TESTS ?= tests/store tests/format tests/golden tests/test_columns.py test
 # Images of Python set it; then every process compiles all that it imports, and tests take twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chromium check check-js test-long campaign format bench docs record wheel wheel-check lowest release figures walk clean
+.PHONY: help setup demo test chromium check check-js test-long coverage campaign format bench docs record wheel wheel-check lowest release figures walk clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -73,6 +73,15 @@ check-js: $(BIN)/python  ## the types of the viewer's modules, which stand in JS
 test-long: $(VENV)/.dev  ## the campaigns that take minutes, and property tests with twenty times as many examples
 	$(BIN)/pytest --processes 2 -m long
 	$(BIN)/pytest --processes 2 -m 'hypothesis and not long' --hypothesis-profile=long
+
+COVERAGE := $(BIN)/coverage
+coverage: $(VENV)/.dev  ## the lines of src that no test of `make test` runs, processes that tests start included
+	$(PIP) install --quiet 'coverage>=7.13'
+	@rm -rf $(VENV)/covered && mkdir $(VENV)/covered
+	@printf '[run]\nsource = $(CURDIR)/src/forebay\nparallel = true\ndata_file = $(CURDIR)/$(VENV)/covered/data\npatch = _exit, fork, subprocess\n' > $(VENV)/coverage.rc
+	-$(COVERAGE) run --rcfile=$(VENV)/coverage.rc -m pytest --processes 3
+	$(COVERAGE) combine --quiet --rcfile=$(VENV)/coverage.rc
+	$(COVERAGE) report --rcfile=$(VENV)/coverage.rc --skip-covered --show-missing
 
 SEED ?= 1
 campaign: $(VENV)/.dev  ## two minutes of faults; SEED=7 chooses others

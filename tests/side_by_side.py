@@ -36,7 +36,7 @@ TOGETHER = (
      "tests/cli/test_cli_teachers.py", "tests/teachers/test_devices.py"),  # small models
     ("tests/integration/test_trainers", "tests/integration/test_resume_table", "tests/chat/test_chat_trainers"),
 )  # fmt: skip
-FIRST = ("tests/engine/test_ray.py", "tests/engine/test_workers.py", "tests/integration/")
+FIRST = ("tests/engine/", "tests/test_docs.py", "tests/torch/test_flex_attention.py", "tests/integration/")
 _SIZE = struct.Struct("<I")
 
 

@@ -88,12 +88,18 @@ def _folder(config: pytest.Config) -> Path:
     if os.path.isdir(IN_MEMORY) and (room := os.statvfs(IN_MEMORY)).f_bavail * room.f_frsize >= ROOM_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", IN_MEMORY)
         scratch = _scratch()
-        atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+        atexit.register(_remove, scratch, os.getpid())
         kernels = f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"  # where torch keeps what it compiled
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", kernels)
         os.environ["TMPDIR"], tempfile.tempdir = scratch, None
     factory._retention_policy = "failed"
     return Path(factory.getbasetemp())
+
+
+def _remove(folder: str, owner: int) -> None:
+    """Remove a folder when the process that made it ends, and not those that were forked from it."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _scratch() -> str:
@@ -176,7 +182,6 @@ def _be_a_process(session: pytest.Session, files: list[list[pytest.Item]], queue
     """Run files until there are no more, then end as an interpreter does: with what was registered for its end."""
     code = 1
     try:
-        atexit._clear()
         config = session.config
         config._tmp_path_factory._basetemp.mkdir(mode=0o700)  # type: ignore[attr-defined]
         config.pluginmanager.unregister(name="terminalreporter")

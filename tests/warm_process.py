@@ -174,7 +174,6 @@ def _become(asked: list[object], standard: list[int]) -> None:
     """Be the process that was asked for, to its end."""
     code = 1
     try:
-        atexit._clear()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number, descriptor in enumerate(standard, 1):
             os.dup2(descriptor, number)

@@ -13,7 +13,7 @@ LOWEST_TESTS ?= tests/store tests/format tests/golden tests/test_columns.py test
 # Images of Python set it; then every process compiles all that it imports, and tests take twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chromium check check-js test-long campaign format bench docs record wheel wheel-check lowest release figures walk clean
+.PHONY: help setup demo test chromium check check-js test-long coverage campaign format bench docs record wheel wheel-check lowest release figures walk clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -30,9 +30,10 @@ $(VENV)/.core: pyproject.toml constraints.txt src/forebay/_native.c src/forebay/
 
 $(VENV)/.dev: pyproject.toml constraints.txt src/forebay/_native.c src/forebay/images/_resize.c src/forebay/viewer/_cut_files.c | $(BIN)/python
 	@echo "==> installing forebay, torch and the development tools into $(VENV) (a few minutes the first time)"
-	$(BIN)/python tools/install.py --constraint constraints.txt --editable '.[dev]'
 	@# Azurite is the Azure service of the tests, which skip what needs it where it is missing.
-	@if command -v npm >/dev/null; then mkdir -p $(VENV)/azurite && npm install --silent --no-audit --no-fund --prefix $(VENV)/azurite azurite || true; fi
+	@if command -v npm >/dev/null; then mkdir -p $(VENV)/azurite && \
+		npm install --silent --no-audit --no-fund --prefix $(VENV)/azurite azurite || true; fi & \
+		$(BIN)/python tools/install.py --constraint constraints.txt --editable '.[dev]'; installed=$$?; wait; exit $$installed
 	@touch $@ $(VENV)/.core
 
 # The site and the release have an environment of their own: `make test` needs neither, and installs neither.
@@ -59,9 +60,9 @@ chromium:
 check: $(VENV)/.dev  ## ruff format, ruff, mypy --strict, pytest
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
-	@# Types are checked beside the tests, which do not keep two cores busy all the time.
+	@# Types are checked while one process collects the tests, which then run in three: they wait now and then.
 	@echo "==> mypy, and pytest beside it"
-	@$(BIN)/mypy > $(VENV)/mypy.txt 2>&1 & types=$$!; $(BIN)/pytest -n 3 --dist loadfile; tests=$$?; \
+	@$(BIN)/mypy > $(VENV)/mypy.txt 2>&1 & types=$$!; $(BIN)/pytest --processes 3; tests=$$?; \
 		wait $$types; types=$$?; cat $(VENV)/mypy.txt; exit $$((tests || types))
 
 check-js: $(BIN)/python  ## the types of the viewer's modules, which stand in JSDoc; needs npm
@@ -69,9 +70,18 @@ check-js: $(BIN)/python  ## the types of the viewer's modules, which stand in JS
 	$(VENV)/typescript/node_modules/.bin/tsc --noEmit --allowJs --checkJs --strict --target es2022 --module esnext \
 		--moduleResolution bundler --lib es2022,dom,dom.iterable src/forebay/viewer/static/*.js
 
-test-long: $(VENV)/.dev  ## the campaigns that take minutes, and property tests with twelve times as many examples
-	$(BIN)/pytest -n 2 --dist loadfile -m long
-	$(BIN)/pytest -n 2 --dist loadfile -m 'hypothesis and not long' --hypothesis-profile=long
+test-long: $(VENV)/.dev  ## the campaigns that take minutes, and property tests with twenty times as many examples
+	$(BIN)/pytest --processes 2 -m long
+	$(BIN)/pytest --processes 2 -m 'hypothesis and not long' --hypothesis-profile=long
+
+COVERAGE := $(BIN)/coverage
+coverage: $(VENV)/.dev  ## the lines of src that no test of `make test` runs, processes that tests start included
+	$(PIP) install --quiet 'coverage>=7.13'
+	@rm -rf $(VENV)/covered && mkdir $(VENV)/covered
+	@printf '[run]\nsource = $(CURDIR)/src/forebay\nparallel = true\ndata_file = $(CURDIR)/$(VENV)/covered/data\npatch = _exit, fork, subprocess\n' > $(VENV)/coverage.rc
+	-$(COVERAGE) run --rcfile=$(VENV)/coverage.rc -m pytest --processes 3
+	$(COVERAGE) combine --quiet --rcfile=$(VENV)/coverage.rc
+	$(COVERAGE) report --rcfile=$(VENV)/coverage.rc --skip-covered --show-missing
 
 SEED ?= 1
 campaign: $(VENV)/.dev  ## two minutes of faults; SEED=7 chooses others

@@ -16,38 +16,36 @@ from pathlib import Path
 from typing import Any
 
 from tests.recipes import NOTES, ObedientRecipe
+from tests.warm_process import REPOSITORY, WarmProcess, script_environment
 
 import forebay as fb
 from forebay.cache.records import Progress
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+__all__ = ["REPOSITORY", "script_environment"]  # of every process that a test starts
 
 
 def start_builder(
     root: Path, source: Path, notes: Path | None = None, recipe: Mapping[str, Any] | None = None, **build: Any
-) -> "subprocess.Popen[str]":
+) -> WarmProcess:
     """A builder that runs by itself; the end of its output is one line of JSON."""
     task = {"root": str(root), "source": str(source), "recipe": recipe or {}, "build": build}
-    return start_python(["-m", "tests.builders", json.dumps(task)], notes)
+    env = script_environment() | ({NOTES: str(notes)} if notes else {})
+    return WarmProcess("-m", "tests.builders", json.dumps(task), env=env)
 
 
-def start_python(arguments: list[str], notes: Path | None = None, cwd: Path = REPOSITORY) -> "subprocess.Popen[str]":
+def start_python(arguments: list[str]) -> "subprocess.Popen[str]":
+    """A fresh interpreter, where memory or imports are measured; otherwise `WarmProcess` begins sooner."""
     return subprocess.Popen(
         [sys.executable, *arguments],
-        env=script_environment() | ({NOTES: str(notes)} if notes else {}),
-        cwd=cwd,
+        env=script_environment(),
+        cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def script_environment() -> dict[str, str]:
-    """Where a script finds what this process finds."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)])}
-
-
-def ending(process: "subprocess.Popen[str]", seconds: float = 600) -> dict[str, Any]:
+def ending(process: WarmProcess, seconds: float = 600) -> dict[str, Any]:
     """How a builder ended: {"error": …} or {"report": …}."""
     out, err = process.communicate(timeout=seconds)
     assert out, f"the builder ended with {process.returncode} and said nothing but: {err}"

@@ -1,7 +1,7 @@
 """What a test has to tell, beside whether it passed, is printed at the end of the run.
 
 Property tests draw the same examples in every run, so that a run says something about the change it is made for;
-`pytest --hypothesis-profile=default` draws new ones, and `--hypothesis-profile=long` twelve times as many. torch gets
+`pytest --hypothesis-profile=default` draws new ones, and `--hypothesis-profile=long` twenty times as many. torch gets
 one thread, also in processes that tests start: two processes of tests with a thread per core each wait for one another.
 
 What a test finds does not depend on the machine: virtual processors may show AMX and fault on its instructions, so
@@ -16,15 +16,19 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 from tests.examples import PROFILES
+from tests.side_by_side import pytest_addoption, pytest_runtestloop
 
 if TYPE_CHECKING:
     from tests.tiny_models import TinyModels
+
+__all__ = ["pytest_addoption", "pytest_runtestloop"]  # hooks
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -62,3 +66,20 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def quick_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What torch traces and guards, without the C++ compiler after it."""
+    torch, kernels = import_module("torch"), import_module("forebay.torch.attention.backends")._kernels
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    kernels.clear()
+    yield
+    kernels.clear()
+
+
+@pytest.fixture(params=["traced", pytest.param("C++", marks=pytest.mark.long)])
+def compiler(request: pytest.FixtureRequest) -> None:
+    """A kernel takes a C++ compiler ten seconds: one test has one in every run, the others in the long one."""
+    if request.param == "traced":
+        request.getfixturevalue("quick_compiler")

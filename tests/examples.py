@@ -1,11 +1,11 @@
 """How many examples property tests draw.
 
-In `make test` a quarter of what they ask for, in `make test-long` three times as many.
+In `make test` a seventh of what they ask for, in `make test-long` three times as many.
 """
 
 from hypothesis import settings
 
-PROFILES = {"steady": 25, "long": 300}  # of a hundred
+PROFILES = {"steady": 15, "long": 300}  # of a hundred
 
 
 def scaled(examples: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from tests.builders import start_python
+from tests.warm_process import WarmProcess
 
 import forebay as fb
 from forebay.cache.catalog import load_generation
@@ -98,7 +98,7 @@ def list_again(root: Path, layer: str, chunk: int, data: bytes, **record: int) -
 
 def read_in_a_process(root: Path, *arguments: object) -> dict[str, Any]:
     """How reading all of a cache ends: {"read": rows} or {"error": …, "text": …}, with the memory it took."""
-    process = start_python(["-m", "tests.forged", str(root), *map(str, arguments)])
+    process = WarmProcess("-m", "tests.forged", str(root), *map(str, arguments))
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, f"reading ended with {process.returncode}: {err[-2000:]}"
     answer: dict[str, Any] = json.loads(out.splitlines()[-1])

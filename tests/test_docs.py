@@ -60,6 +60,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(autouse=True)
+def _one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build starts as many workers as there are cores: one, so that half as many interpreters import."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+
+
 @pytest.fixture
 def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of one's own with all of that."""

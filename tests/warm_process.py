@@ -1,109 +1,222 @@
-"""Processes that begin with torch imported: forked from a server that imported it once, before any thread began.
+"""Processes that begin with everything imported: forked from a server that did it once, before any thread began.
 
-A process of its own shows a crash or a hang as a failed test; the seconds that importing torch takes show nothing.
-A forked process ends as any interpreter does, with its exit handlers.
+A process of its own shows a crash or a hang as a failed test, and can be killed; the seconds that importing takes show
+nothing. A forked process ends as any interpreter does, with its exit handlers. What a test measures of a fresh
+interpreter (imports, memory, the first answer) needs one: `tests.builders.start_python`.
 
-`python -m tests.warm_process DESCRIPTOR` is the server, one for each process of tests.
+With `pytest --processes` the server is forked from the process of tests before its first test. Otherwise it is
+`python -m tests.warm_process DESCRIPTOR`, one for each process of tests.
 """
 
 import atexit
+import faulthandler
 import gc
 import json
 import os
+import random
 import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import warnings
-from functools import cache
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 
-from tests.builders import REPOSITORY, script_environment
+REPOSITORY = Path(__file__).resolve().parent.parent
+PRELOADED = (
+    "pytest",
+    "torch.distributed.fsdp",
+    "torch.nn.parallel",
+    "forebay.api",
+    "forebay.cli.main",
+    "forebay.torch",
+)
+MOST_BYTES = 128 * 1024  # of what is asked
+_connections: dict[int, socket.socket] = {}  # to the server of a process of tests
 
-PRELOADED = ("pytest", "torch.distributed.fsdp", "torch.nn.parallel", "forebay.api", "forebay.torch")
-MOST_BYTES = 64 * 1024  # of what is asked
+
+def script_environment() -> dict[str, str]:
+    """Where a script finds what this process finds."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)])}
 
 
-@cache
-def _server() -> socket.socket:
-    """The connection to the server of this process."""
+def fork_server(*not_inherited: int) -> None:
+    """Fork the server of this process, which has imported everything and has no threads."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-X", "faulthandler", "-W", "error", "-m", "tests.warm_process", str(theirs.fileno())]
+    child = _fork()
+    if not child:
+        ours.close()
+        for descriptor in not_inherited:
+            os.close(descriptor)
+        _serve(theirs)
+    theirs.close()
+    _keep(ours, child)
+
+
+def _start_server() -> socket.socket:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-m", "tests.warm_process", str(theirs.fileno())]
     process = subprocess.Popen(command, cwd=REPOSITORY, env=script_environment(), pass_fds=[theirs.fileno()])
     theirs.close()
+    process.returncode = 0  # it is waited for here
+    return _keep(ours, process.pid)
 
+
+def _keep(connection: socket.socket, child: int) -> socket.socket:
     def stop() -> None:
-        ours.close()
-        process.wait()
+        connection.close()
+        os.waitpid(child, 0)
 
     atexit.register(stop)
-    return ours
+    _connections[os.getpid()] = connection
+    return connection
 
 
 class WarmProcess:
-    """`python -X faulthandler -W error -m MODULE ARGUMENTS…`, or `-c CODE ARGUMENTS…`; one at a time."""
+    """`python -m MODULE ARGUMENTS…`, `-c CODE ARGUMENTS…`, or with "-" a script, as a `subprocess.Popen` with pipes."""
 
-    def __init__(self, how: str, what: str, *arguments: str) -> None:
-        reading, writing = os.pipe()
-        self.stdout = os.fdopen(reading)
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed when it has ended
-        asked = json.dumps([how, what, *arguments]).encode()
+    def __init__(
+        self, how: str, what: str, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = REPOSITORY
+    ) -> None:
+        pipes = [os.pipe() for _ in range(3)]
+        asked = json.dumps([dict(env or script_environment()), str(cwd), how, what, *arguments]).encode()
         assert len(asked) < MOST_BYTES
-        socket.send_fds(_server(), [asked], [writing, self._errors.fileno()])
-        os.close(writing)
-        self._pid = int(_server().recv(100))
+        server = _connections.get(os.getpid()) or _start_server()
+        socket.send_fds(server, [asked], [writing for _, writing in pipes])
+        for _, writing in pipes:
+            os.close(writing)
+        self.stdout, self.stderr, self._state = (os.fdopen(reading) for reading, _ in pipes)
+        self.pid = int(self._state.readline())
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, once it has ended."""
+        if self.returncode is None and select.select([self._state], [], [], 0)[0]:
+            self.wait()
+        return self.returncode
+
+    def wait(self) -> int:
+        if self.returncode is None:
+            self.returncode = int(self._state.readline())
+            self._state.close()
+        return self.returncode
 
     def send_signal(self, number: signal.Signals) -> None:
-        os.kill(self._pid, number)
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
-    def communicate(self, seconds: float = 600) -> tuple[int, str, str]:
-        """(exit code, the rest of its output, its errors), once it has ended."""
-        hung = threading.Timer(seconds, self.send_signal, [signal.SIGKILL])
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float = 600) -> tuple[str, str]:
+        """The rest of its output and its errors, once it has ended."""
+        if self.stdout.closed:
+            return "", ""
+        hung = threading.Timer(timeout, os.kill, [self.pid, signal.SIGKILL])
         hung.start()
-        with self.stdout, self._errors:
+        with self.stdout, self.stderr, ThreadPoolExecutor(1) as beside:
+            errors = beside.submit(self.stderr.read)
             out = self.stdout.read()
-            code = int(_server().recv(100))
+            self.wait()
             hung.cancel()
             hung.join()
-            self._errors.seek(0)
-            return code, out, self._errors.read()
+            return out, errors.result()
 
 
-def _next_task(server: socket.socket) -> tuple[list[str], list[int]]:
-    """What the next process is to do, and where it writes to; returns in that process only."""
+def _fork() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from 3.12 on: libraries have threads, which are idle
+        return os.fork()
+
+
+def _serve(server: socket.socket) -> None:
+    """Fork what is asked for until nobody asks any more, then end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
-        asked, descriptors, _, _ = socket.recv_fds(server, MOST_BYTES, 2)
+        asked, descriptors, _, _ = socket.recv_fds(server, MOST_BYTES, 3)
+        with suppress(ChildProcessError):  # those that have ended count as time of this process
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         if not asked:
-            sys.exit()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # from 3.12 on: numpy has threads, which are idle here
-            child = os.fork()
-        if not child:
-            return json.loads(asked), descriptors
+            os._exit(0)
+        if not _fork():
+            server.close()
+            _run_and_tell(json.loads(asked), descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
-        server.send(str(child).encode())
-        server.send(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
 
 
-def main() -> None:
-    for module in PRELOADED:
-        import_module(module)
-    gc.freeze()  # what is imported is not collected again in every process
-    with socket.socket(fileno=int(sys.argv[1])) as server:
-        (how, what, *arguments), descriptors = _next_task(server)
-    for standard, descriptor in enumerate(descriptors, 1):
-        os.dup2(descriptor, standard)
+def _run_and_tell(asked: list[object], descriptors: list[int]) -> None:
+    """Tell the number of the process that does it, and how it ended."""
+    *standard, state = descriptors
+    child = _fork()
+    if not child:
+        os.close(state)
+        _become(asked, standard)
+    for descriptor in standard:
         os.close(descriptor)
-    sys.argv = [what, *arguments]
-    if how == "-m":
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
-    else:
-        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+    os.write(state, f"{child}\n".encode())
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.write(state, f"{code}\n".encode())
+    os._exit(0)
+
+
+def _become(asked: list[object], standard: list[int]) -> None:
+    """Be the process that was asked for, to its end."""
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, descriptor in enumerate(standard, 1):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+        sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
+        faulthandler.enable(2)
+        random.seed()
+        environment, folder, how, what, *arguments = asked
+        os.environ.clear()
+        os.environ.update(environment)  # type: ignore[call-overload]
+        if "PYTHONWARNINGS" in os.environ:
+            warnings.simplefilter(os.environ["PYTHONWARNINGS"])  # type: ignore[arg-type]
+        warnings.filterwarnings("ignore", ".* found in sys.modules after import of package", RuntimeWarning)
+        os.chdir(str(folder))
+        sys.argv = [str(what), *map(str, arguments)]
+        if how == "-m":
+            runpy.run_module(str(what), run_name="__main__", alter_sys=True)
+        elif how == "-":
+            runpy.run_path(str(what), run_name="__main__")
+        else:
+            exec(compile(str(what), "<string>", "exec"), {"__name__": "__main__"})
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if not isinstance(end.code, int | None):
+            print(end.code, file=sys.stderr)
+    except KeyboardInterrupt:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        code = 128 + signal.SIGINT
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code & 255)
 
 
 if __name__ == "__main__":
-    main()
+    for module in PRELOADED:
+        import_module(module)
+    gc.freeze()  # what is imported is not collected again in every process
+    _serve(socket.socket(fileno=int(sys.argv[1])))

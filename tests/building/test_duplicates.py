@@ -9,6 +9,7 @@ import pytest
 from tests.builders import every_file, start_python, wait_until
 from tests.distinct import CountingSource, CountRecipe, DistinctRecipe, NoisyRecipe, rows_of, write_file
 from tests.layer_recipes import tree
+from tests.warm_process import WarmProcess
 
 import forebay as fb
 from forebay.cache.plan import load_plan
@@ -203,7 +204,7 @@ def test_trouble_while_samples_are_read_leaves_nothing_behind(tmp_path, trouble)
 
 def test_a_planner_that_is_killed_leaves_nothing_but_what_it_found(tmp_path):
     (tmp_path / "work").mkdir()
-    process = start_python(["-c", STOP_WHILE_PLANNING, str(tmp_path / "sign"), str(tmp_path / "work/cache")])
+    process = WarmProcess("-c", STOP_WHILE_PLANNING, str(tmp_path / "sign"), str(tmp_path / "work/cache"))
     try:
         wait_until((tmp_path / "sign").exists)
         scratch = [os.readlink(entry) for entry in Path(f"/proc/{process.pid}/fd").iterdir()]

@@ -55,7 +55,7 @@ def root(pristine: Path) -> Path:
 
 def rows(root: Path) -> list[bytes]:
     cache = fb.open_cache(root)
-    return [bytes(cache[row]["data"]) for row in range(len(cache))]
+    return [bytes(row) for row in cache.read(range(len(cache)), ["data"])["data"]]
 
 
 @pytest.mark.parametrize("names", TOGETHER, ids=" + ".join)

@@ -294,7 +294,7 @@ def test_the_claim_of_a_killed_builder_on_this_host_is_free_at_once(dead_owner):
     assert claims_on(dead_owner, lease_seconds=3600).take(35)
 
 
-@pytest.mark.parametrize("builders", [12])
+@pytest.mark.parametrize("builders", [5, pytest.param(12, marks=pytest.mark.long)])
 def test_an_expired_claim_is_taken_over_by_exactly_one_of_many(tmp_path, builders):
     store = LocalStore(tmp_path)
     claim_by_somebody_elsewhere(store, 35)

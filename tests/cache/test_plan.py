@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.builders import chunk_digests, every_file, start_python
+from tests.builders import chunk_digests, every_file
 from tests.recipes import NOTES, ObedientRecipe, makes, order_line, orders, write_orders
+from tests.warm_process import WarmProcess
 
 import forebay as fb
 from forebay.cache.plan import Plan, load_plan
@@ -44,7 +45,7 @@ def planning(tmp_path: Path, source: Path, chunk_bytes: int) -> dict[str, int]:
     (tmp_path / "small.txt").write_bytes(b"small\n")
     (tmp_path / "small.txt.gz").write_bytes(gzip.compress(b"small\n"))
     small = tmp_path / ("small.txt.gz" if source.suffix == ".gz" else "small.txt")
-    process = start_python(["-c", COUNT_READ_BYTES, str(source), str(chunk_bytes), str(small)])
+    process = WarmProcess("-c", COUNT_READ_BYTES, str(source), str(chunk_bytes), str(small))
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     answer: dict[str, int] = json.loads(out)

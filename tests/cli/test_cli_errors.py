@@ -30,6 +30,7 @@ from tests.cli.running import (
 from tests.hub.data_sets import shard
 from tests.hub.server import Flip, HubServer
 from tests.layer_recipes import LineRecipe
+from tests.pairs import more
 from tests.tokens.test_encoders import unsupported
 from tests.tokens.vocabularies import byte_level
 
@@ -558,7 +559,7 @@ def test_a_module_of_ours_that_is_missing_is_a_bug(monkeypatch: pytest.MonkeyPat
     assert "this is a bug" in CliRunner().invoke(cli, ["gaps", "cache"]).stderr
 
 
-@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-", "2>&-"])
+@pytest.mark.parametrize("closed", [">&-", *more(">&- 2>&-"), "<&- >&- 2>&-", *more("2>&-")])
 def test_a_build_whose_streams_are_closed_builds(tmp_path: Path, closed: str):
     source = write_lines(tmp_path / "data")
     words = ["build", "raw", str(source), "--into", str(tmp_path / "cache"), "--workers", "1"]
@@ -570,7 +571,7 @@ def test_a_build_whose_streams_are_closed_builds(tmp_path: Path, closed: str):
     assert run("verify", tmp_path / "cache", "--full").code == 0
 
 
-@pytest.mark.parametrize("verb", [["status"], ["peek", "--json"], ["--help"]])
+@pytest.mark.parametrize("verb", [["status"], *more(["peek", "--json"], ["--help"])])
 def test_a_full_disk_behind_standard_output_is_one_line(tmp_path: Path, verb: list[str]):
     root, _ = build_lines(tmp_path)
     with open("/dev/full", "w") as full:
@@ -586,7 +587,7 @@ def test_a_full_disk_behind_standard_output_is_one_line(tmp_path: Path, verb: li
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["status", "--help"]])
+@pytest.mark.parametrize("words", [["--help"], *more(["--version"], ["status", "--help"])])
 def test_help_that_cannot_be_printed_is_one_line(words: list[str]):
     with open("/dev/full", "w") as full:
         done = subprocess.run([*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False)

@@ -87,8 +87,9 @@ def test_crafted_log_probs_are_refused_in_bounded_memory(tmp_path: Path, attack:
     column, said = ATTACKS[attack]
     root = token_cache(tmp_path, ROWS)
     fb.build_layers(root, {"ref": CraftedLogProbs(attack=attack)})
-    code, out, err = WarmProcess("-c", CODE, str(root), column, str(GUARD_BYTES)).communicate()
-    assert code == 0, err
+    process = WarmProcess("-c", CODE, str(root), column, str(GUARD_BYTES))
+    out, err = process.communicate()
+    assert process.returncode == 0, err
     *lines, grown_kilobytes = out.splitlines()
     assert said in "\n".join(lines)
     assert int(grown_kilobytes) < 512 << 10

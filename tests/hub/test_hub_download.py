@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.builders import start_python, wait_until
+from tests.builders import wait_until
 from tests.hub.server import Drop, Flip, HubServer, IgnoreRange, Retag, Stall, Status, Truncate, Wait, blob_hash
+from tests.warm_process import WarmProcess
 
 from forebay.errors import DiskFull, DownloadCorrupt, HubNotFound, HubUnreachable
 from forebay.hub import HubFile, Repository, RetryPolicy, acquire, sweep
@@ -357,4 +358,4 @@ def leave_part(folder: Path, content: bytes) -> None:
 
 
 def start_taking(hub: HubServer, folder: Path) -> Any:
-    return start_python(["-c", f"from tests.hub.taking import main; main({hub.address!r}, {str(folder)!r})"])
+    return WarmProcess("-c", f"from tests.hub.taking import main; main({hub.address!r}, {str(folder)!r})")

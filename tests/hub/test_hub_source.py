@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.builders import chunk_digests, start_python, wait_until
+from tests.builders import chunk_digests, wait_until
 from tests.hub.data_sets import README, documents, shard
 from tests.hub.recipes import DocumentRecipe
 from tests.hub.server import Drop, Flip, HubServer, IgnoreRange, Request, Stall, Status, Truncate
+from tests.warm_process import WarmProcess
 
 import forebay as fb
 from forebay.errors import BuildFailed, HubUnreachable, SourceChanged, SourceUnreadable
@@ -227,7 +228,7 @@ def test_a_hub_that_cannot_be_asked_leaves_the_source_unchecked(hub, source, tmp
         "report = fb.verify(sys.argv[1], source=source); "
         "print(fb.status(sys.argv[1], source=source).source_checked, report.source_checked, report.sound)"
     )
-    said, _ = start_python(["-c", script, str(root), pickle.dumps(source).hex()]).communicate(timeout=600)
+    said, _ = WarmProcess("-c", script, str(root), pickle.dumps(source).hex()).communicate()
     assert said.split() == ["False", "False", "True"]
 
 
@@ -281,7 +282,7 @@ def start_build(source: HubSource, folder: Path, rows: int, **build: Any) -> Any
         f"source = pickle.loads(Path({str(folder / 'source')!r}).read_bytes())\n"
         f"fb.build({str(folder / 'cache')!r}, source, DocumentRecipe(rows={rows}), **{build!r})"
     )
-    return start_python(["-c", code])
+    return WarmProcess("-c", code)
 
 
 def test_footers_are_asked_for_at_the_same_time(hub, source):

@@ -68,7 +68,7 @@ def write_source(path: Path, size: int) -> int:
     return 20_000 * repeats
 
 
-@pytest.mark.parametrize("size", [300 * MB, pytest.param(1_000 * MB, marks=pytest.mark.long)])
+@pytest.mark.parametrize("size", [180 * MB, pytest.param(1_000 * MB, marks=pytest.mark.long)])
 def test_a_large_build_stays_below_its_memory_limit_and_uses_what_it_may(tmp_path, capsys, size):
     rows = write_source(tmp_path / "source.txt", size)
     builder = start_build(tmp_path, ballast=0, chunk_bytes=32 << 20)  # four such workers would hold 700 MB
@@ -86,7 +86,7 @@ def test_a_large_build_stays_below_its_memory_limit_and_uses_what_it_may(tmp_pat
 
 def test_what_the_builder_itself_holds_counts_once_not_for_every_worker(tmp_path):
     """A worker's peak is its own: not that of the large process that started it."""
-    write_source(tmp_path / "source.txt", 100 * MB)
+    write_source(tmp_path / "source.txt", 60 * MB)
     builder = start_build(tmp_path, ballast=250 * MB, chunk_bytes=8 << 20)
     most = watch(builder)
     out, err = builder.communicate()

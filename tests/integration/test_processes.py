@@ -1,18 +1,16 @@
 """A cache read by many threads and by other processes; each in a process of its own, so that a crash is seen."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.layer_recipes import stored_cache
+from tests.warm_process import WarmProcess, script_environment
 
 import forebay as fb
 from forebay.columns import Array, Column, Ragged
 from forebay.format.chunk_decode import ChunkFile
 
-HERE = Path(__file__).parents[2]
 NUMBERED = (
     Column(name="plain", dtype="int64", shape=(3,), rows_per_block=4),
     Column(name="other", dtype="int64", rows_per_block=5),
@@ -23,12 +21,11 @@ NUMBERED = (
 
 def run(*arguments: object) -> str:
     """The output of a command of `reading_process`, which must end well."""
-    command = [sys.executable, "-X", "faulthandler", "-W", "error", "-m", "tests.integration.reading_process"]
-    done = subprocess.run(
-        [*command, *map(str, arguments)], cwd=HERE, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    env = script_environment() | {"PYTHONWARNINGS": "error"}
+    process = WarmProcess("-m", "tests.integration.reading_process", *map(str, arguments), env=env)
+    out, err = process.communicate()
+    assert process.returncode == 0, f"exit code {process.returncode}\n{out}\n{err}"
+    return out
 
 
 def numbered_chunks(chunks: int, rows: int) -> list[dict[str, Array | Ragged]]:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.builders import die_after, start_python
+from tests.builders import die_after
 from tests.teachers.own_teachers import Noisy, prompt_cache
 from tests.tiny_models import TinyModels
 from tests.torch.taught import chunks_of, recipe
+from tests.warm_process import WarmProcess
 
 import forebay as fb
 from forebay.teachers import Clip, Lune, TeacherRecipe
@@ -49,12 +50,12 @@ fb.build(sys.argv[1], None, recipe, on_progress=die_after(int(sys.argv[2])))
 
 
 def test_the_chunks_of_three_killed_builders_are_those_of_one(tmp_path: Path) -> None:
-    """Without a model: its process imports no torch. `-m long` has more kills, of a UNet's builders."""
+    """Without a model. `-m long` has more kills, of a UNet's builders."""
     sentences = tuple(f"prompt {number}" for number in range(36))
     whole, broken = (prompt_cache(tmp_path / name, sentences, chunk_bytes=30) for name in ("whole", "broken"))
     chunks, calls = len(fb.open_cache(whole).chunk_numbers), random.Random(3)
     for _ in range(3):
-        builder = start_python(["-c", KILLED, str(broken), str(calls.randrange(1, MOST_PLAIN_CALLS))])
+        builder = WarmProcess("-c", KILLED, str(broken), str(calls.randrange(1, MOST_PLAIN_CALLS)))
         assert (builder.communicate()[1], builder.returncode) == ("", -signal.SIGKILL)
     assert 3 <= len(chunks_of(broken, "noisy")) < chunks
     for root in (whole, broken):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.builders import chunk_count, chunk_digests, start_python, wait_until
+from tests.builders import chunk_count, chunk_digests, wait_until
+from tests.warm_process import WarmProcess
 
 import forebay as fb
 from forebay.errors import BuildFailed
@@ -172,7 +173,7 @@ def start_tokens(source: Path, root: Path, pause: float = 0.0, **build):
         "fb.build(root, fb.sources.jsonl(source), fb.TokenRecipe(**fields), lease_seconds=1.0,\n"
         "         on_progress=lambda progress: time.sleep(pause), **build)\n"
     )
-    return start_python(["-c", script, json.dumps([str(source), str(root), FIELDS, build, pause])])
+    return WarmProcess("-c", script, json.dumps([str(source), str(root), FIELDS, build, pause]))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -5,7 +5,6 @@ import re
 import runpy
 import shutil
 import signal
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -13,8 +12,8 @@ from statistics import mean
 from typing import NamedTuple
 
 import pytest
-from tests.builders import REPOSITORY, script_environment
 from tests.byte_tokens import VOCABULARY, ByteTokens
+from tests.warm_process import REPOSITORY, WarmProcess
 
 import forebay as fb
 
@@ -53,22 +52,15 @@ def training(folder: Path, checkpoint: Path, epochs: int = 2, *options: str) -> 
     """The command that trains."""
     sizes = ["--vocabulary", str(VOCABULARY), "--dim", "32", "--heads", "2", "--layers", "1", "--learning-rate", "1e-2"]
     where = [str(folder / "cache"), "--checkpoint", str(checkpoint), "--save-every", str(SAVED_EVERY)]
-    return [sys.executable, str(EXAMPLE), *where, *sizes, "--epochs", str(epochs), "--train-fraction", "0.8", *options]
+    return [str(EXAMPLE), *where, *sizes, "--epochs", str(epochs), "--train-fraction", "0.8", *options]
 
 
-def start_training(folder: Path, checkpoint: Path, epochs: int = 2) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        training(folder, checkpoint, epochs),
-        env=script_environment() | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start_training(folder: Path, checkpoint: Path, epochs: int = 2) -> WarmProcess:
+    return WarmProcess("-", *training(folder, checkpoint, epochs))
 
 
-def printed_until_killed(process: "subprocess.Popen[str]") -> str:
+def printed_until_killed(process: WarmProcess) -> str:
     """Kill it, with no warning, once it has printed a certain step."""
-    assert process.stdout is not None
     lines = []
     for line in process.stdout:
         lines.append(line)
@@ -79,7 +71,7 @@ def printed_until_killed(process: "subprocess.Popen[str]") -> str:
     return "".join(lines)
 
 
-def printed_to_the_end(process: "subprocess.Popen[str]") -> str:
+def printed_to_the_end(process: WarmProcess) -> str:
     out, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     return out
@@ -167,6 +159,6 @@ def test_options_that_do_not_fit_the_cache_are_named(
 ) -> None:
     write_sentences(tmp_path / "raw" / "a.txt", 200, seed=1)
     fb.build(tmp_path / "cache", fb.sources.lines(tmp_path / "raw"), ByteTokens(), workers=0)
-    monkeypatch.setattr(sys, "argv", training(tmp_path, tmp_path / "gpt.pt", 2, *option)[1:])
+    monkeypatch.setattr(sys, "argv", training(tmp_path, tmp_path / "gpt.pt", 2, *option))
     with pytest.raises(SystemExit, match=problem):
         runpy.run_path(str(EXAMPLE), run_name="__main__")

@@ -4,8 +4,6 @@ import importlib.util
 import random
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
@@ -17,7 +15,7 @@ import onnxruntime
 import pytest
 import torch
 from PIL import Image
-from tests.builders import REPOSITORY, script_environment
+from tests.warm_process import REPOSITORY, WarmProcess
 
 import forebay as fb
 from forebay.images import prepared_row
@@ -38,20 +36,13 @@ class Runs(NamedTuple):
     resumed: str
 
 
-def start_training(folder: Path, *options: str) -> "subprocess.Popen[str]":
+def start_training(folder: Path, *options: str) -> WarmProcess:
     sizes = ["--pictures", "160", "--epochs", "6", "--save-every", str(SAVED_EVERY)]
-    return subprocess.Popen(
-        [sys.executable, str(EXAMPLE), str(folder), *sizes, *options],
-        env=script_environment() | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return WarmProcess("-", str(EXAMPLE), str(folder), *sizes, *options)
 
 
-def printed_until_killed(process: "subprocess.Popen[str]") -> str:
+def printed_until_killed(process: WarmProcess) -> str:
     """Kill it, with no warning, once it has printed a certain step."""
-    assert process.stdout is not None
     lines = []
     for line in process.stdout:
         lines.append(line)
@@ -62,7 +53,7 @@ def printed_until_killed(process: "subprocess.Popen[str]") -> str:
     return "".join(lines)
 
 
-def printed_to_the_end(process: "subprocess.Popen[str]") -> str:
+def printed_to_the_end(process: WarmProcess) -> str:
     out, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     return out

@@ -4,8 +4,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.builders import chunk_count, chunk_digests, ending, start_builder, start_python, wait_until
+from tests.builders import chunk_count, chunk_digests, ending, start_builder, wait_until
 from tests.recipes import ObedientRecipe, makes, orders, write_orders
+from tests.warm_process import WarmProcess
 
 import forebay as fb
 
@@ -62,7 +63,7 @@ def test_the_claim_of_a_builder_that_was_killed_behind_its_chunk_is_gone_after_t
         "assert Claims(LocalStore(sys.argv[1]), 'obedient', 'here').take(0)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    start_python(["-c", script, str(root)]).communicate()
+    WarmProcess("-c", script, str(root)).communicate()
     assert [path.name for path in root.glob("claims/*/*")] == ["000000.1.json"]
     fb.build(root, fb.sources.lines(source), ObedientRecipe(), workers=0)
     assert not list(root.glob("claims/*/*"))

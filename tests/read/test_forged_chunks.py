@@ -13,6 +13,7 @@ import zstandard
 from tests.builders import start_python
 from tests.forged import Change, Draft, ending, forge, list_again, read_in_a_process
 from tests.layer_recipes import layered_cache
+from tests.warm_process import WarmProcess
 
 import forebay as fb
 from forebay.cache.catalog import load_generation
@@ -60,7 +61,7 @@ def test_a_row_outside_of_its_chunk_is_never_read(tmp_path: Path, codec: str, sh
 
     root = built(tmp_path, codec)
     forge(root, offsets(outside))
-    process = start_python(["-c", READ_TWO_ROWS, str(root)])
+    process = WarmProcess("-c", READ_TWO_ROWS, str(root))
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     answer = json.loads(out)
@@ -141,7 +142,7 @@ try:
 except Exception as error:
     print(type(error).__name__)
 """
-    out, err = start_python(["-c", script, str(root)]).communicate(timeout=600)
+    out, err = WarmProcess("-c", script, str(root)).communicate()
     assert out == "ChunkCorrupt\n", err
 
 

@@ -29,7 +29,7 @@ class TestS3(SharedStoreContract):
         return Reopen(store.address)
 
 
-class TestGoogle(SharedStoreContract):
+class TestGoogle(StoreContract):
     @pytest.fixture(autouse=True)
     def _bucket(self, gcs_bucket: str) -> None:
         self.bucket = gcs_bucket
@@ -37,6 +37,9 @@ class TestGoogle(SharedStoreContract):
     def make_store(self, folder: Path) -> Store:
         return open_store(f"{self.bucket}/a/{folder.name}")
 
+
+@pytest.mark.long
+class TestGoogleBetweenProcesses(SharedStoreContract, TestGoogle):
     def reopen(self, store: Store):
         return Reopen(store.address)
 

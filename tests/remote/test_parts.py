@@ -2,15 +2,16 @@
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
-from tests.builders import script_environment, wait_until
+from tests.builders import wait_until
+from tests.pairs import dealt
+from tests.warm_process import WarmProcess
 
 import forebay as fb
 from forebay.store import open_store
@@ -101,11 +102,13 @@ def test_nothing_is_sent_for_a_key_that_exists(proxy: FaultProxy, store: ObjectS
     assert store.read("large") == b"small, but first"
 
 
-@pytest.mark.parametrize("operation", ["write", "create"], ids=["parts", "copy"])
-@pytest.mark.parametrize("kind", DOUBTS)
+@pytest.mark.parametrize(
+    ("service", "fault"), dealt(SERVICES, [*product(DOUBTS, ["write", "create"])]), indirect=["service"]
+)
 def test_an_answer_in_doubt_is_true_exactly_if_the_value_is_its_own(
-    proxy: FaultProxy, store: ObjectStore, kind: str, operation: str
+    proxy: FaultProxy, store: ObjectStore, fault: tuple[str, str]
 ) -> None:
+    kind, operation = fault  # of the parts, or of the copy that puts them in place
     proxy.set_faults([Fault(kind, operation, most=1)])
     assert store.create("large", [VALUE])
     assert proxy.injected[kind] == 1
@@ -114,7 +117,7 @@ def test_an_answer_in_doubt_is_true_exactly_if_the_value_is_its_own(
     assert aside(store) == []
 
 
-@pytest.mark.parametrize("kind", [None, *DOUBTS])
+@pytest.mark.parametrize(("service", "kind"), dealt(SERVICES, [None, *DOUBTS]), indirect=["service"])
 def test_what_another_created_while_the_parts_were_sent_stays(
     proxy: FaultProxy, store: ObjectStore, kind: str | None
 ) -> None:
@@ -126,7 +129,7 @@ def test_what_another_created_while_the_parts_were_sent_stays(
     assert store.read("large") == VALUE[::-1]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("service", "seed"), dealt(SERVICES, range(3)), indirect=["service"])
 def test_many_answers_in_doubt_lose_nothing(proxy: FaultProxy, store: ObjectStore, seed: int) -> None:
     """Also that to the request which makes an object of the parts, and is refused the second time."""
     kinds = ("lost-reply", "reset-after", "server-error")
@@ -137,7 +140,7 @@ def test_many_answers_in_doubt_lose_nothing(proxy: FaultProxy, store: ObjectStor
     assert aside(store) == []
 
 
-@pytest.mark.parametrize("kind", ["none", "lost-reply", "conflict"])
+@pytest.mark.parametrize(("service", "kind"), dealt(SERVICES, ["none", "lost-reply", "conflict"]), indirect=["service"])
 def test_one_of_many_creators_wins(proxy: FaultProxy, store: ObjectStore, kind: str) -> None:
     """All of them find no object, send their parts, and are answered; the copies decide."""
     proxy.set_faults([] if kind == "none" else [Fault(kind, "create", probability=0.5, seed=3)])
@@ -166,13 +169,12 @@ def test_a_sender_that_is_killed_leaves_what_clean_removes_and_no_listing_shows(
     in_bucket = store.address.partition("://")[2].partition("/")[2]
     prefix = f"{store.address.split('/')[2]}/{in_bucket}/{key}" if store.scheme == "az" else f"{in_bucket}/{key}"
     proxy.set_faults([Fault("latency", "create", prefix, seconds=3600.0)])
-    words = [sys.executable, "-c", SENDER, store.address]
-    with subprocess.Popen(words, env=script_environment(), stdout=subprocess.PIPE, text=True) as sender:
-        assert sender.stdout is not None
-        assert sender.stdout.readline() == "sending\n"
-        wait_until(lambda: proxy.injected["latency"] == 1)
-        assert list(store.leftovers()) == []  # it is alive
-        sender.send_signal(signal.SIGKILL)
+    sender = WarmProcess("-c", SENDER, store.address)
+    assert sender.stdout.readline() == "sending\n"
+    wait_until(lambda: proxy.injected["latency"] == 1)
+    assert list(store.leftovers()) == []  # it is alive
+    sender.send_signal(signal.SIGKILL)
+    sender.communicate()
     proxy.set_faults([])
     (left,) = store.leftovers()
     assert left == Entry(left.key, 11 << 20)
@@ -188,15 +190,12 @@ def test_a_sender_that_is_killed_leaves_what_clean_removes_and_no_listing_shows(
 def test_clean_removes_the_upload_of_a_dead_builder(bucket: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("ab\n")
     fb.build(f"{bucket}/cache", fb.sources.lines(tmp_path / "a.txt"), fb.RawRecipe(), workers=0)
-    dead = subprocess.run(
-        [sys.executable, "-c", "from forebay.store.base import temporary_name as name; print(name())"],
-        env=script_environment(), capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    dead, _ = WarmProcess("-c", "from forebay.store.base import temporary_name as name; print(name())").communicate()
     store = open_store(f"{bucket}/cache")
     foreign = f"{ASIDE}.tmp-0123456789ab-7-7-beefbeef"  # of another host: it may be alive
-    for key in (f"{ASIDE}{dead.stdout.strip()}", foreign, f"{ASIDE}of somebody else"):
+    for key in (f"{ASIDE}{dead.strip()}", foreign, f"{ASIDE}of somebody else"):
         store.replace(key, [b"parts"])
-    assert fb.clean(f"{bucket}/cache").temporary == (f"{ASIDE}{dead.stdout.strip()}",)
+    assert fb.clean(f"{bucket}/cache").temporary == (f"{ASIDE}{dead.strip()}",)
     assert [entry.key for entry in aside(store)] == [foreign, f"{ASIDE}of somebody else"]
 
 

@@ -20,7 +20,7 @@ def url(bucket: str, tmp_path: Path) -> str:
     return f"{bucket}/numbers"
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.long)])
 def test_workers_read_a_bucket_through_the_tier(url: str, tmp_path: Path, method: str) -> None:
     cache = fb.open_cache(url, tier=tmp_path / "tier")
     cache.read([0])  # uses the client, which hangs in a forked process

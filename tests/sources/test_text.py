@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.examples import scaled
+from tests.pairs import dealt
 from tests.sources.written import STORED, read_all, texts, write
 
 import forebay as fb
@@ -53,8 +54,7 @@ def test_a_separator_across_the_edge_of_a_block_is_found(tmp_path, ending, separ
         assert texts(source) == texts(source, 1000, 1000) == ["x" * before, "y" * 10, "z"]
 
 
-@ENDINGS
-@pytest.mark.parametrize("count", [200_001, 262_143])
+@pytest.mark.parametrize(("ending", "count"), dealt([*STORED], [200_001, 262_143]))
 def test_a_long_run_of_what_overlaps_itself_is_cut_as_it_is_split(tmp_path, ending, count):
     content = "a" + "\n" * count + "b"
     source = fb.sources.text(write(tmp_path, f"a.txt{ending}", content.encode()), separator="\n\n\n")

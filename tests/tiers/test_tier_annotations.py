@@ -263,7 +263,7 @@ def read_tagged(images: CachedImages, barrier) -> None:
     assert (images.statistics().misses, images.statistics().bad) == (0, {})
 
 
-@pytest.mark.parametrize("context", [FORK, SPAWN], ids=["fork", "spawn"])
+@pytest.mark.parametrize("context", [FORK, pytest.param(SPAWN, marks=pytest.mark.long)], ids=["fork", "spawn"])
 def test_another_process_finds_what_one_wrote_after_a_tagging_pass(folder, tier, decoded, context):
     source = fb.sources.images(folder)
     fill(source, tier)

@@ -100,6 +100,7 @@ def test_evaluation_has_flex_attention_in_the_graph(compiler):
     assert not document_leaks(lambda inputs: one_graph(inputs, mask), x, FIRST.seq_lens)
 
 
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("backend", ["auto", "flex", "dense", "documents"])
 def test_a_layer_gives_the_same_with_a_mask_as_with_lengths(backend):
     layer = PackedSelfAttention(DIM, 2, backend=backend)

@@ -97,7 +97,7 @@ def test_what_is_no_part_of_a_row_cannot_be_derived(tokens: fb.Cache) -> None:
         CacheDataset(tokens, derive=("cu_seqlens",))
 
 
-@pytest.mark.parametrize("context", [None, "fork", "forkserver"])
+@pytest.mark.parametrize("context", [None, "fork", pytest.param("forkserver", marks=pytest.mark.long)])
 def test_workers_give_the_selected_rows_in_order(tokens: fb.Cache, numbers: fb.Cache, context: str | None) -> None:
     """Whole chunks of the one, single rows of the other; spawned workers are below."""
     halves = [CacheDataset(tokens, selection=HALF), CacheDataset(numbers, selection=HALF)]

@@ -3,8 +3,6 @@
 The few tests that compile C++ are here; they share shapes so that few kernels are built.
 """
 
-from functools import partial
-
 import pytest
 import torch
 from packed_batches import batch, random_batch
@@ -83,6 +81,7 @@ def test_compiled_flex_attention_equals_sdpa_and_compiles_once_for_all_documents
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.usefixtures("compiler")
 def test_packed_self_attention_takes_flex_without_gradients_and_agrees_with_sdpa():
     torch.manual_seed(0)
     module = PackedSelfAttention(32, 2)
@@ -105,12 +104,6 @@ def test_batches_of_any_size_can_be_evaluated():
         attended = module(x, case.seq_lens)
         module.backend = "dense"
         torch.testing.assert_close(attended, module(x, case.seq_lens), atol=1e-5, rtol=0)
-
-
-@pytest.fixture
-def quick_compiler(monkeypatch):
-    """What torch traces and guards, without the C++ compiler after it."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
 
 
 def signatures() -> list[tuple[torch.Tensor, BlockMask]]:
@@ -157,6 +150,7 @@ def test_a_kernel_that_does_not_compile_is_warned_about_once_and_sdpa_goes_on(mo
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.usefixtures("compiler")
 def test_a_compiled_model_keeps_its_static_kernels():
     """The model's own graphs may leave sizes open; its attention runs between them."""
     torch.manual_seed(0)
@@ -176,6 +170,7 @@ def test_a_compiled_model_keeps_its_static_kernels():
         pytest.param(torch.bfloat16, 4e-2, marks=pytest.mark.long),
     ],
 )
+@pytest.mark.usefixtures("compiler")
 def test_a_seed_gives_equal_output_in_every_dtype(dtype, tolerance):
     torch.manual_seed(0)
     seed = SeedAttention(32, 2, backend="dense")
@@ -189,6 +184,7 @@ def test_a_seed_gives_equal_output_in_every_dtype(dtype, tolerance):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.long)])
+@pytest.mark.usefixtures("compiler")
 def test_one_mask_serves_float32_and_autocast(dtype):
     torch.manual_seed(0)
     seed = SeedAttention(32, 2, backend="flex")

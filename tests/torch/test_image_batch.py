@@ -191,7 +191,7 @@ def named(batches: list[dict[str, Tensor]]) -> Rows:
     return {sample_id(at): {name: values[at] for name, values in joined.items()} for at in range(COUNT)}
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_workers_that_live_on_see_the_epoch(caches: dict[str, fb.Cache], context: str) -> None:
     collate = ImageBatch(caches["raw"], flip=0.5)
     loader = DataLoader(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.token_caches import grow_cache, interleaved, numbers_of, token_cache
-from tests.warm_process import WarmProcess
+from tests.warm_process import WarmProcess, script_environment
 
 import forebay as fb
 from forebay.torch import Loader
@@ -21,15 +21,16 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(command: str, *more: object) -> WarmProcess:
-    return WarmProcess("-m", "tests.torch.loader_process", command, *map(str, more))
+    env = script_environment() | {"PYTHONWARNINGS": "error"}
+    return WarmProcess("-m", "tests.torch.loader_process", command, *map(str, more), env=env)
 
 
 def said(process: WarmProcess) -> str:
     """All that it printed, once it has ended well and without a word of complaint."""
-    code, out, err = process.communicate()
+    out, err = process.communicate()
     # Of a group made with backend "cpu:gloo", torch itself warns once the module of FSDP is imported.
     err = "".join(line for line in err.splitlines(keepends=True) if "(function hasHooks)" not in line)
-    assert (code, err) == (0, ""), out
+    assert (process.returncode, err) == (0, ""), out
     return out
 
 

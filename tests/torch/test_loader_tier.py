@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.builders import wait_until
+from tests.pairs import more
 from tests.store.far_stores import FarFolder
 from tests.token_caches import numbers_of, token_cache
 from torch.utils.data import DataLoader
@@ -183,7 +184,7 @@ def test_an_error_of_the_far_store_is_raised_at_the_batch(root: Path, tmp_path: 
         next(iter(loader))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", *more("spawn", "forkserver")])
 def test_workers_of_a_dataloader_read_through_the_tier(root: Path, tmp_path: Path, method: str) -> None:
     store = tiered(root, tmp_path / "tier")
     dataset = CacheDataset(fb.open_cache(store))

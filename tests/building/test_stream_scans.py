@@ -1,6 +1,7 @@
 """Compressed files are scanned several at a time, cut as if one after the other, and not again after a kill."""
 
 import gzip
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 import forebay as fb
 from forebay.building.begin import first_segment
 from forebay.building.kept_results import KeptResults, identity_facts, keeping_results
-from forebay.building.stream_scans import StreamScan
+from forebay.building.stream_scans import StreamScan, StreamScans
 from forebay.errors import BuildStopped, ForebayError, SourceUnreadable
 from forebay.format import layout
 from forebay.source import SourceFile
@@ -143,6 +144,45 @@ def test_a_planning_that_fails_leaves_nothing_behind(tmp_path, lines):
     (Path(lines.root) / "07.txt.gz").write_bytes(b"not gzip at all")
     with pytest.raises(SourceUnreadable, match=r"07\.txt\.gz"):
         fb.build(tmp_path / "cache", lines, RECIPE, workers=0)
+    assert not (tmp_path / "cache").exists()
+
+
+class EndlessLines(LineSource):
+    """The scan of one file ends when the test says so."""
+
+    begun, ended = threading.Event(), threading.Event()
+
+    def sample_ends(self, file: SourceFile):
+        if file.path == "11.txt.gz":
+            self.begun.set()
+            assert self.ended.wait(60)
+        return super().sample_ends(file)
+
+
+def test_who_stops_planning_does_not_wait_for_a_scan_and_nothing_is_kept_after_it(lines):
+    store, source = MemoryStore(), EndlessLines(lines.root, lines.patterns)
+    files = [file for file in source.files() if file.path in ("10.txt.gz", "11.txt.gz")]
+    scans = StreamScans(source, files, {}, KeptResults(store))
+    try:
+        assert EndlessLines.begun.wait(60)
+        (scanning,) = [one for one in scans._ahead if one[0] == "11.txt.gz"]
+        scans.close()
+        assert not scanning[1].done(), "it is not waited for"
+    finally:
+        EndlessLines.ended.set()
+    assert scanning[1].result(60) is not None
+    question = ("sample ends", dict(source.describe()), identity_facts(files[1]))
+    assert KeptResults(store).find(*question) is None
+
+
+def test_who_ends_planning_leaves_the_results_of_another_planner(tmp_path):
+    store = LocalStore(tmp_path / "cache")
+    with keeping_results(store) as other:
+        other.keep(b"answer", "other question")
+        with keeping_results(store) as kept:
+            kept.keep(b"answer", "question")
+        assert kept.find("question") is None
+        assert other.find("other question") == b"answer"
     assert not (tmp_path / "cache").exists()
 
 

@@ -57,8 +57,8 @@ class StreamScan:
 class StreamScans:
     """Scans compressed files in threads, a few ahead of where they are asked for: most of the time is decompression.
 
-    One file alone is left to `Source.cuts`, which shows how far it is. Nobody waits for the threads at the end, which are
-    daemons: a scan cannot be stopped, and of a large file it takes minutes.
+    One file alone is left to `Source.cuts`, which shows how far it is. At the end nobody waits for the threads, which
+    are daemons: a scan cannot be stopped, and of a large file it takes minutes.
     """
 
     def __init__(

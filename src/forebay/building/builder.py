@@ -88,6 +88,10 @@ class ChunkSchedule:
         self.pending = sum(map(len, self._lanes.values()))
         return before - self.pending
 
+    def give_back(self, chunk: int) -> None:
+        """Take back a chunk that a slot did not begin; one of a stream is again the next of it."""
+        self._fill([chunk])
+
     def begin_at(self, share: float) -> None:
         """Go on elsewhere among the chunks that can be made anywhere."""
         if chunks := self._lanes.get(None):
@@ -267,6 +271,7 @@ class Build:
         self._again: dict[int, float] = {}  # chunk -> when to try it again
         self._running: dict[int, int] = {}  # chunk -> slot
         self._ahead: dict[int, int] = {}  # slot -> the chunk that was claimed for it while it computes another
+        self._returned: set[int] = set()  # claimed, and in the schedule again
         self._slow: dict[int, tuple[float, float]] = {}  # chunk -> when it began, after how long to say so
         self._unlisted: list[int] = []  # made, and claimed until a generation lists them
         self._fresh = 0  # chunks made since the last generation
@@ -352,9 +357,10 @@ class Build:
         """Hand out work, take what came back; False when there is nothing left to do or to wait for."""
         idle = engine.idle()
         slots = {*idle, *self._running.values()}
-        self._schedule.keep(slots)
         for gone in self._ahead.keys() - slots:  # its worker died, or is not needed any more
-            self._again[self._ahead.pop(gone)] = time.monotonic()
+            self._returned.add(self._ahead[gone])
+            self._schedule.give_back(self._ahead.pop(gone))
+        self._schedule.keep(slots)
         for slot in idle:
             chunk = self._ahead.pop(slot) if slot in self._ahead else self._next(slot)
             if chunk is not None:
@@ -419,6 +425,9 @@ class Build:
 
     def _ask(self, chunk: int) -> Answer:
         """Whether a chunk is ours to make. The claim comes first, then the second look: nobody can slip between."""
+        if chunk in self._returned:
+            self._returned.remove(chunk)
+            return "mine"
         if self._is_there(chunk):
             return "done"
         if not with_retries(partial(self._claims.take, chunk)):

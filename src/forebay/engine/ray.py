@@ -13,8 +13,7 @@ import ray
 from ray.exceptions import NodeDiedError, RayActorError, RayError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from forebay.engine.base import Died, Done, EngineUsage, Event, Failed, Task, TaskDocument
-from forebay.engine.worker import Finish, attempt_beginning
+from forebay.engine.base import Died, Done, EngineUsage, Event, Failed, Finish, Task, TaskDocument, attempt_beginning
 from forebay.errors import EngineUnusable
 
 PROBE_SECONDS, CONNECT_SECONDS = 120.0, 5.0

@@ -40,21 +40,28 @@ from forebay.store.base import (
     check_key,
     is_full,
     is_key,
+    is_left_behind,
+    is_temporary,
+    temporary_name,
 )
-from forebay.store.bucket_client import NOWHERE, VARIABLES, endpoint, first_line, open_client, parse_url
-from forebay.store.local import map_file
-from forebay.store.owner import is_left_behind, is_temporary, temporary_name
-from forebay.store.uploads import (
+from forebay.store.bucket_client import (
     ASIDE,
     MOST_BYTES,
+    NOWHERE,
     PART_BYTES,
     PARTS_AT_ONCE,
     PARTS_FROM_BYTES,
     SHA256,
+    VARIABLES,
     WRITER,
     Upload,
+    endpoint,
+    first_line,
+    open_client,
+    parse_url,
     upload_minutes,
 )
+from forebay.store.local import map_file
 
 try:
     from obstore import exceptions

@@ -17,6 +17,7 @@ import mmap
 import os
 import re
 import stat
+import sys
 import tempfile
 import time
 import weakref
@@ -494,7 +495,7 @@ def _mapped(path: str, dtypes: Sequence[DTypeLike]) -> tuple[Array, ...] | None:
     body, head = content[:-_SUM_BYTES], 8 * len(dtypes)
     if len(body) < head or xxhash.xxh3_64_digest(body.data) != content[-_SUM_BYTES:].tobytes():
         return None
-    if hasattr(mmap, "MADV_DONTNEED"):
+    if sys.platform == "linux":
         held.madvise(mmap.MADV_DONTNEED)  # pages that were only hashed need no memory
     found, start = list[Array](), head
     for dtype, length in zip(dtypes, body[:head].view(np.uint64).tolist(), strict=True):

@@ -15,7 +15,7 @@ A listing of millions is collected in columns, and a plan keeps the same columns
 from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from itertools import pairwise
@@ -398,15 +398,21 @@ _WIDTHS = "BIQq"  # of an item: as narrow as what was appended so far; the last 
 
 
 class Numbers:
-    """A column of whole numbers that grows, in the narrowest type that holds all of them."""
+    """A column of whole numbers that grows, in the narrowest type that holds all of them; equal ones take no room."""
 
     def __init__(self) -> None:
         self._values = array(_WIDTHS[0])
+        self._same = self._run = 0  # the number that all have so far, and how many; they are not in `_values`
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._values) or self._run
 
     def append(self, value: int) -> None:
+        if not self._values:
+            if value == self._same or not self._run:
+                self._same, self._run = value, self._run + 1
+                return
+            self._values = _narrowest(self._same) * self._run
         while True:
             try:
                 return self._values.append(value)
@@ -417,7 +423,17 @@ class Numbers:
                 self._values = array(_WIDTHS[-1] if value < 0 else _WIDTHS[wider], self._values)
 
     def values(self) -> NDArray[Any]:
-        return np.frombuffer(self._values, self._values.typecode) if self._values else np.empty(0, np.uint8)
+        if self._values:
+            return np.frombuffer(self._values, self._values.typecode)
+        one = _narrowest(self._same)
+        return np.broadcast_to(np.frombuffer(one, one.typecode), self._run)
+
+
+def _narrowest(value: int) -> "array[int]":
+    for width in _WIDTHS:
+        with suppress(OverflowError):
+            return array(width, [value])
+    raise OverflowError(value)
 
 
 class Texts:

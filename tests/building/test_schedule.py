@@ -39,6 +39,17 @@ def test_the_stream_of_a_slot_that_is_gone_goes_on_in_order_in_another():
     assert [schedule.next_for(1) for _ in range(4)] == [1, 2, 3, 4]
 
 
+def test_a_chunk_that_is_given_back_is_the_next_of_its_stream():
+    schedule = ChunkSchedule(range(5), dict.fromkeys(range(5), "a"), always_mine)
+    assert [schedule.next_for(0), schedule.next_for(0)] == [0, 1]
+    schedule.give_back(1)
+    schedule.keep({1})
+    assert [schedule.next_for(1) for _ in range(5)] == [1, 2, 3, 4, None]
+    schedule.give_back(4)
+    schedule.keep({2})
+    assert [schedule.next_for(2), schedule.next_for(2), schedule.pending] == [4, None, 0]
+
+
 def test_what_others_hold_is_set_aside_until_it_is_looked_at_again():
     answers = {0: "busy", 1: "done", 2: "mine"}
     schedule = ChunkSchedule(range(3), {}, answers.__getitem__)

@@ -1,8 +1,12 @@
 """Compressed files are scanned several at a time, cut as if one after the other, and not again after a kill."""
 
 import gzip
+import threading
+from collections import deque
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,13 +15,15 @@ from hypothesis import strategies as st
 
 import forebay as fb
 from forebay.building.begin import first_segment
-from forebay.building.planning import StreamScan
+from forebay.building.planning import StreamScan, StreamScans
 from forebay.cache.plan import KeptResults, identity_facts, keeping_results
 from forebay.errors import BuildStopped, ForebayError, SourceUnreadable
 from forebay.format import layout
 from forebay.source import SourceFile
+from forebay.sources import pieces
+from forebay.sources.bucket_files import open_file
 from forebay.sources.jsonl import LineSource
-from forebay.sources.pieces import _ends_in
+from forebay.sources.pieces import _ends_in, _plain_cuts, _Search
 from forebay.store import LocalStore, MemoryStore
 
 RECIPE = fb.RawRecipe(chunk_bytes=300)
@@ -68,6 +74,41 @@ def test_cuts_by_the_ends_of_all_samples_are_those_of_the_source(tmp_path_factor
     ends = source.sample_ends(file)
     assert ends is not None
     assert list(StreamScan(file, ends).cuts(first, every)) == list(source.cuts(file, 0, first, every))
+
+
+@example([b"--", b"a"], b"--", 1, 1)
+@given(
+    st.lists(st.sampled_from([b"", b"a", b"-", b"--", b"---", b"ab-", b"\n", b"x" * 90]), max_size=40),
+    st.sampled_from([b"-", b"--", b"---", b"\n"]),
+    st.integers(1, 300),
+    st.integers(1, 300),
+)
+def test_small_cuts_of_a_plain_file_are_those_that_are_looked_for(tmp_path_factory, words, separator, first, every):
+    path = tmp_path_factory.mktemp("one") / "one.txt"
+    path.write_bytes(b"".join(words))
+    source = fb.sources.text(path, separator=separator.decode())
+    (file,) = source.files()
+    in_order = list(source.cuts(file, 0, first, every))
+    for start in [0, *in_order[:-1]]:
+        with path.open("rb") as plain:
+            looked_for = list(_plain_cuts(_Search(plain, separator, deque()), start, file.size, first, every))
+        assert list(source.cuts(file, start, first, every)) == looked_for
+
+
+def test_chunks_of_few_samples_are_cut_by_reading_a_plain_file_once(tmp_path, monkeypatch):
+    (tmp_path / "lines.txt").write_text("".join(f"line {number}\n" for number in range(50_000)))
+    source = fb.sources.lines(tmp_path / "lines.txt")
+    (file,) = source.files()
+    asked = list[int]()
+
+    @contextmanager
+    def counted(path: str):
+        with open_file(path) as plain:
+            yield SimpleNamespace(seek=plain.seek, read=lambda size: asked.append(size) or plain.read(size))
+
+    monkeypatch.setattr(pieces, "open_file", counted)
+    assert len(list(source.cuts(file, 0, 1, 1))) == 50_000
+    assert len(asked) <= file.size // (64 << 10)
 
 
 def test_a_source_of_compressed_files_is_planned_as_if_they_were_cut_one_by_one(lines):
@@ -143,6 +184,45 @@ def test_a_planning_that_fails_leaves_nothing_behind(tmp_path, lines):
     (Path(lines.root) / "07.txt.gz").write_bytes(b"not gzip at all")
     with pytest.raises(SourceUnreadable, match=r"07\.txt\.gz"):
         fb.build(tmp_path / "cache", lines, RECIPE, workers=0)
+    assert not (tmp_path / "cache").exists()
+
+
+class EndlessLines(LineSource):
+    """The scan of one file ends when the test says so."""
+
+    begun, ended = threading.Event(), threading.Event()
+
+    def sample_ends(self, file: SourceFile):
+        if file.path == "11.txt.gz":
+            self.begun.set()
+            assert self.ended.wait(60)
+        return super().sample_ends(file)
+
+
+def test_who_stops_planning_does_not_wait_for_a_scan_and_nothing_is_kept_after_it(lines):
+    store, source = MemoryStore(), EndlessLines(lines.root, lines.patterns)
+    files = [file for file in source.files() if file.path in ("10.txt.gz", "11.txt.gz")]
+    scans = StreamScans(source, files, {}, KeptResults(store))
+    try:
+        assert EndlessLines.begun.wait(60)
+        (scanning,) = [one for one in scans._ahead if one[0] == "11.txt.gz"]
+        scans.close()
+        assert not scanning[1].done(), "it is not waited for"
+    finally:
+        EndlessLines.ended.set()
+    assert scanning[1].result(60) is not None
+    question = ("sample ends", dict(source.describe()), identity_facts(files[1]))
+    assert KeptResults(store).find(*question) is None
+
+
+def test_who_ends_planning_leaves_the_results_of_another_planner(tmp_path):
+    store = LocalStore(tmp_path / "cache")
+    with keeping_results(store) as other:
+        other.keep(b"answer", "other question")
+        with keeping_results(store) as kept:
+            kept.keep(b"answer", "question")
+        assert kept.find("question") is None
+        assert other.find("other question") == b"answer"
     assert not (tmp_path / "cache").exists()
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
@@ -10,7 +11,7 @@ from tests.builders import start_python
 
 from forebay.cache.plan import Plan
 from forebay.cache.segment import Segment
-from forebay.source import FileTable, Part, SourceFile
+from forebay.source import FileTable, Numbers, Part, SourceFile
 
 SOURCE = {"kind": "x", "root": "/"}
 files_of_any_kind = st.builds(
@@ -40,6 +41,23 @@ def test_a_table_is_the_list_that_it_was_made_of(files: list[SourceFile]) -> Non
         assert at is not None
         assert at == max(place for place, other in enumerate(files) if other.path == file.path)
     assert table.find("no/such/file") is None
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.sampled_from([0, 300]), max_size=8))
+def test_numbers_are_those_that_were_appended(numbers: list[int]) -> None:
+    column = Numbers()
+    for number in numbers:
+        column.append(number)
+    assert (len(column), column.values().tolist()) == (len(numbers), numbers)
+
+
+def test_equal_numbers_take_no_room_and_are_written_as_others() -> None:
+    files = [SourceFile(f"{number:03d}", 5, etag="x") for number in range(300)]
+    sizes = FileTable.of(files).tensors["file_size"]
+    assert sizes.strides == (0,)
+    segment = Segment.of([[Part(file, 0, 5) for file in files]], number=0, first_chunk=0, source=SOURCE, weight=5)
+    copied = replace(segment, tensors={name: np.array(values) for name, values in segment.tensors.items()})
+    assert b"".join(map(bytes, segment.encode())) == b"".join(map(bytes, copied.encode()))
 
 
 def named(names: str, seen: int = 0) -> list[SourceFile]:

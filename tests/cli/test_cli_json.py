@@ -32,6 +32,15 @@ def test_a_finding_has_the_result_and_the_command_that_repairs_it(tmp_path: Path
     assert ran.err == ""
 
 
+def test_what_a_library_prints_meanwhile_is_not_in_the_document(tmp_path: Path, monkeypatch):
+    _, source = build_lines(tmp_path)
+    make = fb.RawRecipe.make
+    monkeypatch.setattr(fb.RawRecipe, "make", lambda *given: print("a node died") or make(*given))
+    ran = run("build", "raw", source, "--into", tmp_path / "other", "--workers", 0, "--json")
+    assert ran.json["made"] > 0
+    assert "a node died" in ran.err
+
+
 def test_an_error_has_its_type_its_message_and_what_is_known(tmp_path: Path):
     root = tmp_path / "nowhere"
     ran = run("status", root, "--json", code=1)

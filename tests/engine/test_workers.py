@@ -29,6 +29,7 @@ import forebay as fb
 from forebay.engine.base import WORKER, Died, TaskDocument
 from forebay.engine.local import LocalEngine
 from forebay.errors import BuildFailed, RecipeInvalid
+from forebay.format import layout
 from forebay.testing.engine_contract import run_chunks, wait_for_slots
 
 
@@ -75,6 +76,19 @@ def test_a_worker_writes_a_chunk_while_it_makes_the_next(tmp_path, notes):
     report = fb.build(HesitantStore(tmp_path / "cache", chunks=5), source, ObedientRecipe(), workers=1)
     assert report.made == 5
     assert chunk_digests(tmp_path / "cache") == undisturbed_digests(tmp_path, source)
+
+
+@pytest.mark.parametrize(("chunks", "claimed"), [(6, {0, 1}), (2, {0})])
+def test_the_next_chunk_is_claimed_while_a_worker_computes_but_not_the_last_one(tmp_path, notes, chunks, claimed):
+    source, root, seen = source_of(tmp_path, orders(chunks)), tmp_path / "cache", []
+
+    def look(progress):
+        if progress.phase == "building":
+            seen.append({layout.parse_claim(str(key.relative_to(root)))[0] for key in root.glob("claims/*/*")})
+
+    assert fb.build(root, source, ObedientRecipe(), workers=1, on_progress=look).made == chunks
+    assert seen[0] == claimed
+    assert fb.status(root).claims == ()
 
 
 def test_a_chunk_is_not_blamed_for_the_next_one_that_kills_its_worker(tmp_path, notes):

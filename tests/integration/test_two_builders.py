@@ -1,6 +1,8 @@
 """Several builders on one cache at once: together they make every chunk once."""
 
+import os
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,9 @@ from tests.recipes import ObedientRecipe, makes, orders, write_orders
 from tests.warm_process import WarmProcess
 
 import forebay as fb
+from forebay.format import layout
+from forebay.store import LocalStore
+from forebay.store.base import Entry
 
 
 @pytest.fixture
@@ -67,3 +72,35 @@ def test_the_claim_of_a_builder_that_was_killed_behind_its_chunk_is_gone_after_t
     assert [path.name for path in root.glob("claims/*/*")] == ["000000.1.json"]
     fb.build(root, fb.sources.lines(source), ObedientRecipe(), workers=0)
     assert not list(root.glob("claims/*/*"))
+
+
+class AskedStore(LocalStore):
+    """Counts how often it is asked whether a chunk is there, until chunks are read, to be adopted."""
+
+    asked, adopts = 0, False
+
+    def head(self, key: str) -> Entry | None:
+        self.asked += layout.parse_chunk(key) is not None and not self.adopts
+        return super().head(key)
+
+    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+        self.adopts = self.adopts or layout.parse_chunk(key) is not None
+        return super().read(key, start, stop)
+
+
+def test_a_builder_that_meets_chunks_of_others_lists_what_is_there_instead_of_asking_for_each(tmp_path):
+    (tmp_path / "lines.txt").write_text("".join(f"line {number:06d}\n" for number in range(300)))
+    source, recipe = fb.sources.lines(tmp_path / "lines.txt"), fb.RawRecipe(chunk_bytes=12, codec="none")
+    assert fb.build(tmp_path / "whole", source, recipe, workers=0).made == 300
+    store = AskedStore(str(tmp_path / "cache"))
+
+    def bring(progress: fb.Progress) -> None:
+        """All chunks but the first are there at once, as if many others had made them."""
+        if progress.phase == "building" and progress.done == 1:
+            for chunk in tmp_path.glob("whole/layers/*/*.safetensors"):
+                with suppress(FileExistsError):
+                    os.link(chunk, tmp_path / "cache" / chunk.relative_to(tmp_path / "whole"))
+
+    assert fb.build(store, source, recipe, workers=0, on_progress=bring).made == 1
+    assert store.asked < 20
+    assert chunk_digests(tmp_path / "cache") == chunk_digests(tmp_path / "whole")

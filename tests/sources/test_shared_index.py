@@ -5,15 +5,17 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 from tests.builders import script_environment
 
 import forebay as fb
 from forebay.sources import manifests
-from forebay.sources.manifests import open_lines, shared_arrays
+from forebay.sources.manifests import KEPT_SECONDS, open_lines, shared_arrays
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +47,17 @@ def test_a_damaged_file_is_made_again(folder, damage):
     (again,) = shared_arrays("these", (np.uint32,), lambda: [np.arange(2, dtype=np.uint32)])
     assert again.tolist() == [0, 1]
     del kept
+
+
+def test_what_nobody_has_used_for_a_day_is_removed(folder):
+    used, left = (shared_arrays(name, (np.uint32,), lambda: [np.arange(9, dtype=np.uint32)]) for name in ("a", "b"))
+    for path in folder.iterdir():
+        os.utime(path, (0, time.time() - KEPT_SECONDS - 60))
+        if xxhash.xxh3_128_hexdigest(b"a") in path.name:
+            os.utime(path)
+    again = shared_arrays("a", (np.uint32,), lambda: pytest.fail("it is there"))
+    assert [path.stem for path in folder.iterdir()] == [xxhash.xxh3_128_hexdigest(b"a")]
+    assert used[0].tolist() == left[0].tolist() == again[0].tolist(), "a map stays"
 
 
 def test_a_folder_that_others_can_write_to_is_not_used(folder):

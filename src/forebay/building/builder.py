@@ -6,6 +6,7 @@ lane b.gz       4 5 6          nobody else takes from its lane: that would decom
 """
 
 import errno
+import random
 import time
 import zlib
 from collections import Counter, deque
@@ -22,7 +23,7 @@ from forebay.building.build_options import BuildOptions, BuildProgress, check_fa
 from forebay.building.chunk_maker import BuildJob, Job, has_file
 from forebay.building.task import BuildTask
 from forebay.cache.catalog import UNPUBLISHED, chunk_files, generation_numbers, load_generation, sound_record
-from forebay.cache.claims import BuilderBeat, Claims, Heartbeat, OtherBuilders
+from forebay.cache.claims import BuilderBeat, Claims, Heartbeat, OtherBuilders, builder_owners, is_dead
 from forebay.cache.publish import differing_versions, publish
 from forebay.cache.records import Progress
 from forebay.engine.base import Died, Done, Engine, Event, Failed, peak_bytes
@@ -83,6 +84,15 @@ class ChunkSchedule:
         self._line = deque(lane for lane in self._line if self._lanes[lane])
         self.pending = sum(map(len, self._lanes.values()))
         return before - self.pending
+
+    def give_back(self, chunk: int) -> None:
+        """Take back a chunk that a slot did not begin; one of a stream is again the next of it."""
+        self._fill([chunk])
+
+    def begin_at(self, share: float) -> None:
+        """Go on elsewhere among the chunks that can be made anywhere."""
+        if chunks := self._lanes.get(None):
+            chunks.rotate(-int(share * len(chunks)))
 
     def keep(self, slots: Collection[int]) -> None:
         """Forget slots that are gone, so that another slot can take over their lanes."""
@@ -215,21 +225,22 @@ JUDGED_CHUNKS = 0.1  # the share of chunks that must be made before a share of f
 TICK_SECONDS = 0.5
 WAIT_SECONDS = 2.0  # at most, between two looks at what other builders hold
 GROWTH = 0.1  # a builder lists its chunks when they are this share of what is listed
-FEW_MET = 16  # chunks that others made, one after the other, before all that is there is listed
-MET_SHARE = 64  # or this part of all chunks, if that is more
+FEW_MET = 4  # chunks that others made, one after the other, before all that is there is listed
+MET_SHARE = 1000  # or this part of all chunks, if that is more: then the listing takes as many requests
 SLOW_SECONDS = 120.0  # on one chunk, until a notice says so
 Weigh = Callable[[int], int]  # what a chunk takes from the source
 
 
-def _from_own_place(store: Store, chunks: Sequence[int], begin_at: float | None) -> Sequence[int]:
+def _from_own_place(store: Store, chunks: Sequence[int], begin_at: float | None) -> Iterable[int]:
     """Builders start at different places: a chunk that another was first to claim is a request for nothing.
 
     The launcher may say where. In a bucket, where requests are billed, a builder finds its own place.
     """
     if begin_at is None:
         begin_at = 0.0 if store.local_path("") is not None else zlib.crc32(str(this_process()).encode()) / 2**32
-    place = int(begin_at * len(chunks))
-    return [*chunks[place:], *chunks[:place]]
+    rotated = deque(chunks)
+    rotated.rotate(-int(begin_at * len(chunks)))
+    return rotated
 
 
 class Build:
@@ -256,6 +267,8 @@ class Build:
         self._tries: Counter[int] = Counter()
         self._again: dict[int, float] = {}  # chunk -> when to try it again
         self._running: dict[int, int] = {}  # chunk -> slot
+        self._ahead: dict[int, int] = {}  # slot -> the chunk that was claimed for it while it computes another
+        self._returned: set[int] = set()  # claimed, and in the schedule again
         self._slow: dict[int, tuple[float, float]] = {}  # chunk -> when it began, after how long to say so
         self._unlisted: list[int] = []  # made, and claimed until a generation lists them
         self._fresh = 0  # chunks made since the last generation
@@ -340,20 +353,25 @@ class Build:
     def _step(self, engine: Engine, governor: MemoryGovernor) -> bool:
         """Hand out work, take what came back; False when there is nothing left to do or to wait for."""
         idle = engine.idle()
-        self._schedule.keep({*idle, *self._running.values()})
+        slots = {*idle, *self._running.values()}
+        for gone in self._ahead.keys() - slots:  # its worker died, or is not needed any more
+            self._returned.add(self._ahead[gone])
+            self._schedule.give_back(self._ahead.pop(gone))
+        self._schedule.keep(slots)
         for slot in idle:
-            chunk = self._next(slot)
+            chunk = self._ahead.pop(slot) if slot in self._ahead else self._next(slot)
             if chunk is not None:
                 self._running[chunk] = slot
                 self._slow[chunk] = (time.monotonic(), SLOW_SECONDS)
                 engine.submit(slot, chunk)
+        self._claim_ahead(engine, slots)
         starting = not idle and self._schedule.pending  # workers that died are being replaced
         if not (self._running or self._again or self._schedule.elsewhere or starting):
             return False
         for event in engine.poll(TICK_SECONDS if self._running else max(TICK_SECONDS / 2, self._patience)):
             self._take(event)
             governor.take(event, 0 if event.chunk is None else self._weigh(event.chunk))
-        left = self._schedule.pending + len(self._running)
+        left = self._schedule.pending + len(self._running) + len(self._ahead)
         governor.steer(engine, left)
         warning = "" if left else governor.warning(engine)
         self._tally.warnings += [warning] if warning else []
@@ -370,6 +388,20 @@ class Build:
             self._patience = min(WAIT_SECONDS, max(TICK_SECONDS / 4, 2 * self._patience))
         self._publish_now_and_then()
         return True
+
+    def _claim_ahead(self, engine: Engine, slots: Collection[int]) -> None:
+        """Claim the next chunk of every slot while it computes: in a bucket, a claim takes several answers.
+
+        The last chunks are claimed by whoever is free to make them.
+        """
+        if engine.usage().in_process:
+            return
+        for slot in set(slots) & set(self._running.values()) - self._ahead.keys():
+            if self._schedule.pending <= len(slots):
+                return
+            chunk = self._schedule.next_for(slot)
+            if chunk is not None:
+                self._ahead[slot] = chunk
 
     def _slow_chunk(self) -> str:
         """A notice about a chunk that has been running for two minutes, then four, then eight."""
@@ -390,6 +422,9 @@ class Build:
 
     def _ask(self, chunk: int) -> Answer:
         """Whether a chunk is ours to make. The claim comes first, then the second look: nobody can slip between."""
+        if chunk in self._returned:
+            self._returned.remove(chunk)
+            return "mine"
         if self._is_there(chunk):
             return "done"
         if not with_retries(partial(self._claims.take, chunk)):
@@ -419,6 +454,7 @@ class Build:
             self._tally.present += self._schedule.drop(
                 lambda chunk: chunk not in job.distrusted and files.get(chunk) == job.revision(chunk)
             )
+            self._schedule.begin_at(random.random())  # whoever made these is just ahead
 
     def _is_made_by_anyone(self, chunk: int) -> bool:
         return isinstance(self._job, BuildJob) and with_retries(partial(self._is_made, self._job, chunk))
@@ -569,16 +605,20 @@ class Build:
 
     def _wait_for_makers(self, engine: Engine) -> None:
         """Builders that are at work list their chunks: wait for it a while, rather than read and hash them here."""
-        pause, end = TICK_SECONDS / 8, time.monotonic() + self._terms.publish_seconds
-        while time.monotonic() < end and (others := self._others.look()):
+        pause, patience = TICK_SECONDS / 8, max(self._terms.publish_seconds, self._terms.lease_seconds)
+        end = time.monotonic() + patience
+        others = self._others.look()
+        self._claims.pulses.take(others)
+        while time.monotonic() < end and others:
             self._list_own()
-            self._claims.pulses.take(others)
             if all(map(self._claims.pulses.is_silent, others)) or self._has_all_listed():
                 return
             self._waiting_for = tuple(sorted({beat.host for beat in others.values()}))
             self._show(engine)
             time.sleep(pause)
             pause = min(WAIT_SECONDS, 2 * pause)
+            there = builder_owners(self._store)
+            others = {owner: others[owner] for owner in there if owner in others and not is_dead(owner)}
 
     def _has_all_listed(self) -> bool:
         listed = with_retries(self._listed)

@@ -5,15 +5,17 @@ planned.
 """
 
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
 from math import ceil
+from queue import SimpleQueue
 
 import msgspec
 import numpy as np
@@ -81,7 +83,8 @@ class StreamScan:
 class StreamScans:
     """Scans compressed files in threads, a few ahead of where they are asked for: most of the time is decompression.
 
-    One file alone is left to `Source.cuts`, which shows how far it is.
+    One file alone is left to `Source.cuts`, which shows how far it is. At the end nobody waits for the threads, which
+    are daemons: a scan cannot be stopped, and of a large file it takes minutes.
     """
 
     def __init__(
@@ -90,10 +93,14 @@ class StreamScans:
         self._source, self._starts, self._kept = source, starts, kept
         threads = min(MOST_THREADS, os.cpu_count() or 1)
         self._left = (file for file in files if self._is_scanned(file)) if _has_two_streams(files) else iter(())
-        self._pool = ThreadPoolExecutor(threads, "forebay-scan")
         self._ahead: deque[tuple[str, Future[StreamScan | None]]] = deque()
+        self._work: SimpleQueue[tuple[SourceFile, Future[StreamScan | None]] | None] = SimpleQueue()
+        self._keeping, self._is_closed = threading.Lock(), False
         for file in islice(self._left, AHEAD * threads):
             self._submit(file)
+        self._threads = min(threads, len(self._ahead))
+        for _ in range(self._threads):
+            threading.Thread(target=self._run, name="forebay-scan", daemon=True).start()
 
     def take(self, file: SourceFile) -> StreamScan | None:
         """What was found of the next file; None where it is not scanned, or cannot be held."""
@@ -105,13 +112,26 @@ class StreamScans:
         return future.result()
 
     def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        with self._keeping:  # from now on nobody would remove what is kept
+            self._is_closed = True
+        for _ in range(self._threads):
+            self._work.put(None)
 
     def _is_scanned(self, file: SourceFile) -> bool:
         return file.stream and not self._starts.get(file.path)
 
     def _submit(self, file: SourceFile) -> None:
-        self._ahead.append((file.path, self._pool.submit(self._scan, file)))
+        future: Future[StreamScan | None] = Future()
+        self._ahead.append((file.path, future))
+        self._work.put((file, future))
+
+    def _run(self) -> None:
+        while (given := self._work.get()) is not None and not self._is_closed:
+            file, future = given
+            try:
+                future.set_result(self._scan(file))
+            except BaseException as error:  # raised where it is asked for
+                future.set_exception(error)
 
     def _scan(self, file: SourceFile) -> StreamScan | None:
         question = ("sample ends", dict(self._source.describe()), identity_facts(file))
@@ -125,8 +145,9 @@ class StreamScans:
         scan = StreamScan(self._source.scanned(file), ends)
         if not self._source.look(file.path).same_identity(file):
             return None  # it changes: `_cut_unchanged` waits for it
-        if self._kept:
-            self._kept.keep(scan.encode(), *question)
+        with self._keeping:
+            if self._kept and not self._is_closed:
+                self._kept.keep(scan.encode(), *question)
         return scan
 
 

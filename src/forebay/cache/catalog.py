@@ -166,7 +166,8 @@ def read_generation(store: Store, number: int | None, secret: bytes | None) -> G
 
 
 def newest_generation(store: Store) -> Generation | None:
-    return load_generation(store) if generation_numbers(store) else None
+    numbers = generation_numbers(store)
+    return load_generation(store, numbers[-1]) if numbers else None
 
 
 class Snapshot:

@@ -328,13 +328,14 @@ class KeptResults:
     def __init__(self, store: Store) -> None:
         self._store, self._root = store, store.local_path("")
         self._is_new = self._root is not None and not os.path.exists(self._root)
+        self._asked: set[str] = set()
         self.is_used = hmac_key() is None  # with a key, a plan is signed: nothing that is not signed may shape it
 
     def find(self, *question: Any) -> bytes | None:
         if not self.is_used:
             return None
         try:
-            content = self._store.read(_key(question), 0, MOST_BYTES + 1)
+            content = self._store.read(self._key(question), 0, MOST_BYTES + 1)
         except (Missing, OSError, ForebayError):
             return None
         answer, found = content[:-_SUM_BYTES], content[-_SUM_BYTES:]
@@ -344,19 +345,23 @@ class KeptResults:
         if not self.is_used:
             return
         with suppress(OSError, ForebayError):
-            self._store.replace(_key(question), [answer, _sum(answer)], durable=False)
+            self._store.replace(self._key(question), [answer, _sum(answer)], durable=False)
 
     def remove(self) -> None:
-        """Remove all answers, and the folders that were made for them."""
+        """Remove the answers that were asked for, and the folders that were made for them; others may still plan."""
         with suppress(OSError, ForebayError):
-            for key in [entry.key for entry in self._store.entries(layout.PLANNING)]:
-                if layout.is_planning(key):
-                    self._store.delete(key)
+            for key in self._asked & {entry.key for entry in self._store.entries(layout.PLANNING)}:
+                self._store.delete(key)
         if self._root is not None:
             with suppress(OSError):
                 os.rmdir(os.path.join(self._root, layout.PLANNING))
                 if self._is_new:
                     os.rmdir(self._root)
+
+    def _key(self, question: tuple[Any, ...]) -> str:
+        key = layout.planning(xxhash.xxh3_128_hexdigest(canonical_json(list(question))))
+        self._asked.add(key)
+        return key
 
 
 @contextmanager
@@ -375,10 +380,6 @@ def keeping_results(store: Store) -> Iterator[KeptResults]:
 def identity_facts(file: SourceFile) -> list[Any]:
     """What a question says of a file: with other content, it is another question."""
     return [file.path, file.size, file.mtime_ns, file.ctime_ns, file.inode, file.etag]
-
-
-def _key(question: tuple[Any, ...]) -> str:
-    return layout.planning(xxhash.xxh3_128_hexdigest(canonical_json(list(question))))
 
 
 def _sum(answer: bytes) -> bytes:

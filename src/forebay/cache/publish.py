@@ -1,6 +1,7 @@
 """Publish chunks: write the next generation, after everything that it lists."""
 
 import platform
+import random
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -37,6 +38,7 @@ from forebay.format.tensors import hmac_key
 from forebay.store.base import Buffer, Missing, Pieces, Store, holds
 
 _FEW_FILES = 8
+LOST_SECONDS = 5.0  # to wait at most after another was first
 LOOKS = 6  # at a name that is taken and not listed, before the next one is used
 Adopts = Mapping[str, Callable[[ChunkRecord], bool]]  # layer -> which of its unlisted chunks may be listed
 
@@ -148,8 +150,9 @@ def _published(store: Store, drafted: Callable[[], tuple[int | None, Generation]
     A name that is taken and not listed is either new and not visible here yet, as on a network file system, or a
     folder or a link that is not a generation: after a few looks the next number is used.
     """
-    looks = 0
+    looks = lost = 0
     while looks < LOOKS * STRANGE_NAMES:
+        began = time.monotonic()
         number, draft = drafted()
         if number is None:
             return draft
@@ -159,6 +162,9 @@ def _published(store: Store, drafted: Callable[[], tuple[int | None, Generation]
         if number not in generation_numbers(store):
             looks += 1
             time.sleep(0.01 * (looks % LOOKS))
+        else:  # of many who publish at once, each would read the index again for every one of the others
+            lost += 1
+            time.sleep(random.uniform(0.0, min(LOST_SECONDS, 2**lost * (time.monotonic() - began))))
     raise ForebayError(
         f"no generation can be published at '{store.address}': the next {STRANGE_NAMES} names are taken by what is not "
         f"a generation; look at them with `ls -l {store.address}/{layout.GENERATIONS}` and move them away"

@@ -2,8 +2,9 @@
 when it returns.
 """
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -60,7 +61,9 @@ class Verb(click.Command):
         ]
 
     def invoke(self, ctx: click.Context) -> None:
-        found = super().invoke(ctx)
+        # What a library prints, such as Ray when a node dies, must not be in the document.
+        with redirect_stdout(sys.stderr) if is_json() else nullcontext():
+            found = super().invoke(ctx)
         import_module("forebay.cli.show").show_result(found)
         ctx.exit(int(isinstance(found, Finding)))
 

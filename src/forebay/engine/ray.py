@@ -1,10 +1,11 @@
-"""Run chunks on a Ray cluster: one actor per slot, one chunk in flight each. Ray never restarts an actor."""
+"""Run chunks on a Ray cluster: an actor for each slot computes one and may be writing another. None is restarted."""
 
 import os
 import socket
 import sys
 import time
 from contextlib import redirect_stdout
+from queue import Queue
 from typing import Any
 
 import msgspec
@@ -12,21 +13,29 @@ import ray
 from ray.exceptions import NodeDiedError, RayActorError, RayError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from forebay.engine.base import Died, Done, EngineUsage, Event, Failed, Task, TaskDocument, attempt_chunk
+from forebay.engine.base import Died, Done, EngineUsage, Event, Failed, Finish, Task, TaskDocument, attempt_beginning
 from forebay.errors import EngineUnusable
 
 PROBE_SECONDS, CONNECT_SECONDS = 120.0, 5.0
 
 
 class Maker:
-    """An actor: makes the chunks of one slot. It is also made, and thrown away, where a node is tried."""
+    """An actor: a thread computes the chunks of a slot, another writes them. A node is tried by making one too."""
 
     def __init__(self, document: bytes) -> None:
         os.environ.setdefault("RAYON_NUM_THREADS", "1")  # as local workers have it; a `runtime_env` starts slower
         self._maker = TaskDocument.decode(document).open()
+        self._computed: Queue[Finish] = Queue()
 
-    def make(self, chunk: int) -> bytes:
-        return msgspec.msgpack.encode(attempt_chunk(self._maker, chunk))
+    def compute(self, chunk: int) -> None:
+        finish = attempt_beginning(self._maker, chunk)
+        self._computed.join()  # the one before is written
+        self._computed.put(finish)
+
+    def write(self) -> bytes:
+        event = self._computed.get()()
+        self._computed.task_done()
+        return msgspec.msgpack.encode(event)
 
 
 class RayEngine:
@@ -36,7 +45,8 @@ class RayEngine:
         self.address = address
         self._resources = {"num_cpus": num_cpus, "num_gpus": num_gpus}
         self._actors: dict[int, Any] = {}
-        self._pending: dict[Any, tuple[int, int | None]] = {}  # reference -> slot, its chunk; None: it starts
+        self._pending: dict[Any, int] = {}  # reference -> slot
+        self._chunks: dict[int, list[int]] = {}  # slot -> what is written and computed there, in that order
         self._idle: set[int] = set()
         self._size, self._next_slot, self._document = 0, 0, b""
 
@@ -67,7 +77,10 @@ class RayEngine:
 
     def submit(self, slot: int, chunk: int) -> None:
         self._idle.discard(slot)
-        self._pending[self._actors[slot].make.remote(chunk)] = (slot, chunk)
+        self._chunks[slot].append(chunk)
+        actor = self._actors[slot]
+        self._pending[actor.compute.options(concurrency_group="compute").remote(chunk)] = slot
+        self._pending[actor.write.options(concurrency_group="write").remote()] = slot
 
     def poll(self, timeout: float) -> list[Event]:
         if not self._pending:
@@ -79,13 +92,15 @@ class RayEngine:
 
     def resize(self, slots: int) -> None:
         self._size = slots
-        for slot in self.idle()[: max(0, len(self._actors) - slots)]:
+        done = [slot for slot in self.idle() if not self._chunks[slot]]
+        for slot in done[: max(0, len(self._actors) - slots)]:
             self._end(slot)
-        remote: Any = ray.remote(max_restarts=0, **self._resources)(Maker)
+        groups = {"compute": 1, "write": 1}
+        remote: Any = ray.remote(max_restarts=0, concurrency_groups=groups, **self._resources)(Maker)
         while len(self._actors) < self._size:
             slot, self._next_slot = self._next_slot, self._next_slot + 1
-            self._actors[slot] = remote.remote(self._document)
-            self._pending[self._actors[slot].__ray_ready__.remote()] = (slot, None)
+            self._actors[slot], self._chunks[slot] = remote.remote(self._document), []
+            self._pending[self._actors[slot].__ray_ready__.remote()] = slot
 
     def usage(self) -> EngineUsage:
         return EngineUsage(workers=len(self._actors))
@@ -131,23 +146,28 @@ class RayEngine:
                 raise EngineUnusable("ray", problem, advice) from error
 
     def _take(self, reference: Any) -> Event | None:
-        slot, chunk = self._pending.pop(reference)
+        slot = self._pending.pop(reference)
         try:
             answer = ray.get(reference)
         except RayActorError as error:
-            self._end(slot)
-            return _died(slot, chunk, " ".join(str(error).split()))
-        self._idle.add(slot)
-        return None if chunk is None else msgspec.msgpack.decode(answer, type=Done | Failed)
+            return _died(slot, self._end(slot), " ".join(str(error).split()))
+        if not isinstance(answer, bytes):  # it has started, or computed a chunk
+            self._idle.add(slot)
+            return None
+        event: Done | Failed = msgspec.msgpack.decode(answer, type=Done | Failed)
+        self._chunks[slot].remove(event.chunk)
+        return event
 
-    def _end(self, slot: int) -> None:
+    def _end(self, slot: int) -> list[int]:
         ray.kill(self._actors.pop(slot))
         self._idle.discard(slot)
-        self._pending = {one: kept for one, kept in self._pending.items() if kept[0] != slot}
+        self._pending = {one: kept for one, kept in self._pending.items() if kept != slot}
+        return self._chunks.pop(slot)
 
 
-def _died(slot: int, chunk: int | None, text: str) -> Died:
-    """A node that is gone takes its chunks with it; an actor that dies alone may have died of its chunk."""
+def _died(slot: int, chunks: list[int], text: str) -> Died:
+    """A node that is gone takes its chunks with it; an actor that dies alone may have died of the last one."""
     if "node has died" in text or "node was terminated" in text:
-        return Died(None, f"actor {slot}", "was lost with its node", () if chunk is None else (chunk,))
-    return Died(chunk, f"actor {slot}", f"died ({text[-160:]})", began=chunk is not None)
+        return Died(None, f"actor {slot}", "was lost with its node", tuple(chunks))
+    at = chunks[-1] if chunks else None
+    return Died(at, f"actor {slot}", f"died ({text[-160:]})", tuple(chunks[:-1]), began=at is not None)

@@ -267,7 +267,7 @@ class Sealed(Sequence[Buffer]):
 
 
 class _Widened(NamedTuple):
-    """A piece of an array that is stored as a wider type."""
+    """A piece of an array that is stored as a wider type, or that has one number for many."""
 
     narrow: Array
     dtype: np.dtype[Any]
@@ -277,7 +277,7 @@ class _Widened(NamedTuple):
 
 
 def _pieces(array: Array, dtype: np.dtype[Any]) -> Iterator["Buffer | _Widened"]:
-    if array.dtype == dtype:
+    if array.dtype == dtype and array.flags.c_contiguous:
         yield as_bytes(array)
         return
     for start in range(0, len(array), _WIDENED_AT_ONCE):

@@ -8,15 +8,18 @@ Arrays that one process of a machine makes and the others map: workers need not 
 
 <temporary folder>/forebay-<user>/<hash of what they are made from>.bin    lengths, arrays, a hash of all
 
-The process that made a file removes it when it ends. One that was killed leaves it, and the next that needs the same
-finds it.
+The process that made a file removes it when it ends. One that was killed leaves it: the next that needs the same finds
+it, and one that nobody has used for a day is removed by whoever uses another.
 """
 
 import errno
+import mmap
 import os
 import re
 import stat
+import sys
 import tempfile
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -426,6 +429,7 @@ def _named_manifest(path: str, root: str | None) -> tuple[str, str]:
 
 
 _SUM_BYTES = 8
+KEPT_SECONDS = 24 * 3600.0  # a map of a file that is removed stays as it is
 
 
 def shared_arrays(
@@ -436,8 +440,11 @@ def shared_arrays(
     if folder is None:
         return tuple(make())
     path = os.path.join(folder, f"{xxhash.xxh3_128_hexdigest(made_from.encode())}.bin")
+    _remove_unused(folder)
     found = _mapped(path, dtypes)
     if found is not None:
+        with suppress(OSError):
+            os.utime(path)
         return found
     made = tuple(make())
     with suppress(OSError):  # a full disk
@@ -480,12 +487,16 @@ def _write(path: str, arrays: Sequence[Array]) -> None:
 def _mapped(path: str, dtypes: Sequence[DTypeLike]) -> tuple[Array, ...] | None:
     """The arrays of a file that is whole; None where it is not there, or anything else."""
     try:
-        content = np.memmap(path, np.uint8, "r").view(np.ndarray)
+        with open(path, "rb") as file:
+            held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError):  # an empty file cannot be mapped
         return None
+    content = np.frombuffer(held, np.uint8)
     body, head = content[:-_SUM_BYTES], 8 * len(dtypes)
     if len(body) < head or xxhash.xxh3_64_digest(body.data) != content[-_SUM_BYTES:].tobytes():
         return None
+    if sys.platform == "linux":
+        held.madvise(mmap.MADV_DONTNEED)  # pages that were only hashed need no memory
     found, start = list[Array](), head
     for dtype, length in zip(dtypes, body[:head].view(np.uint64).tolist(), strict=True):
         stop = start + length * np.dtype(dtype).itemsize
@@ -494,6 +505,16 @@ def _mapped(path: str, dtypes: Sequence[DTypeLike]) -> tuple[Array, ...] | None:
         found.append(body[start:stop].view(dtype))
         start = stop
     return tuple(found) if start == len(body) else None
+
+
+def _remove_unused(folder: str) -> None:
+    """Remove what processes that were killed have left; also a file that one of them had not finished."""
+    with suppress(OSError), os.scandir(folder) as found:
+        for entry in found:
+            with suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > KEPT_SECONDS:
+                    os.unlink(entry.path)
 
 
 def _remove(path: str, maker: int) -> None:

@@ -334,10 +334,14 @@ def cut_between_pieces(
         with preview_stream(path, file, max(0, start - len(separator)), max_sample_bytes) as stream:
             if start and stream.read(len(separator)) != separator:
                 raise piece_moved(root, file.path, start, separator)
-            yield from _stream_cuts(stream, separator, first, every)
+            yield from _cuts_in_order(stream.read, stream.position, sys.maxsize, separator, first, every)
         return
     with open_file(path) as plain:
         check_piece_start(plain, root, file.path, start, separator)
+        if max(first, every) < _LOOK:  # looking for each cut would read more than there is
+            plain.seek(start)
+            yield from _cuts_in_order(plain.read, start, file.size - start, separator, first, every)
+            return
         search = _Search(plain, separator, _searched(path, file, separator))
         yield from _plain_cuts(search, start, file.size, first, every)
 
@@ -413,10 +417,12 @@ def _ends_in(block: Block | LongPiece, separator: bytes) -> NDArray[np.uint64]:
     return ends if len(ends) and ends[-1] == len(block) else np.append(ends, np.uint64(len(block)))
 
 
-def _stream_cuts(stream: DecompressedStream, separator: bytes, first: int, every: int) -> Iterator[int]:
-    start = end = stream.position
-    cut, step = start, first
-    for block in whole_pieces(stream.read, sys.maxsize, separator, _LONG_PIECE):
+def _cuts_in_order(
+    read: Callable[[int], bytes], start: int, length: int, separator: bytes, first: int, every: int
+) -> Iterator[int]:
+    """Cuts of what is read once, from `start` on, where a piece begins."""
+    cut, end, step = start, start, first
+    for block in whole_pieces(read, length, separator, _LONG_PIECE):
         if start < cut == end:  # the cut at the end of the last block is not the end of the file
             yield cut
         begin, end = end, end + len(block)

@@ -63,13 +63,24 @@ def endpoint(scheme: str) -> str | None:
     return next(filter(None, (os.environ.get(name) for name in _ENDPOINTS.get(scheme, ()))), None)
 
 
-def open_client(scheme: str, bucket: str, prefix: str, timeouts: Mapping[str, str]) -> Any:
-    """A client of obstore; one of memory:// has what the others of its name in this process have."""
+def copy_ways(scheme: str) -> tuple[str, ...]:
+    """How a service may be asked to copy on condition, the best way first: a copy in parts loses the metadata."""
+    is_known = scheme != "s3" or os.environ.get("AWS_COPY_IF_NOT_EXISTS")
+    return ("",) if is_known else ("header:if-none-match:*", "multipart")
+
+
+def open_client(scheme: str, bucket: str, prefix: str, timeouts: Mapping[str, str], copying: str = "") -> Any:
+    """A client of obstore; one of memory:// has what the others of its name in this process have.
+
+    `copying` is one of `copy_ways`, for a client that copies.
+    """
     address = f"{scheme}://{bucket}" + (f"/{prefix}" if prefix else "")
     if scheme == "memory":
         return _memories.setdefault(address, ProcessMemory())
     _check_endpoint(scheme, address)
-    config = {"connect_timeout": "5s", **timeouts, **_only_named_hosts(scheme), **_copying(scheme)}
+    config = {"connect_timeout": "5s", **timeouts, **_only_named_hosts(scheme)}
+    if copying:
+        config["copy_if_not_exists"] = copying
     try:
         # As `config`, because `client_options` would hide what the environment says of the client.
         return _SERVICES[scheme](bucket, prefix=prefix or None, config=config, retry_config=_RETRIES)
@@ -103,9 +114,3 @@ def _only_named_hosts(scheme: str) -> dict[str, str]:
     hosts = [host for host in (urlsplit(url).hostname for url in urls) if host]
     hosts += [] if any(os.environ.get(name) for name in _KEYS) else _CREDENTIAL_HOSTS
     return {"proxy_url": NOWHERE, "proxy_excludes": ",".join(hosts)}
-
-
-def _copying(scheme: str) -> dict[str, str]:
-    """How S3 copies on condition, unless the environment says how."""
-    is_said = scheme != "s3" or os.environ.get("AWS_COPY_IF_NOT_EXISTS")
-    return {} if is_said else {"copy_if_not_exists": "multipart"}

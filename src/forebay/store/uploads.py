@@ -9,7 +9,8 @@ listing shows and `clean` removes.
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 from forebay.errors import StoreRefused
 from forebay.store.base import Buffer
@@ -27,13 +28,26 @@ class Upload:
     """Bytes to be put, with the name of this write: one for all of its attempts."""
 
     def __init__(self, address: str, key: str, data: Sequence[Buffer]) -> None:
-        self.key, self.body = key, b"".join(data)
-        self.size, self.writer = len(self.body), secrets.token_hex(12)
+        self.key, self._data = key, data
+        self.size, self.writer = sum(memoryview(each).nbytes for each in data), secrets.token_hex(12)
         if self.size > MOST_BYTES:
             problem = f"'{key}' has {self.size:,} bytes, and one object has at most {MOST_BYTES:,}"
             raise StoreRefused(address, problem, "choose smaller chunks (`chunk_bytes` of the recipe)")
-        self.sha256 = hashlib.sha256(self.body).digest()
+        digest = hashlib.sha256()
+        for each in data:
+            digest.update(each)
+        self.sha256 = digest.digest()
         self.attributes = {WRITER: self.writer, SHA256: self.sha256.hex()}
+
+    @cached_property
+    def body(self) -> bytes:
+        return b"".join(self._data)
+
+    def pieces(self) -> Iterator[memoryview]:
+        """The body in slices that are not copies: a large chunk is in memory once."""
+        for each in filter(len, self._data):
+            view = memoryview(each).cast("B")
+            yield from (view[start : start + PART_BYTES] for start in range(0, len(view), PART_BYTES))
 
 
 def upload_minutes(size: int) -> int:

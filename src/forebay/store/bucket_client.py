@@ -45,6 +45,13 @@ _CREDENTIAL_URLS = (
 _KEYS = ("AWS_ACCESS_KEY_ID", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_SAS_KEY")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "PROXY_URL")
 VARIABLES = {"s3": "AWS_*", "gs": "GOOGLE_*", "az": "AZURE_*"}
+TO_LOG_IN = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, as `aws configure export-credentials --format env` prints "
+    "them for a profile",
+    "gs": "set GOOGLE_SERVICE_ACCOUNT to the key file of a service account, or run `gcloud auth application-default "
+    "login`",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
 _memories: dict[str, Any] = {}  # name -> what is in it
 
 
@@ -85,6 +92,8 @@ def open_client(scheme: str, bucket: str, prefix: str, timeouts: Mapping[str, st
         # As `config`, because `client_options` would hide what the environment says of the client.
         return _SERVICES[scheme](bucket, prefix=prefix or None, config=config, retry_config=_RETRIES)
     except (exceptions.BaseError, ValueError) as error:
+        if "Account must be specified" in str(error):
+            raise StoreRefused(address, "no account is named", TO_LOG_IN[scheme]) from error
         raise StoreRefused(address, first_line(error), f"check {VARIABLES[scheme]}") from error
 
 

@@ -42,7 +42,16 @@ from forebay.store.base import (
     is_full,
     is_key,
 )
-from forebay.store.bucket_client import NOWHERE, VARIABLES, copy_ways, endpoint, first_line, open_client, parse_url
+from forebay.store.bucket_client import (
+    NOWHERE,
+    TO_LOG_IN,
+    VARIABLES,
+    copy_ways,
+    endpoint,
+    first_line,
+    open_client,
+    parse_url,
+)
 from forebay.store.local import map_file
 from forebay.store.owner import is_left_behind, is_temporary, temporary_name
 from forebay.store.uploads import (
@@ -514,7 +523,8 @@ class ObjectStore(Store):
         text, status, variables = str(error), _status(error), VARIABLES.get(self.scheme, "")
         problem = advice = ""
         if _NO_BUCKET.search(text) or (status == 404 and what in ("list", "create", "write")):
-            problem, advice = f"there is no bucket '{self._bucket}'", "create it, or check the name and the endpoint"
+            kind = "container" if self.scheme == "az" else "bucket"
+            problem, advice = f"there is no {kind} '{self._bucket}'", "create it, or check the name and the endpoint"
         elif isinstance(error, FileNotFoundError):
             raise Missing(key) from error
         elif _NO_ROOM.search(text) or status == 507:
@@ -523,9 +533,11 @@ class ObjectStore(Store):
             problem = "the server at its endpoint redirects to a host that you did not name"
             advice = f"set the endpoint in {variables} to the host that serves the bucket"
         elif _OTHER_REGION.search(text) or status == 301:
-            problem, advice = "the bucket is in another region", "set AWS_REGION to the region of the bucket"
+            named = _REGION.search(text)
+            problem = "the bucket is in another region"
+            advice = f"set AWS_REGION={named[1] or named[2]}" if named else "set AWS_REGION to the region of the bucket"
         elif _NO_CREDENTIALS.search(text):
-            problem, advice = "no credentials were found", f"set {variables} in the environment"
+            problem, advice = "no credentials were found", TO_LOG_IN[self.scheme]
         elif _NOT_ALLOWED.search(text) or isinstance(error, _DENIED):
             doing = "write to" if what in ("create", "write", "delete") else "read"
             problem = f"the credentials do not allow to {doing} it"
@@ -613,6 +625,7 @@ _NO_ROOM = re.compile(r"QuotaExceeded|InsufficientStorage|EntityTooLarge|Storage
 _OTHER_REGION = re.compile(
     r"PermanentRedirect|AuthorizationHeaderMalformed|IllegalLocationConstraint|configured region"
 )
+_REGION = re.compile(r"expecting '([a-z0-9-]{1,40})'|<Region>([a-z0-9-]{1,40})</Region>")
 _NO_CREDENTIALS = re.compile(
     r"169\.254\.169\.254|/latest/api/token|/latest/meta-data|computeMetadata|metadata\.google\.internal"
     r"|metadata/identity|NoCredential|MissingCredential"

@@ -227,6 +227,80 @@ def test_a_short_file_in_the_tier_is_dropped_and_fetched_again(root: Path, far: 
     assert len(far.reads) == ROWS // CHUNK + 3
 
 
+def first_chunk(far: LocalStore) -> tuple[str, bytes, Expected]:
+    """(key, bytes, what is expected) of a chunk."""
+    key = layout.chunk("tokens", 0)
+    value = Path(far.local_path(key) or "").read_bytes()
+    return key, value, Expected(len(value), hashlib.sha256(value).digest())
+
+
+def test_a_short_or_long_file_in_the_tier_is_not_handed_out(far: FarFolder, tmp_path: Path) -> None:
+    """Whoever maps it need not find out by its content."""
+    key, value, expect = first_chunk(far)
+    tiered(far, tmp_path).view(key, expect=expect)
+    (kept,) = kept_files(tmp_path)
+    for spoilt in (value[:-1], value + b"x", b""):
+        kept.write_bytes(spoilt)
+        assert tiered(far, tmp_path).view(key, expect=expect) == value
+        assert kept.read_bytes() == value
+    assert len(far.reads) == 4
+
+
+def test_a_chunk_is_synced_before_it_gets_its_name(
+    far: FarFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, value, expect = first_chunk(far)
+    seen: list[tuple[str, int]] = []
+    sync, publish = os.fsync, TierFolder.publish
+
+    def synced(descriptor: int) -> None:
+        seen.append(("sync", os.fstat(descriptor).st_size))
+        sync(descriptor)
+
+    def published(tier: TierFolder, cache_id: str, sha256: bytes) -> None:
+        seen.append(("publish", 0))
+        publish(tier, cache_id, sha256)
+
+    store = tiered(far, tmp_path)
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(TierFolder, "publish", published)
+    store.view(key, expect=expect)
+    assert seen.index(("sync", len(value))) < seen.index(("publish", 0))
+
+
+def test_a_fetch_that_fails_gives_its_room_back(far: FarFolder, tmp_path: Path) -> None:
+    key, value, expect = first_chunk(far)
+    store = tiered(far, tmp_path, limit=len(value))
+    with pytest.raises(BadCopy, match="was fetched twice"):
+        store.view(key, expect=Expected(len(value), bytes(32)))
+    assert store.tier.used_bytes() == 0
+    assert not list((tmp_path / "tier").rglob("parts/*"))
+    assert store.view(key, expect=expect) == value
+    assert len(kept_files(tmp_path)) == 1  # there is room for it
+
+
+def test_a_first_document_is_that_of_the_tier_while_the_far_store_is_away(far: FarFolder, tmp_path: Path) -> None:
+    """Before any listing has found out that it is away."""
+    known = tiered(far, tmp_path).read(layout.CACHE)
+    Path(f"{far.address}.offline").touch()
+    assert tiered(far, tmp_path).read(layout.CACHE) == known
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+def test_a_process_forked_while_a_thread_fetches_can_read(far: FarFolder, tmp_path: Path) -> None:
+    key, value, expect = first_chunk(far)
+    store = tiered(far, tmp_path)
+    with store._lock, store._identifying:  # as by a thread that the forked process does not have
+        child = multiprocessing.get_context("fork").Process(target=store.view, args=(key,), kwargs={"expect": expect})
+        child.start()
+        child.join(60)
+        hangs = child.is_alive()
+        child.kill()
+        child.join()
+    assert not hangs
+    assert [path.read_bytes() for path in kept_files(tmp_path)] == [value]
+
+
 def test_a_warm_tier_works_without_the_far_store(root: Path, far: FarFolder, tmp_path: Path) -> None:
     tokens_of(fb.open_cache(tiered(far, tmp_path)))
     Path(f"{far.address}.offline").touch()
@@ -339,15 +413,30 @@ def test_a_warm_tier_is_used_when_its_disk_is_full(
     assert store.transfers().fetched == 0
 
 
+class SlowChunks(FarFolder):
+    def sent(self, key: str, start: int, value: bytes) -> bytes:
+        if layout.parse_chunk(key):
+            time.sleep(0.2)  # time for others to ask as well
+        return value
+
+
 def test_threads_of_a_process_fetch_a_passing_chunk_once(root: Path, far: FarFolder, tmp_path: Path) -> None:
-    store = tiered(far, tmp_path, limit=0)
-    cache = fb.open_cache(store)
-    threads = [threading.Thread(target=cache.read, args=([0], ["tokens"])) for _ in range(8)]
+    key, value, expect = first_chunk(far)
+    slow = SlowChunks(far.address)
+    store, together = tiered(slow, tmp_path, limit=0), threading.Barrier(8, timeout=600)
+    found: list[memoryview] = []
+
+    def view() -> None:
+        together.wait()
+        found.append(store.view(key, expect=expect))
+
+    threads = [threading.Thread(target=view) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert far.reads.count(layout.chunk("tokens", 0)) == 1
+    assert slow.reads == [key]
+    assert all(one == value for one in found)
 
 
 def read_in_a_process(far: FarFolder, tier: str, results: "multiprocessing.Queue[tuple[int, bytes]]") -> None:

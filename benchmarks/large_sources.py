@@ -25,8 +25,7 @@ from forebay.building.dedup import Draft
 from forebay.building.planning import Trial, wait_until_settled
 from forebay.cache.plan import load_plan
 from forebay.cache.segment import Unreadable
-from forebay.file_table import FileTable
-from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
+from forebay.source import Failure, FileTable, Part, Sample, Source, SourceFile, Unit
 from forebay.store.local import LocalStore
 
 PER_FOLDER = 1000

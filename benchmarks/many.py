@@ -12,7 +12,7 @@ import psutil
 import forebay as fb
 from benchmarks.numbers import NoiseRecipe, NumberSource
 from forebay.cache.catalog import load_generation
-from forebay.engine.worker import peak_bytes
+from forebay.engine.base import peak_bytes
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable

@@ -25,7 +25,7 @@ from benchmarks.feature_layer import FeatureLayer, document_features, number_cac
 from benchmarks.loader_peers import Peer, PeerFailed, environment, installed, script
 from benchmarks.measure import Comparison, compare
 from forebay.teachers import BUCKETS, Loaded, Lune, Output, Teacher, TeacherRecipe
-from forebay.teachers.interpolation import interpolation_errors
+from forebay.teachers.align import interpolation_errors
 from forebay.torch import features
 
 BATCH = 64

@@ -8,7 +8,7 @@ import numpy as np
 
 import forebay as fb
 from forebay.tokens import load_vocabulary
-from forebay.tokens.encoders import reference_tokenizer
+from forebay.tokens.vocabulary import reference_tokenizer
 
 END_OF_TEXT = 50256
 _DECODED_AT_ONCE = 500

@@ -8,25 +8,23 @@ import forebay
 
 SRC = Path(forebay.__file__).parent
 
-WORDS = {"errors", "columns", "source", "file_table", "recipe", "fields"}
+WORDS = {"errors", "columns", "source", "recipe", "fields"}
 INDEX = WORDS | {"store", "format", "cache"}  # bytes, and what a cache says it holds
 CORE = INDEX | {"read", "engine", "building"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "sizes": set(),
     "_native": set(),
     "compiled": {"_native"},
-    "fields": {"errors", "sizes"},
+    "fields": {"errors"},
     "columns": {"errors"},
     "source": set(),
-    "file_table": {"source"},
     "recipe": {"errors", "columns", "source", "fields"},
     "first_answer": set(),
     "store": {"errors", "first_answer"},
     "format": WORDS | {"store"},
     "cache": WORDS | {"store", "format"},  # knows no kind of data
-    "read": INDEX | {"compiled", "sizes", "tokens"},  # of tokens, what decodes a row for `Cache.text`
+    "read": INDEX | {"compiled", "tokens"},  # of tokens, what decodes a row for `Cache.text`
     "engine": {"errors", "recipe", "store"},
     "building": INDEX | {"read", "engine", "kinds"},
     "hub": {"errors", "first_answer"},
@@ -39,9 +37,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "chat": INDEX | {"compiled", "read", "tokens", "masks", "sources"},  # reads a built cache to pack it again
     "teachers": INDEX | {"read", "hub", "masks", "order"},  # reads a cache; `torch` runs the models
     "kinds": WORDS,
-    "api": CORE | {"feeding", "kinds", "preview", "sizes"},  # of preview, the progress bar
+    "api": CORE | {"feeding", "kinds", "preview"},  # of preview, the progress bar
     "testing": CORE | {"raw"},  # the simplest recipe
-    "tiers": WORDS | {"sizes", "format", "cache", "building", "engine"},  # knows no store: an LMDB of its own
+    "tiers": WORDS | {"format", "cache", "building", "engine"},  # knows no store: an LMDB of its own
     "feeding": INDEX | {"read", "order", "masks"},  # numpy only
     "torch": INDEX
     | {"compiled", "read", "api", "feeding", "images", "masks", "order", "sources", "teachers", "tokens"},
@@ -59,7 +57,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "images",
         "preview",
         "raw",
-        "sizes",
         "sources",
         "teachers",
         "tiers",

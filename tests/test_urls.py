@@ -9,7 +9,7 @@ from tests.layer_recipes import LineRecipe, number_cache
 
 import forebay as fb
 from forebay.errors import SourceInvalid, SourceNotFound, StoreRefused, TierUnusable
-from forebay.feeding.mixture_file import open_mixture
+from forebay.feeding.mixture import open_mixture
 from forebay.store import open_store
 from forebay.tiers import CachedImages
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from forebay.teachers.recipe import TeacherRecipe
     from forebay.tiers import CachedImages
     from forebay.tokens import TokenRecipe
-    from forebay.viewer.inline_view import view
+    from forebay.viewer.bundle import view
 
 # Where each public name lives. A name is imported when it is first used.
 _HOMES = {
@@ -90,7 +90,7 @@ _HOMES = {
     "RawRecipe": "forebay.raw",
     "TeacherRecipe": "forebay.teachers",
     "TokenRecipe": "forebay.tokens",
-    "view": "forebay.viewer.inline_view",
+    "view": "forebay.viewer.bundle",
 }
 _MODULES = ("errors", "images", "masks", "sources", "teachers", "testing", "tiers")
 

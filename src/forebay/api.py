@@ -24,10 +24,9 @@ from forebay.building.refresh_cache import refresh_cache
 from forebay.building.reopen import kept_source, new_files, why_unchecked
 from forebay.building.repair_cache import repair_cache
 from forebay.cache.catalog import Snapshot, load_generation, read_cache_document
-from forebay.cache.clean import clean_cache
+from forebay.cache.claims import LEASE_SECONDS
+from forebay.cache.clean import clean_cache, drop_layers
 from forebay.cache.copy import copy_cache
-from forebay.cache.drop import drop_layers
-from forebay.cache.heartbeats import LEASE_SECONDS
 from forebay.cache.records import (
     BuildReport,
     CleanReport,
@@ -54,15 +53,15 @@ from forebay.cache.status import SHOWN_FAILURES, Depth, cache_status, find_gaps,
 from forebay.cache.verify import newest_sound, verify_generation
 from forebay.engine.base import Engine
 from forebay.errors import TierUnusable, UnknownKind
-from forebay.feeding.remote_plan import estimate_remote as feeding_estimate
-from forebay.feeding.remote_plan import warm_tier
+from forebay.feeding.chunk_ahead import estimate_remote as feeding_estimate
+from forebay.feeding.chunk_ahead import warm_tier
+from forebay.fields import as_bytes
 from forebay.format import layout
 from forebay.format.codec import MAX_BLOCK_BYTES
 from forebay.format.tensors import hmac_key
 from forebay.kinds import WRONG, recipe_class
 from forebay.read.cache import check_pins, open_cache
 from forebay.recipe import AnyRecipe, Recipe, RecipeHooks, dependencies_of, hooks_of
-from forebay.sizes import as_bytes
 from forebay.source import Source, listed_once
 from forebay.store import Root, open_store
 from forebay.store.tier_folder import TierFolder
@@ -151,7 +150,7 @@ def build_layers(
 ) -> list[BuildReport]:
     """Add several layers, by name, one after the other: each is complete before the next begins.
 
-    What a layer needs in memory is let go before the next is begun, and what is complete is passed over without it.
+    Each layer's models are released before the next layer begins; a layer that is complete loads none.
     Missing files that a layer needs are reported before the first is begun. Layers in `replace` that other recipes made
     are dropped first, together. The further arguments are those of `build`.
     """

@@ -72,7 +72,7 @@ def remote_inputs(recipe: AnyRecipe) -> tuple[str, ...]:
 
 
 def reopen_source(description: Mapping[str, Any]) -> Source:
-    """The source that a plan describes, once all that it says of itself has the right type."""
+    """The source that a plan describes, once every field of the description has the right type."""
     kind = source_class(str(description.get("kind")))
     try:
         return kind.from_description(description)

@@ -43,7 +43,7 @@ class Rows:
     """What a recipe made of a slice.
 
     Statistics are summed over chunks where they are shown. `present` belongs to layers on top of a base layer: False
-    marks a row that could not be made.
+    stands for a row that could not be made.
     """
 
     columns: Columns

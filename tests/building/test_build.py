@@ -27,7 +27,7 @@ from forebay.errors import (
     SourceMoving,
     TooManyFailures,
 )
-from forebay.store.owner import Owner, this_host, this_process
+from forebay.store.base import Owner, this_host, this_process
 
 
 @pytest.fixture

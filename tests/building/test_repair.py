@@ -303,6 +303,25 @@ def test_a_revision_can_be_damaged_and_revised_again(tmp_path: Path, mood: dict[
     assert fb.open_cache(root).read([4])["number"].tolist() == [6]
 
 
+def test_a_revision_that_is_gone_before_it_is_listed_is_not_reported_as_published(
+    tmp_path: Path, mood: dict[str, int]
+) -> None:
+    root, source = moody_cache(tmp_path)
+    flip(root / "layers/moody/000001.safetensors", 4300)
+    mood["add"] = 100
+    made: list[str] = []
+
+    def remove(progress: fb.Progress) -> None:
+        for path in root.glob("layers/moody/*.r1.safetensors"):
+            made.append(path.name)
+            path.unlink()
+
+    report = fb.repair(root, source=source, recipe=MoodyRecipe(), workers=0, on_progress=remove)
+    assert made == ["000001.r1.safetensors"]
+    assert (report.restored, report.replaced, report.generation) == ((), {}, 0)
+    assert list(report.failed) == ["layers/moody/000001.safetensors"]
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_a_revision_left_by_a_repair_that_died_is_no_obstacle(tmp_path: Path, mood: dict[str, int], same: bool) -> None:
     root, source = moody_cache(tmp_path)

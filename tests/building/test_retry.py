@@ -9,7 +9,7 @@ from tests.recipes import NOTES, ObedientRecipe, orders, write_orders
 import forebay as fb
 from forebay.building import builder
 from forebay.building.builder import with_retries
-from forebay.cache.heartbeats import Heartbeat, read_builders
+from forebay.cache.claims import Heartbeat, read_builders
 from forebay.errors import BuildFailed
 
 

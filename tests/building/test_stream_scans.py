@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import forebay as fb
 from forebay.building.begin import first_segment
-from forebay.building.kept_results import KeptResults, identity_facts, keeping_results
-from forebay.building.stream_scans import StreamScan
+from forebay.building.planning import StreamScan
+from forebay.cache.plan import KeptResults, identity_facts, keeping_results
 from forebay.errors import BuildStopped, ForebayError, SourceUnreadable
 from forebay.format import layout
 from forebay.source import SourceFile

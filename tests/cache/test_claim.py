@@ -14,13 +14,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from forebay.cache.claims import Claim, Claims, read_claims
-from forebay.cache.heartbeats import MOST_BYTES, BuilderBeat, Heartbeat, OtherBuilders, Pulses, read_builders
+from forebay.cache.claims import (
+    MOST_BYTES,
+    BuilderBeat,
+    Claim,
+    Claims,
+    Heartbeat,
+    OtherBuilders,
+    Pulses,
+    read_builders,
+    read_claims,
+)
 from forebay.errors import StoreRefused
 from forebay.format import layout
 from forebay.store import LocalStore, MemoryStore, Store
-from forebay.store.base import Buffer
-from forebay.store.owner import this_process
+from forebay.store.base import Buffer, this_process
 
 LAYER = "raw"
 

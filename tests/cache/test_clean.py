@@ -23,15 +23,15 @@ from tests.layer_recipes import (
 
 import forebay as fb
 from forebay.cache import clean as clean_module
-from forebay.cache.heartbeats import BuilderBeat
+from forebay.cache.claims import BuilderBeat
 from forebay.errors import CacheNotFound, IndexCorrupt
 from forebay.format import layout
-from forebay.store.owner import Owner, this_host, this_process
+from forebay.store.base import Owner, this_host, this_process
 
 
 def dead_owner() -> Owner:
     """A process that lived on this host and is gone."""
-    code = "from forebay.store.owner import this_process; print(this_process())"
+    code = "from forebay.store.base import this_process; print(this_process())"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     owner = Owner.parse(said.strip())
     assert owner is not None

@@ -10,8 +10,7 @@ from tests.builders import start_python
 
 from forebay.cache.plan import Plan
 from forebay.cache.segment import Segment
-from forebay.file_table import FileTable
-from forebay.source import Part, SourceFile
+from forebay.source import FileTable, Part, SourceFile
 
 SOURCE = {"kind": "x", "root": "/"}
 files_of_any_kind = st.builds(
@@ -86,7 +85,7 @@ MEASURE = """
 import json, re, sys
 from pathlib import Path
 from forebay.cache.segment import Segment
-from forebay.file_table import FileTable
+from forebay.source import FileTable
 from forebay.source import Part, SourceFile
 from forebay.store import LocalStore
 

@@ -21,7 +21,7 @@ import forebay as fb
 from forebay.cache.claims import Claim
 from forebay.cache.records import ClaimStatus, FailedSample, Gaps
 from forebay.errors import BuildFailed, CacheNotFound, IndexCorrupt, LayerNotFound
-from forebay.store.owner import Owner, this_host, this_process
+from forebay.store.base import Owner, this_host, this_process
 
 
 def put_claim(root: Path, name: str, owner: object, **facts: object) -> Path:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from forebay.store.owner import this_host
+from forebay.store.base import this_host
 
 Damage = Callable[[random.Random, Path, Path], None]  # draw, the file, the root of another cache
 

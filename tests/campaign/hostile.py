@@ -553,6 +553,9 @@ def _deep_folders(draw: random.Random, root: Path, outside: Path) -> str:
         below = os.open("d", os.O_RDONLY, dir_fd=here)
         os.close(here)
         here = below
+    os.close(
+        os.open("000000.safetensors", os.O_CREAT | os.O_WRONLY, dir_fd=here)
+    )  # a bucket knows folders by their files
     os.close(here)
     return "folders 1,100 deep"
 

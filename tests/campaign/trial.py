@@ -81,7 +81,7 @@ def warm_up() -> None:
     """Import what verbs import when they need it, and keep the collector away: children then share the pages."""
     for name in (
         "numpy.ma", "fastokens", "tokenizers", "forebay.raw", "forebay.tokens.recipe", "forebay.images.recipe",
-        "forebay.tiers.cached_images", "forebay.tiers.upkeep", "forebay.tiers.warming",
+        "forebay.tiers.cached_images", "forebay.tiers.warming", "forebay.tiers.warming",
     ):  # fmt: skip
         importlib.import_module(name)
     gc.collect()

@@ -277,7 +277,7 @@ def small_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
 @shows(errors.LibraryMissing, "pip install 'forebay[tokens]'")
 def no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     (tmp_path / "tokenizer.json").write_bytes(byte_level())  # one that no other test has loaded
-    monkeypatch.setattr("forebay.tokens.encoders.find_spec", lambda name: None)
+    monkeypatch.setattr("forebay.tokens.vocabulary.find_spec", lambda name: None)
     return build_one(tmp_path, "--tokenizer", tmp_path / "tokenizer.json", code=1)
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 import pytest
 from tests.cli.running import run, run_process
+from tools.cli_reference import REFRESH, helps, reference
 
 from forebay.cli.legacy import FLAGS
 from forebay.cli.main import cli
-from forebay.cli.reference import REFRESH, helps, reference
 from forebay.cli.settings import FAMILIAR, ON_OTHER_LAYERS, kind_names, kind_of
 from forebay.fields import declared
 from forebay.kinds import RECIPES, own_kinds, recipe_class

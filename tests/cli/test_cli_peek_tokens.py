@@ -13,7 +13,7 @@ from tests.cli.test_cli_progress import on_terminal
 
 import forebay as fb
 from forebay.cli.render.rows import share_bar
-from forebay.tokens.encoders import reference_tokenizer
+from forebay.tokens.vocabulary import reference_tokenizer
 
 LONG = " ".join(f"word{number}" for number in range(80))
 
@@ -114,7 +114,7 @@ def test_rows_are_readable_where_the_source_is_gone_or_changed(tmp_path: Path, f
 
 def test_without_the_library_ids_are_shown_and_the_install_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     root, _ = build_tokens(tmp_path, ["first text"])
-    monkeypatch.setattr("forebay.tokens.encoders.is_installed", lambda name: False)
+    monkeypatch.setattr("forebay.tokens.vocabulary.is_installed", lambda name: False)
     reference_tokenizer.cache_clear()
     shown = run("peek", root).out
     assert "pip install 'forebay[tokens]'" in shown

@@ -11,7 +11,7 @@ from PIL import Image
 
 import forebay as fb
 from forebay.compat.tinyflux.prompt_caches import PromptCaches
-from forebay.teachers.model_files import file_hash
+from forebay.teachers.protocol import file_hash
 
 
 def pictures(count: int) -> list[Image.Image]:

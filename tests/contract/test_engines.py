@@ -1,7 +1,7 @@
 """Every engine we ship keeps the contract."""
 
-from forebay.engine.base import Engine
-from forebay.engine.local import InlineEngine, LocalEngine
+from forebay.engine.base import Engine, InlineEngine
+from forebay.engine.local import LocalEngine
 from forebay.testing import EngineContract
 
 

@@ -7,7 +7,7 @@ from tests.store.far_stores import FarFolder
 from tests.token_caches import numbers_of, token_cache
 
 import forebay as fb
-from forebay.feeding.remote_plan import estimate_remote, warm_tier
+from forebay.feeding.chunk_ahead import estimate_remote, warm_tier
 from forebay.order.window import Window, lanes_of
 from forebay.store import LocalStore
 from forebay.store.tiered import TieredStore

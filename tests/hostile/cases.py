@@ -83,6 +83,8 @@ def by_url(name: str, world: World, seed: str, folder: Path) -> list[dict[str, A
             trial.judge(" ".join(verb), run_verb(*(part.format(**places) for part in verb), first=at_bucket))
             trial.expect_untouched()
         trial.read(world, mine)
+        if bucket.failures:
+            trial.find("unclear", f"the bucket itself failed: {bucket.failures[0]}")
         if bucket.writes:
             trial.find("outside", f"{bucket.writes} writes to a bucket that verbs only read")
     findings = [as_record(each, name, seed) for each in trial.findings]

@@ -1,9 +1,11 @@
 """A folder as the bucket `b` of an S3 service on loopback, which only serves: what a stranger would let others open."""
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,11 +14,26 @@ from xml.sax.saxutils import escape
 
 
 class FolderBucket(ThreadingHTTPServer):
-    """Counts what is written to it."""
+    """Counts what is written to it, and keeps its own failures; its files are listed once."""
 
     daemon_threads = True
-    folder: Path
     writes = 0
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Answers)
+        self.folder = folder
+        self.failures: list[str] = []
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        error = sys.exception()
+        if not isinstance(error, ConnectionError):  # a client may leave before the end of an answer
+            self.failures.append(repr(error))
+
+    @cached_property
+    def files(self) -> dict[str, int]:
+        """Sizes by name, sorted by name."""
+        found = sorted(_files(self.folder))
+        return {path.relative_to(self.folder).as_posix(): path.stat().st_size for path in found}
 
     @property
     def environment(self) -> dict[str, str]:
@@ -60,15 +77,14 @@ class _Answers(BaseHTTPRequestHandler):
 
     def _listing(self, prefix: str, is_flat: bool) -> bytes:
         found, folders = [], set()
-        for path in sorted(_files(self.server.folder)):
-            name = path.relative_to(self.server.folder).as_posix()
+        for name, size in self.server.files.items():
             if not name.startswith(prefix):
                 continue
             if is_flat and "/" in name[len(prefix) :]:
                 folders.add(prefix + name[len(prefix) :].partition("/")[0] + "/")
                 continue
             found.append(
-                f"<Contents><Key>{_text(name)}</Key><Size>{path.stat().st_size}</Size><ETag>&quot;x&quot;</ETag>"
+                f"<Contents><Key>{_text(name)}</Key><Size>{size}</Size><ETag>&quot;x&quot;</ETag>"
                 "<LastModified>2026-11-16T17:00:00.000Z</LastModified></Contents>"
             )
         commons = [f"<CommonPrefixes><Prefix>{_text(each)}</Prefix></CommonPrefixes>" for each in sorted(folders)]
@@ -86,11 +102,14 @@ class _Answers(BaseHTTPRequestHandler):
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for place, _, names in os.walk(folder):
-        for path in (Path(place, name) for name in names):
-            with suppress(OSError):  # names that are too long
-                if path.is_file() and not path.is_symlink():
-                    yield path
+    folders = [folder]
+    while folders:  # not `os.walk`, which recurses: a crafted cache has deeper folders than a stack
+        with suppress(OSError), os.scandir(folders.pop()) as entries:  # names that are too long
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry))
+                elif entry.is_file(follow_symlinks=False):
+                    yield Path(entry)
 
 
 def _text(name: str) -> str:
@@ -99,8 +118,7 @@ def _text(name: str) -> str:
 
 @contextmanager
 def folder_bucket(folder: Path) -> Iterator[FolderBucket]:
-    server = FolderBucket(("127.0.0.1", 0), _Answers)
-    server.folder = folder
+    server = FolderBucket(folder)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

@@ -45,7 +45,7 @@ def test_a_crafted_chat_cache_is_packed_again_or_refused(corpus: Corpus, craft: 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("craft", sorted(CRAFTED))
 def test_many_crafted_caches_are_refused_or_read_right_by_every_verb(corpus: Corpus, craft: str, world: str) -> None:
-    found = corpus.crafted(craft, world, [str(number) for number in range(2, 50)])
+    found = corpus.crafted(craft, world, ["2", "3"])
     if world == "chat":
-        found += corpus.crafted(craft, world, ["2", "3"], how="repack")
+        found += corpus.crafted(craft, world, ["2"], how="repack")
     assert not found, "\n".join(found)

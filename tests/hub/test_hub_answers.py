@@ -22,14 +22,12 @@ from forebay.hub import (
     Repository,
     RetryPolicy,
     acquire,
-    dataset_shards,
     download,
     http,
     model_files,
     repository,
 )
-from forebay.hub.dataset_shards import matches, parquet_shards
-from forebay.hub.repository import RepositoryListing, read_cached, write_cached
+from forebay.hub.repository import RepositoryListing, matches, parquet_shards, read_cached, write_cached
 from forebay.sources.hub_datasets import hub as hub_source
 
 QUICK = RetryPolicy(retries=1, timeout=5, first_wait=0.01)
@@ -382,9 +380,9 @@ def test_the_threat_model_names_the_limits_that_hold():
     for words, limit in (
         (f"{http._LARGEST_ANSWER >> 20} MiB each", "answer of a hub"),
         (f"{repository._MOST_PAGES:,} pages, {repository._MOST_ENTRIES:,} entries", "answer of a hub"),
-        (f"{repository._LARGEST_README >> 20} MiB, its head {dataset_shards._LARGEST_HEAD >> 20} MiB", "README"),
-        (f"{dataset_shards._MOST_PATTERNS:,} files and patterns", "README"),
-        (f"{dataset_shards._MOST_MATCHES:,} comparisons", "README"),
+        (f"{repository._LARGEST_README >> 20} MiB, its head {repository._LARGEST_HEAD >> 20} MiB", "README"),
+        (f"{repository._MOST_PATTERNS:,} files and patterns", "README"),
+        (f"{repository._MOST_MATCHES:,} comparisons", "README"),
         (f"{download._LARGEST_RANGE >> 20} MiB", "one range of a remote file"),
         (f"{http._MOST_REDIRECTS}; none from `https`", "redirects"),
         (f"{http._LONGEST_ASKED:.0f} s before each retry", "wait that a hub can ask for"),

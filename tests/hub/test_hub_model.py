@@ -10,7 +10,7 @@ from tests.hub.server import Drop, HubServer, Status
 from forebay.errors import HubNotFound, TeacherUnusable
 from forebay.hub import RetryPolicy, model_files
 from forebay.teachers import pipeline
-from forebay.teachers.model_files import hashes, tokenizer_of
+from forebay.teachers.protocol import hashes, tokenizer_of
 
 QUICK = RetryPolicy(retries=2, timeout=5, first_wait=0.01)
 WANTED = (".safetensors", "config.json")

@@ -8,7 +8,7 @@ from PIL import Image
 from tests.examples import scaled
 
 from forebay.images import ImageRecipe, fit, letterbox, paste
-from forebay.images.resize import as_planes
+from forebay.images.decode import as_planes
 from forebay.masks.rectangle import pixel_mask
 
 RESAMPLES = ("bilinear", "bicubic", "lanczos", "box", "nearest")

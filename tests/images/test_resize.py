@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from forebay.images import ImageRecipe, resize
-from forebay.images.resize import Resample, compiled_planes, pillow_planes, resized_planes
+from forebay.images import ImageRecipe, decode
+from forebay.images.decode import Resample, compiled_planes, pillow_planes, resized_planes
 from forebay.source import Sample
 
 compiled = pytest.importorskip("forebay.images._resize", reason="forebay was installed without a compiler")
@@ -62,16 +62,16 @@ def test_a_cache_has_the_same_bytes_with_pillow_alone(monkeypatch: pytest.Monkey
     _noise(np.random.default_rng(3), 320, 150).save(file, "JPEG")
     content = file.getvalue()
     ours, _ = recipe.letterboxed(content)
-    monkeypatch.setattr(resize, "compiled", None)
+    monkeypatch.setattr(decode, "compiled", None)
     alone, _ = recipe.letterboxed(content)
     np.testing.assert_array_equal(ours, alone, strict=True)
 
 
 def test_another_way_of_computing_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Pillow that resizes in another order, as every version before 13 does for tall images."""
-    assert resize._is_equal.__wrapped__("bilinear")
-    monkeypatch.setattr(resize, "_FROM_THE_TALL_SIDE", not resize._FROM_THE_TALL_SIDE)
-    assert not resize._is_equal.__wrapped__("bilinear")
+    assert decode._is_equal.__wrapped__("bilinear")
+    monkeypatch.setattr(decode, "_FROM_THE_TALL_SIDE", not decode._FROM_THE_TALL_SIDE)
+    assert not decode._is_equal.__wrapped__("bilinear")
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:

@@ -20,14 +20,14 @@ from tests.recipes import NOTES, ObedientRecipe, makes, orders, write_orders
 import forebay as fb
 from forebay.building import build_options
 from forebay.cache.catalog import generation_numbers, load_generation
-from forebay.cache.heartbeats import BuilderBeat, read_builders
+from forebay.cache.claims import BuilderBeat, read_builders
 from forebay.cache.publish import publish
 from forebay.cli.render.summary import draw_summary
 from forebay.cli.settings import place_in_plan
 from forebay.errors import BuildFailed, BuildStopped
 from forebay.format import layout
 from forebay.store import LocalStore, MemoryStore
-from forebay.store.owner import this_process
+from forebay.store.base import this_process
 
 ELSEWHERE = "0123456789ab-1-1"
 

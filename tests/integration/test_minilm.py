@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import forebay as fb
 from forebay.teachers import Batch, Loaded, Output, Teacher, TeacherRecipe, shared
-from forebay.teachers.model_files import hashes
+from forebay.teachers.protocol import hashes
 from forebay.torch.distill import feature_loss
 from forebay.torch.teachers.loading import load_model
 from forebay.torch.teachers.run_encoders import Tokens

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.utils.data import DataLoader
 
 import forebay as fb
-from forebay.order.coins import Coins
+from forebay.order.orders import Coins
 from forebay.torch import CacheDataset, Loader
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide-training.md"

@@ -12,8 +12,7 @@ from tests.builders import chunk_count, chunk_digests, start_python, wait_until
 
 import forebay as fb
 from forebay.errors import BuildFailed
-from forebay.tokens.encoders import decode
-from forebay.tokens.vocabulary import load_vocabulary
+from forebay.tokens.vocabulary import decode, load_vocabulary
 
 FIELDS = {"tokenizer": "gpt2", "sequence_length": 64, "chunk_size": 96}
 RECIPE = fb.TokenRecipe(**FIELDS)

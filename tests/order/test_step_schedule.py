@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples import scaled
 
-from forebay.order.lr_schedule import Multiplier, training_steps, warmup_steps
+from forebay.torch.schedule import Multiplier, training_steps, warmup_steps
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import ForebayError
-from forebay.preview.output_file import HTML, PNG, check_output
+from forebay.preview.pictures import HTML, PNG, check_output
 
 
 def test_a_new_name_and_an_earlier_picture_are_written(tmp_path: Path) -> None:

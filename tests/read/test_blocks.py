@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from forebay.columns import Array
-from forebay.read.blocks import BlockCache, BlockStatistics
+from forebay.read.gather import BlockCache, BlockStatistics
 
 
 def block(size: int) -> Array:

@@ -18,8 +18,7 @@ import forebay as fb
 from forebay.cache.catalog import load_generation
 from forebay.errors import BlockTooLarge, ChunkCorrupt, IndexCorrupt
 from forebay.format import layout
-from forebay.read.blocks import Checks
-from forebay.read.gather import Addresses
+from forebay.read.gather import Addresses, Checks
 from forebay.store import LocalStore
 
 CODECS = ["none", "lz4", "zstd"]

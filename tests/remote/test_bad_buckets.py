@@ -162,7 +162,7 @@ def test_an_endpoint_without_tls(service, monkeypatch):
 
 
 def test_a_chunk_that_no_service_takes_in_one_request(bucket, monkeypatch):
-    monkeypatch.setattr("forebay.store.uploads.MOST_BYTES", 1000)
+    monkeypatch.setattr("forebay.store.bucket_client.MOST_BYTES", 1000)
     with pytest.raises(StoreRefused, match="choose smaller chunks"):
         open_store(f"{bucket}/a").create("key", [bytes(1001)])
 

@@ -17,7 +17,7 @@ from tests.remote.test_parts import SERVICES, service  # noqa: F401, a fixture
 from tests.remote.wide_layer import KEY, build
 
 from forebay.store import open_store
-from forebay.store.uploads import ASIDE, PART_BYTES
+from forebay.store.bucket_client import ASIDE, PART_BYTES
 from forebay.testing.faults import Fault, FaultProxy
 
 pytestmark = pytest.mark.long

@@ -14,10 +14,9 @@ from tests.builders import script_environment, wait_until
 
 import forebay as fb
 from forebay.store import open_store
-from forebay.store.base import Entry, Store
+from forebay.store.base import Entry, Store, temporary_name
+from forebay.store.bucket_client import ASIDE, Upload
 from forebay.store.object_store import ObjectStore
-from forebay.store.owner import temporary_name
-from forebay.store.uploads import ASIDE, Upload
 from forebay.testing import StoreContract
 from forebay.testing.faults import Fault, FaultProxy
 
@@ -207,7 +206,7 @@ def test_clean_removes_the_upload_of_a_dead_builder(bucket: str, tmp_path: Path)
     (tmp_path / "a.txt").write_text("ab\n")
     fb.build(f"{bucket}/cache", fb.sources.lines(tmp_path / "a.txt"), fb.RawRecipe(), workers=0)
     dead = subprocess.run(
-        [sys.executable, "-c", "from forebay.store.owner import temporary_name as name; print(name())"],
+        [sys.executable, "-c", "from forebay.store.base import temporary_name as name; print(name())"],
         env=script_environment(), capture_output=True, text=True, check=True,
     )  # fmt: skip
     store = open_store(f"{bucket}/cache")

@@ -7,7 +7,7 @@ import pytest
 from tests.viewer.test_view_security import ask, served
 
 import forebay as fb
-from forebay.cli.remote_verbs import through_tier
+from forebay.cli.tier_verbs import through_tier
 from forebay.viewer.page_records import ENDPOINTS
 from forebay.viewer.server import Server
 

@@ -13,8 +13,7 @@ from tests.builders import script_environment
 
 import forebay as fb
 from forebay.sources import manifests
-from forebay.sources.manifests import open_lines
-from forebay.sources.shared_arrays import shared_arrays
+from forebay.sources.manifests import open_lines, shared_arrays
 
 
 @pytest.fixture(autouse=True)

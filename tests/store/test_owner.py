@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from forebay.store.owner import Owner, this_process
+from forebay.store.base import Owner, this_process
 
 NAME_ITSELF = """
 import sys
-from forebay.store.owner import this_process
+from forebay.store.base import this_process
 if len(sys.argv) > 1:
     open("/proc/self/comm", "wb").write(bytes.fromhex(sys.argv[1]))
 print(this_process(), flush=True)
@@ -20,7 +20,7 @@ sys.stdin.read()
 
 FORK_AND_NAME_BOTH = """
 import os
-from forebay.store.owner import this_process
+from forebay.store.base import this_process
 print(this_process(), flush=True)
 child = os.fork()
 if child:

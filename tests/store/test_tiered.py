@@ -28,8 +28,7 @@ from forebay.errors import ChunkCorrupt, NotForebay, StoreRefused, StoreUnavaila
 from forebay.format import layout
 from forebay.store import LocalStore
 from forebay.store import tier_folder as folder_module
-from forebay.store.base import BadCopy, Expected
-from forebay.store.owner import temporary_name
+from forebay.store.base import BadCopy, Expected, temporary_name
 from forebay.store.tier_folder import TierFolder
 from forebay.store.tiered import TieredStore
 
@@ -406,7 +405,7 @@ def test_a_warm_tier_is_used_when_its_disk_is_full(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("forebay.store.folders._write_all", full)
+    monkeypatch.setattr("forebay.store.local._write_all", full)
     store = tiered(far, tmp_path)
     assert np.array_equal(tokens_of(fb.open_cache(store)), tokens_of(fb.open_cache(root)))
     assert store.read("dataset.json") == store.read("dataset.json") == newer

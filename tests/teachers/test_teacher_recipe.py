@@ -31,7 +31,7 @@ from forebay.errors import BuildStopped, MemoryTooSmall, RecipeInvalid, RecipeMi
 from forebay.kinds import reopen_recipe
 from forebay.teachers import BUCKETS, Clip, GeometricSol, Latents, Lune, Teacher, TeacherRecipe, shared, unload
 from forebay.teachers.batched_forward import Memo, peak_bytes
-from forebay.teachers.model_files import hashes
+from forebay.teachers.protocol import hashes
 from forebay.teachers.teacher_samples import Prompts
 
 

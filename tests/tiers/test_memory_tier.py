@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.tiers.lookup import MemoryTier
+from forebay.tiers.cached_images import MemoryTier
 
 KEYS = [bytes([number]) for number in range(6)]
 STEPS = st.lists(st.tuples(st.sampled_from(KEYS), st.one_of(st.none(), st.integers(0, 12))), max_size=60)

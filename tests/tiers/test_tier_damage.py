@@ -19,7 +19,7 @@ from tests.tiers.pictures import RECIPE, assert_same_rows, fresh_rows, write_pic
 import forebay as fb
 from forebay.errors import TierDamaged, TierUnusable
 from forebay.tiers import CachedImages, TierWarning, clear_tier, summarize_tier, verify_tier, warm
-from forebay.tiers.lmdb_pages import LmdbSnapshot, read_metas
+from forebay.tiers.lmdb_pages import LARGEST_VALUE, LmdbSnapshot, PageDamaged, read_metas
 
 PAGE = 4096
 
@@ -375,3 +375,50 @@ def test_a_cache_is_not_built_into_a_tier(tier, photos):
     assert f"'{tier}' holds a tier (data.mdb)" in ran.err
     assert "another folder" in ran.err
     assert sorted(path.name for path in tier.iterdir()) == ["data.mdb", "users"]
+
+
+def crafted_node(page: bytes, at: int, kind: str) -> bytes:
+    """The first eight bytes of a large node of a leaf, with one number that its page or its file cannot hold."""
+    low, high, flags, length = struct.unpack_from("=HHHH", page, at)
+    if kind == "key":
+        length = len(page) - at - 7  # one byte too long
+    elif kind == "page number":
+        length = len(page) - at - 8 - 7  # the key fits, the page number behind it does not
+    elif kind == "file":
+        low, high = 0, 0x1000  # 256 MiB
+    else:
+        assert kind == "flags"
+        flags = 0x04
+    return struct.pack("=HHHH", low, high, flags, length)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("key", "a key of [0-9]+ bytes begins at"),
+        ("page number", "ends outside of it"),
+        ("file", "a value of 268,435,456 bytes at page [0-9]+ does not fit into the file"),
+        ("flags", "has flags 0x4"),
+    ],
+)
+def test_every_number_of_a_node_is_compared_with_its_page_and_its_file(sound, tmp_path, kind, message):
+    assert LARGEST_VALUE < 1 << 31  # what the two halves of a size can say
+    leaves = [
+        (number, at) for number, at in nodes_of(sound) if struct.unpack_from("=H", sound, number * PAGE + 10)[0] == 2
+    ]
+    large = [(number, at) for number, at in leaves if struct.unpack_from("=H", sound, at + 4)[0] == 1]
+    descriptor = os.open(tmp_path / "data.mdb", os.O_RDWR | os.O_CREAT)
+    try:
+        os.write(descriptor, sound)
+        meta = max(read_metas(descriptor), key=lambda meta: meta.transaction)
+        snapshot = LmdbSnapshot(descriptor, meta.page_size, meta.transaction)
+        number, at = large[0]
+        page = sound[number * PAGE : (number + 1) * PAGE]
+        places = struct.unpack_from(f"={(struct.unpack_from('=H', page, 12)[0] - 16) // 2}H", page, 16)
+        spoilt = bytearray(page)
+        spoilt[at - number * PAGE : at - number * PAGE + 8] = crafted_node(page, at - number * PAGE, kind)
+        assert snapshot.entry(number, page, places.index(at - number * PAGE)).page
+        with pytest.raises(PageDamaged, match=message):
+            snapshot.entry(number, bytes(spoilt), places.index(at - number * PAGE))
+    finally:
+        os.close(descriptor)

@@ -11,9 +11,18 @@ from hypothesis import strategies as st
 from tests.tokens.vocabularies import added, byte_level
 
 from forebay.errors import EncodersDiffer, LibraryMissing, TokenizerUnusable
-from forebay.tokens import encoders
-from forebay.tokens.encoders import HARD, choose_encoder, decode, first_difference, hard_strings, open_encoder
-from forebay.tokens.vocabulary import Vocabulary, gpt2_json, load_vocabulary
+from forebay.tokens import vocabulary
+from forebay.tokens.vocabulary import (
+    HARD,
+    Vocabulary,
+    choose_encoder,
+    decode,
+    first_difference,
+    gpt2_json,
+    hard_strings,
+    load_vocabulary,
+    open_encoder,
+)
 
 GPT2 = load_vocabulary("gpt2")
 texts = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), max_size=8)
@@ -110,8 +119,8 @@ def test_asked_for_outright_a_fast_encoder_that_differs_is_an_error(vocabulary):
 
 def without(library, monkeypatch):
     """As on a machine where a library is not installed."""
-    found = encoders.find_spec
-    monkeypatch.setattr(encoders, "find_spec", lambda name: None if name == library else found(name))
+    found = vocabulary.find_spec
+    monkeypatch.setattr(vocabulary, "find_spec", lambda name: None if name == library else found(name))
 
 
 def test_without_the_fast_encoder_an_open_choice_is_the_reference_and_a_planned_one_stops(monkeypatch):
@@ -147,8 +156,8 @@ def test_a_tokenizer_whose_library_panics_is_an_error_of_ours(capfd):
 )
 def test_a_tokenizer_whose_regular_expression_takes_for_ever_is_refused(call, said):
     """In a process of its own: what runs for ever ends with it."""
-    code = "import numpy as np; from forebay.tokens import encoders; from forebay.tokens.encoders import *; "
-    code += "from tests.tokens.vocabularies import with_endless_pattern as hostile; encoders.MOST_SECONDS = 1; "
+    code = "import numpy as np; from forebay.tokens import encoders; from forebay.tokens.vocabulary import *; "
+    code += "from tests.tokens.vocabularies import with_endless_pattern as hostile; vocabulary.MOST_SECONDS = 1; "
     ran = subprocess.run([sys.executable, "-c", code + call], capture_output=True, text=True, timeout=600, check=False)
     assert f"TokenizerUnusable: the tokenizer 'hostile' cannot be used: it takes {said}" in ran.stderr
     assert ran.stderr.rstrip().endswith("use another tokenizer")

@@ -8,8 +8,7 @@ import pytest
 from tests.tokens.vocabularies import byte_level, written
 
 from forebay.errors import TokenizerUnusable
-from forebay.tokens.encoders import open_encoder
-from forebay.tokens.vocabulary import expansion_problem, load_vocabulary
+from forebay.tokens.vocabulary import expansion_problem, load_vocabulary, open_encoder
 
 
 def replace(pattern: dict[str, str], content: str) -> dict[str, object]:

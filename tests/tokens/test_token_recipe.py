@@ -14,8 +14,7 @@ import forebay as fb
 from forebay.cache.records import BuildReport
 from forebay.errors import DocumentTooLong, EncodersDiffer, RecipeInvalid, RecipeMismatch, TokenizerUnusable
 from forebay.source import Failure, Sample
-from forebay.tokens.encoders import decode
-from forebay.tokens.vocabulary import load_vocabulary
+from forebay.tokens.vocabulary import decode, load_vocabulary
 
 GPT2 = load_vocabulary("gpt2")
 EOS = 50256

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import forebay as fb
 from forebay.errors import RanksDisagree, RanksMissing
-from forebay.order.coins import Coins
+from forebay.order.orders import Coins
 from forebay.torch import Loader, ranks
 
 Batch = dict[str, torch.Tensor]

@@ -11,7 +11,7 @@ import torch
 from packed_batches import random_batch
 
 from forebay.torch import BlockMaskCache, causal_block_mask, document_block_mask, image_block_mask, prefix_block_mask
-from forebay.torch.attention.mask_cache import index_bytes
+from forebay.torch.attention.modules import index_bytes
 
 LENGTHS = torch.tensor([[60, 30], [100, 0]], dtype=torch.int32)
 

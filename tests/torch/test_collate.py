@@ -10,7 +10,7 @@ from tests.layer_recipes import LengthLayer, number_cache
 from tests.token_caches import token_cache
 
 import forebay as fb
-from forebay.order.coins import Coins, sample_keys
+from forebay.order.orders import Coins, sample_keys
 from forebay.torch import CacheDataset, Collate, Ingredient, Loader, Mixture
 from forebay.torch.assemble import Rows
 from forebay.torch.batches import Batch, Buffers

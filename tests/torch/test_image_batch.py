@@ -31,7 +31,7 @@ import forebay as fb
 from forebay.errors import AllTokensIgnored, ChunkCorrupt
 from forebay.format.tensors import VARIABLE
 from forebay.images.geometry import Scaling
-from forebay.order.coins import Coins, sample_keys
+from forebay.order.orders import Coins, sample_keys
 from forebay.torch import CacheDataset, ImageBatch, Ingredient, Loader, Mixture, normalize_on_device
 
 COUNT = len(SIZES)

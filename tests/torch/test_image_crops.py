@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 import forebay as fb
 from forebay.errors import StateMismatch
-from forebay.order.coins import Coins, sample_keys
+from forebay.order.orders import Coins, sample_keys
 from forebay.torch import (
     AspectBucket,
     BucketLoader,

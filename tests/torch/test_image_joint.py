@@ -12,7 +12,7 @@ from tests.examples import scaled
 from tests.image_caches import PAD, SIZE, drawn, recipe, sample
 
 from forebay.errors import AllTokensIgnored
-from forebay.order.coins import Coins, sample_keys
+from forebay.order.orders import Coins, sample_keys
 from forebay.torch import Canvases, ImageBatch
 
 NUMBERS = range(6)

@@ -8,7 +8,7 @@ import torch
 from tests.token_caches import numbers_of, token_cache
 
 import forebay as fb
-from forebay.order.coins import Coins
+from forebay.order.orders import Coins
 from forebay.torch import Ingredient, Loader, Mixture
 
 ROWS, BATCH = 26, 4

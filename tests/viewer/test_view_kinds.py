@@ -15,9 +15,8 @@ from forebay.masks.mask_html import encode_png
 from forebay.masks.rectangle import token_ignore_mask
 from forebay.teachers import features
 from forebay.torch import Loader
-from forebay.viewer.image_rows import image_page, one_image
+from forebay.viewer.picture_rows import image_page, one_image, taught_row
 from forebay.viewer.shown_cache import Query, ShownCache
-from forebay.viewer.teacher_rows import taught_row
 from forebay.viewer.training_order import training_order
 
 

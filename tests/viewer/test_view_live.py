@@ -12,8 +12,7 @@ from tests.teachers.own_teachers import Ramp, prompt_cache
 from tests.viewer.conftest import Open
 
 import forebay as fb
-from forebay.cache.claims import Claim
-from forebay.cache.heartbeats import BuilderBeat, read_builders
+from forebay.cache.claims import BuilderBeat, Claim, read_builders
 from forebay.format import layout
 from forebay.store import LocalStore
 from forebay.teachers import TeacherRecipe

@@ -24,11 +24,11 @@ from forebay.cache.catalog import load_generation
 from forebay.cache.claims import Claim
 from forebay.format import layout
 from forebay.store import LocalStore
-from forebay.store.owner import this_process
+from forebay.store.base import this_process
 from forebay.teachers import TeacherRecipe
 from forebay.viewer import chunk_map
-from forebay.viewer.image_rows import image_png
 from forebay.viewer.page_records import answer, as_json, guarded
+from forebay.viewer.picture_rows import image_png
 from forebay.viewer.server import Server
 from forebay.viewer.shown_cache import BadQuery, Query, ShownCache
 from forebay.viewer.token_rows import check_lengths

@@ -11,7 +11,6 @@ import msgspec
 from forebay.building.build_options import ENOUGH_SAMPLES, allows_all
 from forebay.building.builder import with_retries
 from forebay.building.dedup import Draft, ReadAhead, deduplicate, scratch_folder
-from forebay.building.kept_results import KeptResults, keeping_results
 from forebay.building.planning import (
     OnCut,
     SourceListing,
@@ -34,7 +33,7 @@ from forebay.cache.catalog import (
     read_cache_document,
     read_recipe_document,
 )
-from forebay.cache.plan import Plan
+from forebay.cache.plan import KeptResults, Plan, keeping_results
 from forebay.cache.segment import Segment, Unreadable
 from forebay.cache.source_check import check_kind
 from forebay.columns import Array, Column, Ragged
@@ -316,7 +315,7 @@ def first_segment(
 
 
 def prepare_layer(store: Store, recipe: AnyRecipe, layer: str) -> None:
-    """Keep the recipe of a layer, or hold it against the one that is kept."""
+    """Keep the recipe of a layer, or compare it with the one that is kept."""
     check_layer_name(layer)
     check_recipe(recipe)
     kept = read_recipe_document(store, layer)

@@ -1,12 +1,19 @@
-"""Build a layer of a cache, or grow its base layer by what is new in the source."""
+"""Build a layer of a cache, or grow its base layer by what is new in the source.
+
+Where a recipe leaves out duplicates, the workers of an engine find the identities of samples (`Census`), which reads
+all of them.
+
+The draft of the plan and what is found in each chunk are kept beside the plan until it is written.
+"""
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -30,9 +37,7 @@ from forebay.building.build_options import (
     show_note,
     show_planning,
 )
-from forebay.building.census import CensusTakers
-from forebay.building.dedup import Draft, deduplicate
-from forebay.building.kept_results import keeping_results
+from forebay.building.dedup import ChunkIdentities, Draft, chunk_question, deduplicate
 from forebay.building.layer_build import (
     LayerBuild,
     base_workplace,
@@ -53,7 +58,14 @@ from forebay.building.planning import (
 )
 from forebay.building.reopen import check_kept_texts, kept_recipe
 from forebay.building.repair_cache import repair_with
-from forebay.building.task import preload_document
+from forebay.building.task import (
+    open_recipe,
+    open_source,
+    open_store_document,
+    preload_document,
+    recipe_document,
+    source_document,
+)
 from forebay.cache.catalog import (
     Snapshot,
     check_index,
@@ -61,12 +73,12 @@ from forebay.cache.catalog import (
     read_cache_document,
     read_recipe_document,
 )
-from forebay.cache.drop import drop_layers
-from forebay.cache.plan import Plan
+from forebay.cache.clean import drop_layers
+from forebay.cache.plan import KeptResults, Plan, keeping_results
 from forebay.cache.records import BuildReport, RepairReport
-from forebay.cache.segment import Segment, Unreadable, named_in
+from forebay.cache.segment import Segment, Unreadable, decode_segment, named_in
 from forebay.cache.source_check import check_freshness, check_kind, reported, source_changed
-from forebay.engine.base import Engine
+from forebay.engine.base import Died, Done, Engine, Failed, TaskDocument
 from forebay.errors import (
     BuildFailed,
     ChunkFailed,
@@ -81,18 +93,20 @@ from forebay.format.generation import Generation
 from forebay.format.tensors import hmac_key, short_key_note
 from forebay.recipe import (
     AnyRecipe,
+    Identity,
     LayerRecipe,
     Recipe,
     RecipeDocument,
+    fingerprint,
     hooks_of,
+    identity_of,
     input_layers,
     is_same_recipe,
     reads_of,
     versions_of,
 )
 from forebay.source import Part, Source, SourceFile
-from forebay.store import Store
-from forebay.store.base import is_full, wait_until_listed
+from forebay.store.base import Store, is_full, wait_until_listed
 
 TRIES = 100  # to append a segment, while others append theirs
 
@@ -473,3 +487,96 @@ def _growth_notes(recipe: Recipe, base: str, before: Generation | None, after: G
         if not isinstance(value, list) and not isinstance(known, list):
             sums[name] = value - known
     return hooks_of(recipe).grown(sums)
+
+
+POLL_SECONDS = 0.5
+MOST_DEATHS = 10  # of workers, before the chunks that are left are read by the builder itself
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """Finds the identities of chunks; what a worker opens."""
+
+    store: Store
+    source: Source
+    recipe: Recipe
+    segment: Segment
+    digest: str
+
+    def begin(self, chunk: int) -> Callable[[], None]:
+        found = ChunkIdentities.read(self.source, self._identity(), self.segment, chunk).encode()
+        return lambda: KeptResults(self.store).keep(found, *self.question(chunk))
+
+    def question(self, chunk: int) -> tuple[Any, ...]:
+        return chunk_question(fingerprint(self.recipe), self.digest, chunk)
+
+    def document(self) -> TaskDocument:
+        body = {
+            "store": dict(self.store.document()),
+            "source": source_document(self.source),
+            "recipe": recipe_document(self.recipe),
+            "segment": self.digest,
+        }
+        return TaskDocument(opener="forebay.building.build_cache:open_census", body=body)
+
+    def _identity(self) -> Identity:
+        identity = identity_of(self.recipe)
+        assert identity is not None
+        return identity
+
+
+def open_census(body: Mapping[str, Any]) -> Census:
+    store, digest = open_store_document(body["store"]), body["segment"]
+    draft = KeptResults(store).find("draft", digest)
+    segment, found = decode_segment(memoryview(draft or b""), store.address, "the draft of the plan")
+    if found != digest:
+        raise ForebayError(f"the draft of the plan is not at '{store.address}' as it is seen here")
+    recipe: Any = open_recipe(body["recipe"])
+    return Census(store, open_source(body["source"]), recipe, segment, digest)
+
+
+@dataclass(frozen=True, slots=True)
+class CensusTakers:
+    """An engine that reads chunks for the planner. What it cannot read the planner reads itself, and says why."""
+
+    engine: Engine
+    slots: int
+    store: Store
+    source: Source
+    recipe: Recipe
+    on_cut: OnCut
+
+    def __call__(self, segment: Segment, kept: KeptResults) -> None:
+        if not kept.is_used or self.slots < 2:
+            return
+        task = Census(self.store, self.source, self.recipe, segment, segment.digest())
+        missing = [chunk for chunk in range(len(segment)) if kept.find(*task.question(chunk)) is None]
+        kept.keep(b"".join(map(bytes, segment.encode())), "draft", task.digest)
+        try:
+            self.engine.start(task, self.slots)
+        except (ForebayError, TypeError):  # no document can be made of it
+            return
+        try:
+            self._read(segment, deque(missing))
+        finally:
+            self.engine.stop()
+
+    def _read(self, segment: Segment, waiting: deque[int]) -> None:
+        total, weights, passed, running, deaths = len(waiting), segment.weights(), 0, 0, 0
+        while (waiting or running) and deaths < MOST_DEATHS:
+            for slot in self.engine.idle():
+                if waiting:
+                    self.engine.submit(slot, waiting.popleft())
+                    running += 1
+            for event in self.engine.poll(POLL_SECONDS):
+                match event:
+                    case Died():
+                        deaths += 1
+                        lost = {*event.lost, *(() if event.chunk is None else (event.chunk,))}
+                        running -= len(lost)
+                        waiting.extend(lost)
+                    case Done() | Failed():
+                        running -= 1
+                        passed += int(weights[event.chunk])
+            done = segment.file_count * (total - len(waiting) - running) // max(1, total)
+            self.on_cut(done, segment.file_count, passed)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from forebay.cache.heartbeats import LEASE_SECONDS
+from forebay.cache.claims import LEASE_SECONDS
 from forebay.cache.publish import builder_versions
 from forebay.cache.records import OnProgress, Progress
 from forebay.engine import InlineEngine, LocalEngine

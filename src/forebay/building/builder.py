@@ -22,12 +22,10 @@ from forebay.building.build_options import BuildOptions, BuildProgress, check_fa
 from forebay.building.chunk_maker import BuildJob, Job, has_file
 from forebay.building.task import BuildTask
 from forebay.cache.catalog import UNPUBLISHED, chunk_files, generation_numbers, load_generation, sound_record
-from forebay.cache.claims import Claims
-from forebay.cache.heartbeats import BuilderBeat, Heartbeat, OtherBuilders
+from forebay.cache.claims import BuilderBeat, Claims, Heartbeat, OtherBuilders
 from forebay.cache.publish import differing_versions, publish
 from forebay.cache.records import Progress
-from forebay.engine.base import Died, Done, Engine, Event, Failed
-from forebay.engine.worker import peak_bytes
+from forebay.engine.base import Died, Done, Engine, Event, Failed, peak_bytes
 from forebay.errors import (
     BuildFailed,
     BuildStopped,
@@ -40,8 +38,7 @@ from forebay.errors import (
 )
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
-from forebay.store.base import Store, is_full
-from forebay.store.owner import this_process
+from forebay.store.base import Store, is_full, this_process
 
 Answer = Literal["mine", "done", "busy"]
 
@@ -214,7 +211,7 @@ def with_retries(action: Callable[[], T]) -> T:
 TRIES = 3
 BIRTHS = 10  # workers in a row that end before they begin, once chunks were made
 HOPELESS = 20  # failed chunks, with none made, that end a build
-JUDGED_CHUNKS = 0.1  # the share of chunks that must be made before a share of failures is judged by them
+JUDGED_CHUNKS = 0.1  # the share of chunks that must be made before a share of failures counts
 TICK_SECONDS = 0.5
 WAIT_SECONDS = 2.0  # at most, between two looks at what other builders hold
 GROWTH = 0.1  # a builder lists its chunks when they are this share of what is listed
@@ -496,7 +493,7 @@ class Build:
         self._give_up(failed.chunk, failed.reason)
 
     def _lost(self, chunk: int) -> None:
-        """Its worker died after computing it: it is there if it was written, and no try of its own if it was not."""
+        """Its worker died after computing it: it is there if it was written, and else is tried again."""
         record = self._written(chunk)
         if record is None:
             self._again[chunk] = time.monotonic()
@@ -545,7 +542,7 @@ class Build:
         check_failures(self._store.address, tally.failures, tally.samples, allowed, expected)
 
     def _disk_full(self) -> DiskFull:
-        """What is still to be written, judged by what was, or by the source; and what is free."""
+        """What is still to be written, estimated from what was, or from the source; and what is free."""
         sizes = [
             entry.size
             for entry in self._store.entries(layout.layer_folder(self._layer))

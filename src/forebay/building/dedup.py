@@ -24,9 +24,8 @@ import numpy as np
 import xxhash
 from numpy.typing import DTypeLike
 
-from forebay.building.kept_results import KeptResults
 from forebay.building.planning import OnCut
-from forebay.cache.plan import Identities, Plan, kept_identities, load_identities
+from forebay.cache.plan import Identities, KeptResults, Plan, kept_identities, load_identities
 from forebay.cache.segment import LeftOut, Segment, decode_segment
 from forebay.columns import Array
 from forebay.errors import Damaged, ForebayError, RecipeInvalid
@@ -114,7 +113,7 @@ class Run:
 
 
 class RunWriter(AbstractContextManager["RunWriter"]):
-    """Takes samples in the order of the source; keeps sorted runs, and marks every sample that its own run repeats."""
+    """Takes samples in the order of the source; keeps sorted runs, and notes every sample that its own run repeats."""
 
     def __init__(self, capacity: int, folder: str | None) -> None:
         self.count = 0
@@ -223,7 +222,7 @@ class DuplicateCensus:
 
 
 class DuplicateFilter:
-    """Leaves out what the plan found to be duplicates, and sees to it that these are the samples it judged."""
+    """Leaves out what the plan found to be duplicates, and checks that these are the samples it compared."""
 
     def __init__(self, identity: Identity, planned: LeftOut) -> None:
         self.left_out = len(planned.ordinals)
@@ -341,7 +340,7 @@ def deduplicate(
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Looking for duplicates in a source, with room for so many records at a time."""
+    """Looking for duplicates in a source, with room for a limited number of records at a time."""
 
     source: Source
     identity: Identity
@@ -411,7 +410,7 @@ def _any_holds(kept: Iterable[Identities], run: Run) -> Array:
 
 
 def _check_as_before(store: Store, recipe: Recipe, earlier: Plan) -> None:
-    """A cache whose older samples were judged otherwise cannot promise anything of the new ones."""
+    """Refuse where older samples were compared by another rule: new ones could not be compared with them."""
     judged = [bool(segment.identities) for segment in earlier.segments]
     if identity_of(recipe) is not None and not all(judged):
         raise RecipeInvalid(

@@ -23,8 +23,7 @@ from forebay.cache.catalog import (
     read_cache_document,
     sound_record,
 )
-from forebay.cache.claims import is_abandoned, read_claims
-from forebay.cache.heartbeats import OtherBuilders
+from forebay.cache.claims import OtherBuilders, is_abandoned, read_claims
 from forebay.cache.plan import Plan
 from forebay.cache.publish import differing_versions, listed_plan, listed_revision, publish, publish_found
 from forebay.cache.records import BuildReport
@@ -46,14 +45,13 @@ from forebay.errors import (
     SourceMoving,
     TooManyFailures,
 )
-from forebay.file_table import FileTable
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
 from forebay.format.layout import MAX_REVISION
 from forebay.format.tensors import hmac_key
 from forebay.recipe import LayerRecipe, Recipe, fields_of, hooks_of
-from forebay.source import CHANGED_MEANWHILE, SourceFile
+from forebay.source import CHANGED_MEANWHILE, FileTable, SourceFile
 from forebay.store.base import Store, is_full
 
 
@@ -374,7 +372,7 @@ def _after_failed_chunk(place: LayerBuild, unbound: bool) -> str:
 def _make_missing(
     place: LayerBuild, job: BuildJob, missing: list[int], tally: BuildProgress, engine: Engine, terms: BuildOptions
 ) -> None:
-    """Make chunks; a source file that changes meanwhile, but not in what was planned, is no reason to stop."""
+    """Make chunks, also when a source file changes meanwhile in a part that was not planned."""
     for looks_left in reversed(range(LOOKS)):
         job = replace(job, chunks=place.job)
         left = [chunk for chunk in missing if chunk not in tally.records]

@@ -1,22 +1,27 @@
-"""Cut a source into chunks, sized by a trial of the recipe on a sample of it."""
+"""Cut a source into chunks, sized by a trial of the recipe on a sample of it.
+
+Where the samples of compressed files end is found for several files at a time (`StreamScans`), and kept until all is
+planned.
+"""
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
 from math import ceil
 
+import msgspec
 import numpy as np
 
 from forebay.building.build_options import Reasons
-from forebay.building.kept_results import KeptResults
-from forebay.building.stream_scans import StreamScans
-from forebay.cache.plan import Plan, load_plan
+from forebay.cache.plan import KeptResults, Plan, identity_facts, load_plan
 from forebay.cache.segment import Unreadable
-from forebay.columns import Column
+from forebay.columns import Array, Column
 from forebay.errors import ForebayError, FunctionFailed, RecipeInvalid, SourceUnreadable
 from forebay.format.chunk import EncodedChunk, encode_chunk
 from forebay.recipe import ChunkTarget, Recipe, Rows, hooks_of, join_rows
@@ -34,6 +39,100 @@ from forebay.source import (
     settling_seconds,
 )
 from forebay.store.base import Store
+
+AHEAD = 2  # streams that are scanned, for each thread
+MOST_THREADS = 8
+_HEAD = np.dtype("<u8")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamScan:
+    """What one pass over a compressed file found: the file with its digest, and where its samples end."""
+
+    file: SourceFile
+    ends: Array  # uint64, rising
+
+    def cuts(self, first: int, every: int) -> Iterator[int]:
+        """What `Source.cuts` finds from the beginning of the file."""
+        cut, step, end = 0, first, int(self.ends[-1]) if len(self.ends) else 0
+        while cut + step < end:
+            found = int(self.ends[np.searchsorted(self.ends, cut + step)])
+            if found >= end:
+                break
+            yield (cut := found)
+            step = every
+        if end:
+            yield end
+
+    def encode(self) -> bytes:
+        known = (int(self.file.digest is not None), self.file.digest or 0)
+        return np.array(known, _HEAD).tobytes() + self.ends.astype(_HEAD).tobytes()
+
+    @classmethod
+    def decode(cls, file: SourceFile, answer: bytes) -> "StreamScan | None":
+        if len(answer) < 2 * _HEAD.itemsize or len(answer) % _HEAD.itemsize:
+            return None
+        known, digest, *_ = (values := np.frombuffer(answer, _HEAD))[:2].tolist()
+        ends = values[2:].astype(np.uint64)
+        is_sound = bool((ends[1:] > ends[:-1]).all()) and (not len(ends) or bool(0 < ends[0] <= ends[-1] < 1 << 62))
+        return cls(msgspec.structs.replace(file, digest=digest if known else None), ends) if is_sound else None
+
+
+class StreamScans:
+    """Scans compressed files in threads, a few ahead of where they are asked for: most of the time is decompression.
+
+    One file alone is left to `Source.cuts`, which shows how far it is.
+    """
+
+    def __init__(
+        self, source: Source, files: Sequence[SourceFile], starts: Mapping[str, int], kept: KeptResults | None
+    ) -> None:
+        self._source, self._starts, self._kept = source, starts, kept
+        threads = min(MOST_THREADS, os.cpu_count() or 1)
+        self._left = (file for file in files if self._is_scanned(file)) if _has_two_streams(files) else iter(())
+        self._pool = ThreadPoolExecutor(threads, "forebay-scan")
+        self._ahead: deque[tuple[str, Future[StreamScan | None]]] = deque()
+        for file in islice(self._left, AHEAD * threads):
+            self._submit(file)
+
+    def take(self, file: SourceFile) -> StreamScan | None:
+        """What was found of the next file; None where it is not scanned, or cannot be held."""
+        if not self._ahead or self._ahead[0][0] != file.path:
+            return None
+        _, future = self._ahead.popleft()
+        for following in islice(self._left, 1):
+            self._submit(following)
+        return future.result()
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def _is_scanned(self, file: SourceFile) -> bool:
+        return file.stream and not self._starts.get(file.path)
+
+    def _submit(self, file: SourceFile) -> None:
+        self._ahead.append((file.path, self._pool.submit(self._scan, file)))
+
+    def _scan(self, file: SourceFile) -> StreamScan | None:
+        question = ("sample ends", dict(self._source.describe()), identity_facts(file))
+        answer = self._kept.find(*question) if self._kept else None
+        known = StreamScan.decode(file, answer) if answer is not None else None
+        if known is not None:
+            return known
+        ends = self._source.sample_ends(file)
+        if ends is None:
+            return None
+        scan = StreamScan(self._source.scanned(file), ends)
+        if not self._source.look(file.path).same_identity(file):
+            return None  # it changes: `_cut_unchanged` waits for it
+        if self._kept:
+            self._kept.keep(scan.encode(), *question)
+        return scan
+
+
+def _has_two_streams(files: Sequence[SourceFile]) -> bool:
+    return sum(1 for _ in islice((file for file in files if file.stream), 2)) == 2
+
 
 CAP_BYTES = 128 * 1024 * 1024
 OVERWEIGHT = 1.25  # how far a chunk may go past its weight, unless one part alone does
@@ -179,7 +278,7 @@ def _made(recipe: Recipe, glances: Sequence["TrialSamples"]) -> list[tuple["Tria
 
 
 class TrialSamples(BatchedSamples):
-    """The samples of some parts, read for judging only; a source may have a cheaper way for that."""
+    """The samples of some parts, read for an estimate only; a source may have a cheaper way for that."""
 
     def __init__(self, source: Source, parts: Sequence[Part]) -> None:
         self.count = 0

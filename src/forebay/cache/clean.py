@@ -1,9 +1,16 @@
-"""Cleaning: remove what nobody needs. Nothing that a generation lists is ever removed."""
+"""Cleaning: remove what nobody needs. Nothing that a generation lists is ever removed.
+
+Dropping layers: a generation without them. Older generations, and readers that pinned one, keep them.
+
+Their files stay until `clean` removes the generations that list them. A layer of the same name may be built again: its
+chunks get higher revisions than those that were dropped, which never count again.
+"""
 
 import time
 from collections.abc import Collection, Iterable, Mapping
 
 from forebay.cache.catalog import (
+    Snapshot,
     chunk_files,
     generation_numbers,
     layers_of,
@@ -11,15 +18,16 @@ from forebay.cache.catalog import (
     newest_generation,
     outdated_chunks,
     read_cache_document,
+    read_recipe_document,
 )
-from forebay.cache.claims import Claim, claimed, is_abandoned, read_claims
-from forebay.cache.heartbeats import builder_owners, is_dead, read_builders
+from forebay.cache.claims import Claim, builder_owners, claimed, is_abandoned, is_dead, read_builders, read_claims
 from forebay.cache.plan import load_plan
-from forebay.cache.records import CleanReport
-from forebay.errors import KeyRefused
+from forebay.cache.publish import publish_without
+from forebay.cache.records import CleanReport, DropReport
+from forebay.errors import KeyRefused, LayerNeeded, LayerNotFound
 from forebay.format import layout
-from forebay.store.base import Entry, Store, holds
-from forebay.store.owner import Owner, this_host
+from forebay.recipe import input_layers
+from forebay.store.base import Entry, Missing, Owner, Pieces, Store, holds, this_host
 
 
 def clean_cache(store: Store, keep_generations: int | None, lease_seconds: float) -> CleanReport:
@@ -200,3 +208,54 @@ def _is_done(store: Store, layer: str, key: str) -> bool:
 def _is_remote(owner: str) -> bool:
     parsed = Owner.parse(owner)
     return parsed is None or parsed.host != this_host()
+
+
+def drop_layers(store: Store, layers: Collection[str]) -> DropReport:
+    """Publish a generation without some layers. If it is interrupted, run it again."""
+    snapshot = Snapshot.take(store)
+    _check_droppable(snapshot, layers)
+    tables = [snapshot.table(layer) for layer in layers]
+    for layer in sorted(layers):
+        _set_aside(snapshot, layer)
+    generation = publish_without(store, layers)
+    return DropReport(
+        root=store.address,
+        layers=tuple(layers),
+        chunks=sum(map(len, tables)),
+        bytes=sum(int(table.numbers["size"].sum()) for table in tables),
+        generation=generation.number if generation else None,
+    )
+
+
+def _check_droppable(snapshot: Snapshot, layers: Collection[str]) -> None:
+    store = snapshot.store
+    base = read_cache_document(store).base
+    listed = dict(snapshot.newest.recipes) if snapshot.newest else {}
+    known = sorted({*snapshot.layers(listed), *listed})
+    for layer in layers:
+        if layer not in known:
+            raise LayerNotFound(store.address, layer, known)
+        if layer == base:
+            raise LayerNeeded(store.address, layer, [])
+        others = [read_recipe_document(store, name) for name in known if name not in layers]
+        readers = [kept.layer for kept in others if kept is not None and layer in input_layers(kept)]
+        if readers:
+            raise LayerNeeded(store.address, layer, readers)
+
+
+def _set_aside(snapshot: Snapshot, layer: str) -> None:
+    """Keep what older generations need of a layer, and remove what makes it a layer of the cache.
+
+    Its files stop to count before its recipe is gone, so that no builder lists them under another recipe.
+    """
+    store, recipe = snapshot.store, layout.recipe(layer)
+    revision = max(snapshot.chunk_files(layer).values(), default=0)
+    text = snapshot.newest.recipes.get(layer, "") if snapshot.newest else ""
+    store.create(layout.dropped(layer, revision), [text.encode() or store.read(recipe)])
+    try:
+        digest = Pieces(store, layout.constants(layer)).sha256.hex()
+        store.create(layout.dropped_constants(layer, digest), [store.view(layout.constants(layer))])
+    except Missing:
+        pass  # it has none
+    if holds(store, recipe):
+        store.delete(recipe)

@@ -13,13 +13,23 @@ from numpy.typing import DTypeLike
 
 from forebay.columns import Array
 from forebay.errors import IndexCorrupt, SourceUnreadable
-from forebay.file_table import DTYPES, KNOWN_BY_SOME, NUMBERS, TEXTS, FileColumns, FileTable, Numbers
 from forebay.format import layout
 from forebay.format.chunk import sound_offsets
 from forebay.format.layout import FORMAT_VERSION, MAX_NUMBER, MAX_REVISION, one_line
 from forebay.format.tensors import seal, unseal
 from forebay.recipe import canonical_json
-from forebay.source import Part, Source, SourceFile
+from forebay.source import (
+    DTYPES,
+    KNOWN_BY_SOME,
+    NUMBERS,
+    TEXTS,
+    FileColumns,
+    FileTable,
+    Numbers,
+    Part,
+    Source,
+    SourceFile,
+)
 from forebay.store.base import Buffer
 
 SHOWN_FILES = 20

@@ -18,8 +18,7 @@ from forebay.cache.catalog import (
     read_cache_document,
     read_recipe_document,
 )
-from forebay.cache.claims import Claim, is_abandoned, read_claims
-from forebay.cache.heartbeats import BuilderBeat, is_dead, read_builders
+from forebay.cache.claims import BuilderBeat, Claim, is_abandoned, is_dead, read_builders, read_claims
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.records import (
     BuilderStatus,

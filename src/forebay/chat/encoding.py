@@ -23,15 +23,15 @@ from forebay.chat.layouts import Document, first_difference
 from forebay.columns import Array
 from forebay.compiled import native
 from forebay.errors import EncodersDiffer, TokenizerUnusable
-from forebay.tokens.encoders import (
+from forebay.tokens.vocabulary import (
     EncoderName,
+    Vocabulary,
     hard_strings,
     in_time,
     is_installed,
     library_errors,
     reference_tokenizer,
 )
-from forebay.tokens.vocabulary import Vocabulary
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "▁"

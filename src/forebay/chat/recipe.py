@@ -46,12 +46,14 @@ from forebay.format import layout
 from forebay.masks.train_on import GENERATED, KINDS, ROLES, SPAN_FIELDS
 from forebay.recipe import ChunkTarget, RecipeHooks, RecipeMeta, Rows, canonical_json, check_fields
 from forebay.source import BatchedSamples, Failure, Sample, SampleBatch
-from forebay.tokens.encoders import ENCODERS, EncoderName, encoder_version
 from forebay.tokens.recipe import BLOCK_TOKENS, MOST_TOKENS, token_figures
 from forebay.tokens.vocabulary import (
     CONSTANT,
+    ENCODERS,
     TOKENIZER_FILE,
+    EncoderName,
     Vocabulary,
+    encoder_version,
     is_on_hub,
     load_vocabulary,
     vocabulary_in,

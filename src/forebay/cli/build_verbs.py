@@ -33,6 +33,7 @@ from forebay.cli.settings import (
     BuildSettings,
     Kind,
     Settings,
+    checked_kind,
     engine_of,
     from_cache,
     from_file,
@@ -42,10 +43,9 @@ from forebay.cli.settings import (
     kind_names,
     kind_of,
     place_in_plan,
+    read_settings_file,
 )
-from forebay.cli.settings_file import checked_kind, read_settings_file
-from forebay.cli.verb import Finding, Option, Verbs, verb
-from forebay.cli.verb_progress import shown_progress
+from forebay.cli.verb import Finding, Option, Verbs, shown_progress, verb
 from forebay.errors import RangeInvalid, RecipeMismatch, closest, is_url
 from forebay.fields import declared
 from forebay.format import layout
@@ -317,5 +317,5 @@ def _no_room(into: str | None, found: Estimate) -> str:
 build.homes = {TEACHERS: "forebay.cli.teacher_verbs:build_teachers"}
 estimate.homes = {
     TEACHERS: "forebay.cli.teacher_verbs:estimate_teachers_command",
-    "remote": "forebay.cli.remote_verbs:estimate_remote",
+    "remote": "forebay.cli.tier_verbs:estimate_remote",
 }

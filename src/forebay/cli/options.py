@@ -11,8 +11,7 @@ from click.shell_completion import CompletionItem
 
 from forebay.cli.verb import Option
 from forebay.errors import RangeInvalid, is_url
-from forebay.fields import Field, declared
-from forebay.sizes import parse_size
+from forebay.fields import Field, declared, parse_size
 
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]

@@ -25,8 +25,7 @@ from forebay.cli.options import (
     struct_options,
 )
 from forebay.cli.settings import BuildSettings, engine_of, place_in_plan
-from forebay.cli.verb import Finding, verb
-from forebay.cli.verb_progress import shown_progress
+from forebay.cli.verb import Finding, shown_progress, verb
 from forebay.errors import CacheNotFound
 from forebay.fields import declared
 from forebay.preview.words import human_bytes
@@ -47,8 +46,7 @@ from forebay.teachers import (
     estimate_teachers,
     pipeline,
 )
-from forebay.teachers.align import reopened
-from forebay.teachers.interpolation import interpolation_errors
+from forebay.teachers.align import interpolation_errors, reopened
 
 GEOMETRIC = "geometric"
 CAPTION = "caption"

@@ -1,13 +1,18 @@
-"""What every verb has: options in groups, `--json`, `--quiet`, and a result that is shown when it returns."""
+"""What every verb has: options in groups, `--json`, `--quiet`, progress on standard error, and a result that is shown
+when it returns.
+"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import click
 
+from forebay.cache.records import OnProgress
 from forebay.errors import LibraryMissing, closest
+from forebay.preview.progress import shown_progress as drawn_progress
 
 GROUPS = {
     "Source": "Source options",
@@ -139,3 +144,13 @@ def _output_option(*words: str) -> Option:
         ctx.meta[key] = value
 
     return Option(flags, is_flag=True, expose_value=False, is_eager=True, callback=keep, help=text, group="Output")
+
+
+@contextmanager
+def shown_progress() -> Iterator[OnProgress]:
+    """A function to call with every `Progress` of one job."""
+    if is_json() or is_quiet():
+        yield lambda progress: None
+    else:
+        with drawn_progress() as on_progress:
+            yield on_progress

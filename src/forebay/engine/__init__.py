@@ -1,5 +1,6 @@
 """Run chunks: in worker processes or in this process."""
 
-from forebay.engine.local import InlineEngine, LocalEngine
+from forebay.engine.base import InlineEngine
+from forebay.engine.local import LocalEngine
 
 __all__ = ["InlineEngine", "LocalEngine"]

@@ -9,13 +9,25 @@
 
 A task reaches a worker as a JSON document, never as a pickle of live objects: a worker may be on another machine. Only
 an engine that runs in the calling process uses the task itself, so it also takes what has no document.
+
+What a worker of any engine does with a chunk is `attempt_chunk`: compute it, write it, and return what happened as an
+event. `InlineEngine` does just that in the calling process.
 """
 
+import os
+import resource
+import sys
+import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
+
+from forebay.errors import ChunkFailed, SourceChanged
+from forebay.store.base import is_full
 
 WORKER = "worker"  # the key of a body that an engine sets to the number of a worker, from 0 on each machine
 ProblemKind = Literal["io", "disk-full", "source-changed", "all-failed", "error"]
@@ -140,3 +152,100 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Stop, and end workers that were started early and not used."""
+
+
+_RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+Finish = Callable[[], Event]
+
+
+def attempt_chunk(maker: ChunkMaker, chunk: int) -> Event:
+    """Make a chunk; failures are returned as events, never raised."""
+    return attempt_beginning(maker, chunk)()
+
+
+def attempt_beginning(maker: ChunkMaker, chunk: int) -> Finish:
+    """Compute a chunk and return the callable that writes it and returns the event."""
+    started = time.monotonic()
+    try:
+        finish = maker.begin(chunk)
+    except Exception as error:  # a recipe may raise anything; one chunk's failure must not end the others
+        failed = _failed(chunk, error)
+        return lambda: failed
+    return partial(_finished, chunk, finish, started)
+
+
+def _finished(chunk: int, finish: Callable[[], Any], started: float) -> Event:
+    begun = time.monotonic()
+    try:
+        record = msgspec.to_builtins(finish(), builtin_types=(bytes,))
+    except Exception as error:  # as above
+        return _failed(chunk, error)
+    ended = time.monotonic()
+    return Done(chunk, record, ended - started, peak_bytes(), ended - begun)
+
+
+def _failed(chunk: int, error: Exception) -> Failed:
+    message = f"{type(error).__name__}: {error}"
+    match error:
+        case SourceChanged():
+            return Failed(chunk, "source-changed", str(error), dict(error.files))
+        case ChunkFailed():
+            reasons = (error.failures, error.reason, error.count, error.example, error.advice)
+            return Failed(chunk, "all-failed", str(error), reasons=reasons)
+        case OSError():
+            return Failed(chunk, "disk-full" if is_full(error) else "io", message)
+    return Failed(chunk, "error", message)
+
+
+def peak_bytes() -> int:
+    """The peak memory of this process.
+
+    On Linux `getrusage` includes the parent's memory at fork, so `/proc` is preferred.
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+class InlineEngine:
+    """One slot, whose chunk is made in `poll`. It uses the task itself, so the task needs no document."""
+
+    def __init__(self) -> None:
+        self._task: Task | None = None
+        self._chunk: int | None = None
+
+    def capacity(self) -> int:
+        return 1
+
+    def preload(self, document: TaskDocument, slots: int) -> None:
+        """No-op: the current process needs no start-up."""
+
+    def start(self, task: Task, slots: int) -> None:
+        self._task = task
+
+    def idle(self) -> list[int]:
+        return [0] if self._task is not None and self._chunk is None else []
+
+    def submit(self, slot: int, chunk: int) -> None:
+        self._chunk = chunk
+
+    def poll(self, timeout: float) -> list[Event]:
+        if self._task is None or self._chunk is None:
+            time.sleep(timeout)
+            return []
+        chunk, self._chunk = self._chunk, None
+        return [attempt_chunk(self._task, chunk)]
+
+    def resize(self, slots: int) -> None:
+        """No-op: there is always one slot."""
+
+    def usage(self) -> EngineUsage:
+        return EngineUsage(workers=1, pids=(os.getpid(),), in_process=True)
+
+    def stop(self) -> None:
+        self._task = self._chunk = None
+
+    def close(self) -> None:
+        self.stop()

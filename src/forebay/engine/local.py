@@ -1,4 +1,4 @@
-"""Run chunks on this machine: in worker processes, or inline in this process.
+"""Run chunks in worker processes of this machine.
 
 Each worker is a fresh interpreter at the end of a pipe. It does not import the caller's script, so a script needs no
 `if __name__ == "__main__"`, and it exits as soon as the builder does, even if the builder was killed.
@@ -22,8 +22,18 @@ from multiprocessing.connection import Connection, Pipe, wait
 
 import msgspec
 
-from forebay.engine.base import ChunkMaker, Died, Done, EngineUsage, Event, Failed, Task, TaskDocument
-from forebay.engine.worker import Finish, attempt_beginning, attempt_chunk
+from forebay.engine.base import (
+    ChunkMaker,
+    Died,
+    Done,
+    EngineUsage,
+    Event,
+    Failed,
+    Finish,
+    Task,
+    TaskDocument,
+    attempt_beginning,
+)
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -276,45 +286,3 @@ def _cause_of_death(code: int) -> str:
     name = known.get(-code, f"signal {-code}")
     hint = " (often the OOM killer)" if name == "SIGKILL" else ""
     return f"killed by {name}{hint}"
-
-
-class InlineEngine:
-    """One slot, whose chunk is made in `poll`. It uses the task itself, so the task needs no document."""
-
-    def __init__(self) -> None:
-        self._task: Task | None = None
-        self._chunk: int | None = None
-
-    def capacity(self) -> int:
-        return 1
-
-    def preload(self, document: TaskDocument, slots: int) -> None:
-        """No-op: the current process needs no start-up."""
-
-    def start(self, task: Task, slots: int) -> None:
-        self._task = task
-
-    def idle(self) -> list[int]:
-        return [0] if self._task is not None and self._chunk is None else []
-
-    def submit(self, slot: int, chunk: int) -> None:
-        self._chunk = chunk
-
-    def poll(self, timeout: float) -> list[Event]:
-        if self._task is None or self._chunk is None:
-            time.sleep(timeout)
-            return []
-        chunk, self._chunk = self._chunk, None
-        return [attempt_chunk(self._task, chunk)]
-
-    def resize(self, slots: int) -> None:
-        """No-op: there is always one slot."""
-
-    def usage(self) -> EngineUsage:
-        return EngineUsage(workers=1, pids=(os.getpid(),), in_process=True)
-
-    def stop(self) -> None:
-        self._task = self._chunk = None
-
-    def close(self) -> None:
-        self.stop()

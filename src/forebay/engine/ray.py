@@ -12,8 +12,7 @@ import ray
 from ray.exceptions import NodeDiedError, RayActorError, RayError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from forebay.engine.base import Died, Done, EngineUsage, Event, Failed, Task, TaskDocument
-from forebay.engine.worker import attempt_chunk
+from forebay.engine.base import Died, Done, EngineUsage, Event, Failed, Task, TaskDocument, attempt_chunk
 from forebay.errors import EngineUnusable
 
 PROBE_SECONDS, CONNECT_SECONDS = 120.0, 5.0

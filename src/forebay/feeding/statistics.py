@@ -22,7 +22,7 @@ import msgspec
 
 from forebay.read.cache import Cache
 from forebay.read.chunk_maps import Spans, take_opening_spans
-from forebay.store.transfers import Fetching, Transfers
+from forebay.store.base import Fetching, Transfers
 
 _FILE_SECONDS = 1.0  # between two writes of a statistics file
 

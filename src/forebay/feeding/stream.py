@@ -9,13 +9,19 @@ A loader over one cache and a loader over a mixture differ only in their stream.
     …
 
 All segments are read through one cache, whose generation has the chunks of all of them.
+
+What a loader does with rows that were published after it started, or after its state was taken.
+
+pinned   stay on the generation of the cache it was made with; a state of an older one finishes its epoch first
+epoch    move to the newest generation at the end of each epoch
+within   also append added rows, shuffled among themselves, to the end of the running epoch
 """
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -23,7 +29,8 @@ from numpy.typing import NDArray
 
 from forebay.cache.catalog import generation_numbers
 from forebay.columns import Array, Ragged
-from forebay.errors import GenerationGone, NothingPublished, StateMismatch
+from forebay.errors import GenerationGone, NothingPublished, StateMismatch, choice_error
+from forebay.feeding.shuffle import Ranks
 from forebay.order.bijection import Numbers
 from forebay.order.orders import Ordering, ShuffleQuality, shuffle_quality
 from forebay.order.selected_rows import Selection
@@ -431,3 +438,60 @@ def generation_of(cache: Cache, generation: int) -> Cache:
         return cache.at_generation(generation)
     except NothingPublished as error:
         raise GenerationGone(cache.root, generation) from error
+
+
+Report = Callable[[Growth], None]
+
+
+class SharedNumber(Protocol):
+    def first(self, number: int) -> int:
+        """Return the number of rank 0; every rank must call this."""
+        ...
+
+
+class Growing:
+    """Moves a stream to newer generations; rank 0 decides for all ranks."""
+
+    def __init__(self, policy: Policy, ranks: Ranks, agreement: SharedNumber) -> None:
+        if policy not in get_args(Policy):
+            raise choice_error("growth", policy, get_args(Policy))
+        if policy != "pinned" and not ranks.can_agree:
+            raise ValueError(
+                f"growth={policy!r} needs ranks that agree on a generation: leave rank and world_size to "
+                "torch.distributed, or keep growth='pinned' and call loader.move_to(generation) on every rank"
+            )
+        self.policy, self._agreement = policy, agreement
+
+    def within(self, stream: Stream, report: Report) -> Stream | None:
+        """Return the running epoch with added rows at its end; None if there are none, or they wait for the next."""
+        if self.policy != "within" or not isinstance(stream, CacheStream):
+            return None
+        newest = self._newest(stream)
+        newer = stream if newest == stream.cache.generation.number else stream.read_through(newest)
+        growth = newer.growth()
+        if growth is None or newer.has_replaced():  # replaced chunks wait for the next epoch, and so do added rows
+            return None
+        extended = newer.with_added_rows()
+        if extended.size(0) == stream.size(0):
+            return None
+        report(growth)
+        return extended
+
+    def between(self, stream: Stream, report: Report) -> Stream:
+        """Return the stream of the next epoch."""
+        if not isinstance(stream, CacheStream):
+            return stream
+        now = stream.cache.generation.number if self.policy == "pinned" else self._newest(stream)
+        return self.begin_at(stream, now, report)
+
+    def begin_at(self, stream: CacheStream, generation: int, report: Report) -> CacheStream:
+        """Return the stream of an epoch that begins with all rows of a generation."""
+        if stream.generations == (generation,):
+            return stream
+        following, before = stream.on_newest_rows(generation), stream.generations[-1]
+        if generation != before:
+            report(Growth(before, generation, stream.size(0), following.size(0)))
+        return following
+
+    def _newest(self, stream: CacheStream) -> int:
+        return self._agreement.first(max(stream.newest(), stream.cache.generation.number))

@@ -17,11 +17,9 @@ except ModuleNotFoundError as missing:
     library = missing.name or "huggingface_hub"
     raise LibraryMissing(library, "reading from the Hugging Face hub", "remote") from missing
 
-from forebay.hub.dataset_shards import parquet_shards
-from forebay.hub.download import RangeFile, SpooledFile, acquire, clear, sweep
+from forebay.hub.download import RangeFile, SpooledFile, acquire, clear, model_files, sweep, tokenizer_json
 from forebay.hub.http import RetryPolicy
-from forebay.hub.models import model_files, tokenizer_json
-from forebay.hub.repository import HubFile, RemoteFile, Repository, RepositoryListing
+from forebay.hub.repository import HubFile, RemoteFile, Repository, RepositoryListing, parquet_shards
 
 __all__ = [
     "HubFile",

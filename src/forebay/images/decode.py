@@ -1,11 +1,16 @@
 """Decode an image file to RGB as displayed, and convert it to its stored content.
 
-    file ── header ── pixels counted ── decoded ── turned by EXIF ── alpha onto the pad colour ── RGB, 8 bit
+    file ── header ── pixels counted ── decoded ── turned by EXIF ── alpha onto the pad color ── RGB, 8 bit
 
-Only the first frame of an animation is decoded. Of 16 bits the upper 8 are kept, for grey as Pillow does for colour.
-CMYK is converted without colour profiles; in a JPEG it is taken as inverted, as Adobe writes it.
+Only the first frame of an animation is decoded. Of 16 bits the upper 8 are kept, for gray as Pillow does for color.
+CMYK is converted without color profiles; in a JPEG it is taken as inverted, as Adobe writes it.
 
 Padding is never stored; `paste` adds it where a whole canvas is needed.
+
+Resize RGB images to planes, equal to Pillow's `resize` to the last bit.
+
+`_resize.c` does it where a compiler built it and this version of Pillow gives the same; elsewhere Pillow does it. Bytes
+of a cache do not depend on which of the two was used.
 """
 
 import ctypes
@@ -25,10 +30,71 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from PIL import __version__ as pillow_version
 
 from forebay.errors import ImageUnreadable, LibraryMissing
 from forebay.images.geometry import Letterbox, fit
-from forebay.images.resize import Planes, Resample, as_planes, resized_planes
+
+try:
+    from forebay.images import _resize as compiled
+except ImportError:  # installed without a compiler
+    compiled = None  # type: ignore[assignment]
+
+Resample = Literal["bilinear", "bicubic", "lanczos", "box", "nearest"]
+Planes = NDArray[np.uint8]  # (3, height, width)
+_KERNELS = {"bilinear": 0, "bicubic": 1, "lanczos": 2}
+_FROM_THE_TALL_SIDE = int(pillow_version.split(".")[0]) >= 13  # earlier versions always begin across
+_CHECKED = ((64, 20), (20, 64), (37, 41))
+
+
+def resized_planes(image: Image.Image, size: tuple[int, int], resample: Resample) -> Planes:
+    """Return the pixels `[3, height, width]` of an RGB image after `image.resize(size)`."""
+    is_smaller = size[0] <= image.width and size[1] <= image.height
+    if compiled is not None and is_smaller and resample in _KERNELS and _is_equal(resample):
+        planes = compiled_planes(image, size, resample)
+        if planes is not None:
+            return planes
+    return pillow_planes(image, size, resample)
+
+
+def compiled_planes(image: Image.Image, size: tuple[int, int], resample: Resample, fast: bool = True) -> Planes | None:
+    """Return what `resized_planes` returns, without Pillow; None where Pillow does not lend its pixels."""
+    try:
+        _, lent = image.__arrow_c_array__()
+    except (AttributeError, ValueError):  # before 11.2; or an image that lies in several blocks of memory
+        return None
+    planes = np.empty((3, size[1], size[0]), np.uint8)
+    down_first = _FROM_THE_TALL_SIDE and image.height - size[1] > 2 * (image.width - size[0])
+    compiled.resize_planes(planes, lent, image.size, size, _KERNELS[resample], down_first, fast)
+    return planes
+
+
+def pillow_planes(image: Image.Image, size: tuple[int, int], resample: Resample) -> Planes:
+    return as_planes(image if image.size == size else image.resize(size, Image.Resampling[resample.upper()]))
+
+
+def as_planes(image: Image.Image) -> Planes:
+    """Return the pixels of an RGB image, `[3, height, width]`. Pillow packs single bands faster than numpy does."""
+    bands = (image.tobytes("raw", band) for band in "RGB")
+    return np.frombuffer(bytearray().join(bands), np.uint8).reshape(3, image.height, image.width)
+
+
+@cache
+def _is_equal(resample: Resample) -> bool:
+    """Return whether this version of Pillow computes as `_resize.c` does, tried once in each process."""
+    return all(_agree(*_noise(size), resample) for size in _CHECKED)
+
+
+def _noise(size: tuple[int, int]) -> tuple[Image.Image, tuple[int, int]]:
+    """Return an image and the size that it is tried with; noise shows a difference of one weight."""
+    pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    return Image.fromarray(pixels), (size[0] * 2 // 3, size[1] * 2 // 3)
+
+
+def _agree(image: Image.Image, size: tuple[int, int], resample: Resample) -> bool:
+    ours: Any = compiled_planes(image, size, resample)
+    return ours is None or np.array_equal(ours, pillow_planes(image, size, resample))
+
 
 Alpha = Literal["composite", "drop", "fail"]
 Color = tuple[int, int, int]
@@ -41,7 +107,7 @@ _WITHOUT_RANGE = ("I", "F", "LAB", "HSV")
 
 
 def as_rgb(image: Image.Image, alpha: Alpha, pad_color: Color) -> Image.Image:
-    """Return an image of any mode as RGB; transparency is composited over the pad colour, dropped, or refused.
+    """Return an image of any mode as RGB; transparency is composited over the pad color, dropped, or refused.
 
     Transparent pixels are still content: only the box defines the padding.
     """
@@ -49,7 +115,7 @@ def as_rgb(image: Image.Image, alpha: Alpha, pad_color: Color) -> Image.Image:
         return image
     shallow = _upper_bits(image) if _is_deep(image) else image
     if shallow.mode in _WITHOUT_RANGE:
-        raise ImageUnreadable("unsupported", f"pixels of mode {shallow.mode} have no agreed way to 8-bit colour")
+        raise ImageUnreadable("unsupported", f"pixels of mode {shallow.mode} have no agreed way to 8-bit color")
     return _opaque(shallow, alpha, pad_color) if _has_alpha(shallow) else shallow.convert("RGB")
 
 
@@ -98,7 +164,7 @@ class Bands:
 
 
 def _is_deep(image: Image.Image) -> bool:
-    """Return whether grey has 16 bits; older versions of Pillow open such a PNG with 32."""
+    """Return whether gray has 16 bits; older versions of Pillow open such a PNG with 32."""
     return image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")
 
 

@@ -21,10 +21,9 @@ from PIL import ExifTags, Image, ImageOps
 
 from forebay.columns import Array
 from forebay.errors import AllTokensIgnored, ImageUnreadable, RecipeInvalid
-from forebay.images.decode import paste, understood
+from forebay.images.decode import Planes, paste, understood
 from forebay.images.geometry import Letterbox, Normalize, Scaling
 from forebay.images.recipe import ImageRecipe, Row
-from forebay.images.resize import Planes
 from forebay.masks.rectangle import IGNORE_THRESHOLD, pixel_mask, token_ignore_mask, token_padding
 from forebay.recipe import RecipeDocument, differing_fields, fingerprint
 from forebay.source import Sample

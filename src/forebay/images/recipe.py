@@ -27,7 +27,9 @@ from forebay.images.decode import (
     Alpha,
     Color,
     Exif,
+    Planes,
     Policy,
+    Resample,
     check_size,
     decode,
     letterbox,
@@ -35,7 +37,6 @@ from forebay.images.decode import (
     rgb,
 )
 from forebay.images.geometry import Letterbox
-from forebay.images.resize import Planes, Resample
 from forebay.images.tags import TagKey, Tags, shown_key, tags_in
 from forebay.recipe import ChunkTarget, RecipeHooks, RecipeMeta, Rows, canonical_json, check_fields
 from forebay.source import TOO_DEEP, Annotated, Failure, Sample, is_shallow
@@ -457,7 +458,7 @@ class ImageRecipe(
         return np.frombuffer(bytearray(self._as_jpeg(small)), np.uint8), fitted
 
     def _as_jpeg(self, image: Image.Image) -> bytes:
-        """Encode an image, with colour at full resolution, and without the comment of its file."""
+        """Encode an image, with color at full resolution, and without the comment of its file."""
         buffer = io.BytesIO()
         image.save(buffer, "JPEG", quality=self.quality, subsampling="4:4:4", comment=b"")
         return buffer.getvalue()

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from forebay.images.decode import Planes
 from forebay.images.geometry import Box
-from forebay.images.resize import Planes
 from forebay.masks.draw import IGNORED, Picture
 from forebay.masks.rectangle import IGNORE_THRESHOLD, latent_weights, token_padding
 

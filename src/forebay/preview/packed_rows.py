@@ -23,7 +23,7 @@ from forebay.preview.row_records import PackedPeek, PackedPiece, PackedRow, Pack
 from forebay.read.cache import Cache
 from forebay.source import Failure, Part, Sample, Source
 from forebay.tokens import Vocabulary
-from forebay.tokens.encoders import decode
+from forebay.tokens.vocabulary import decode
 
 # A compressed file is read from its beginning, which takes too long for deep parts.
 DEEPEST_IN_STREAM = 256 * 1024 * 1024

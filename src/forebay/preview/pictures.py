@@ -1,4 +1,7 @@
-"""Rows of images and teacher features as pictures."""
+"""Rows of images and teacher features as pictures.
+
+Where a picture or a page may be written: a new name, or over an earlier one of its kind.
+"""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +16,6 @@ from forebay import images
 from forebay.cache.catalog import presence_name
 from forebay.columns import Array
 from forebay.kinds import reopen_recipe
-from forebay.preview.output_file import PNG, check_output
 from forebay.preview.row_records import ImagePeek, ImageSheet, PeekedImage, TaughtSheet
 from forebay.preview.words import printable
 from forebay.read.cache import Cache
@@ -22,6 +24,10 @@ from forebay.teachers.recipe import T_BUCKETS
 
 if TYPE_CHECKING:
     from forebay.masks.draw import Picture  # needs pillow
+
+import os
+
+from forebay.errors import ForebayError
 
 KIND = "images"
 USUAL_PATCH = 16
@@ -192,3 +198,18 @@ class _Taught:
 
     def _values(self, name: str, at: int) -> Array:
         return self._read[name][at] if name in self._read else self._constants[name]
+
+
+PNG, HTML = b"\x89PNG", b"<!doctype html>"
+
+
+def check_output(path: str, begins: bytes) -> None:
+    """Raise where a file of another kind, or anything but a file, has this name: it is not ours to overwrite."""
+    if not os.path.lexists(path):
+        return
+    if os.path.isfile(path) and not os.path.islink(path):
+        with open(path, "rb") as file:
+            if file.read(len(begins)) == begins:
+                return
+    kind = "PNG" if begins == PNG else "HTML page"
+    raise ForebayError(f"'{path}' exists and is not a {kind}, so it is not overwritten; name another file")

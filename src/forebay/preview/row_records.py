@@ -1,4 +1,4 @@
-"""Records of previews, dry runs, the demo and the doctor."""
+"""Records of previews, dry runs, the viewer, the demo and the doctor."""
 
 from typing import Any, Literal
 
@@ -167,3 +167,19 @@ class DoctorReport(Record, frozen=True, kw_only=True):
     @property
     def problems(self) -> list[Check]:
         return [check for check in self.checks if check.state == "problem"]
+
+
+class Viewing(Record, frozen=True, kw_only=True):
+    """What a server of the viewer shows, and where."""
+
+    url: str
+    caches: tuple[str, ...]
+
+
+class BundleReport(Record, frozen=True, kw_only=True):
+    """A static page with sampled rows."""
+
+    path: str
+    caches: tuple[str, ...]
+    rows: tuple[tuple[int, ...], ...]  # those of each cache that it carries
+    bytes: int

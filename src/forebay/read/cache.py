@@ -48,23 +48,21 @@ from forebay.errors import (
     TokenizerUnusable,
     is_url,
 )
+from forebay.fields import as_bytes
 from forebay.format import layout
 from forebay.format.chunk import MAX_COUNT, MAX_HEAD_BYTES, SUM_BYTES, ChunkRecord
 from forebay.format.chunk_decode import ChunkFile
 from forebay.format.codec import MAX_BLOCK_BYTES
 from forebay.format.generation import Generation
 from forebay.format.tensors import unseal
-from forebay.read.blocks import BlockCache, BlockStatistics
 from forebay.read.chunk_maps import MAX_MAPS, ChunkFinder, Maps, RowLocations
 from forebay.read.column_readers import ColumnReader, DecodedBlock, PresenceReader, column_reader
-from forebay.read.gather import RowAddresses
+from forebay.read.gather import BlockCache, BlockStatistics, RowAddresses
 from forebay.recipe import RecipeDocument
-from forebay.sizes import as_bytes
 from forebay.source import Part
 from forebay.store import LocalStore, Root, open_store
-from forebay.store.base import BadCopy, Missing, Store
+from forebay.store.base import BadCopy, Fetching, Missing, Store
 from forebay.store.tiered import TieredStore
-from forebay.store.transfers import Fetching
 
 Result = TypeVar("Result")
 DEFAULT_MEMORY = 256 * 1024 * 1024

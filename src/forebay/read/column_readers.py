@@ -18,14 +18,17 @@ from numpy.typing import NDArray
 from forebay import compiled
 from forebay.columns import Array, Column, Ragged, join
 from forebay.format.codec import CodecError
-from forebay.read.blocks import BlockCache, Blocks, Checks, Where
 from forebay.read.chunk_maps import Maps, RowLocations, cut_batches, reorder, slices
 from forebay.read.gather import (
     SHORT_ROW,
     Addresses,
     AddressWindow,
+    BlockCache,
+    Blocks,
+    Checks,
     Edges,
     RowAddresses,
+    Where,
     batches_of_addresses,
     value_addresses,
 )

@@ -13,12 +13,12 @@ import msgspec
 import xxhash
 
 from forebay.errors import SourceChanged, is_url
-from forebay.file_table import FileTable
 from forebay.source import (
     CHANGED_MEANWHILE,
     TOO_DEEP,
     Annotated,
     Failure,
+    FileTable,
     Listing,
     Part,
     PartDigest,
@@ -29,16 +29,22 @@ from forebay.source import (
     listing_of,
 )
 from forebay.sources.bucket_files import entries_of, read_object
-from forebay.sources.local_files import BOM, MAX_IMAGE_BYTES, LocalFiles, checked_limit, digest, look, too_large
 from forebay.sources.paths import (
+    BOM,
+    MAX_IMAGE_BYTES,
     FoundFile,
+    LocalFiles,
     NamesIn,
     PassedOver,
+    checked_limit,
+    digest,
     found_files,
     full_path,
     list_objects,
+    look,
     named_below,
     suffix_of,
+    too_large,
 )
 from forebay.store.base import Entry
 

@@ -19,8 +19,16 @@ from numpy.typing import NDArray
 from forebay.errors import SourceInvalid
 from forebay.source import Failure, Part, PartDigest, Sample, SourceFile, TextBatch
 from forebay.sources.compression import preview_stream
-from forebay.sources.local_files import BOM, MAX_SAMPLE_BYTES, LocalFiles, checked_limit, empty, not_utf8
-from forebay.sources.paths import named_below, with_stream_suffixes
+from forebay.sources.paths import (
+    BOM,
+    MAX_SAMPLE_BYTES,
+    LocalFiles,
+    checked_limit,
+    empty,
+    named_below,
+    not_utf8,
+    with_stream_suffixes,
+)
 from forebay.sources.pieces import Block, LongPiece, Reading, cut_between_pieces, handed_out, piece_bounds, piece_ends
 
 _JSON_TYPES = {b"{": "an object", b"[": "an array", b"t": "true", b"f": "false"}

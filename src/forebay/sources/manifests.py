@@ -3,14 +3,23 @@
 {"path": "cats/a.jpg", "tags": ["cat"]}        named as its image,   cats/a.jpg
 {"path": "../b.jpg"}                           named by its place,   list.jsonl@41: outside the root, never opened
 {"path": "cats/a.jpg"}                         named by its place,   list.jsonl@63: a duplicate
+
+Arrays that one process of a machine makes and the others map: workers need not index a manifest again.
+
+<temporary folder>/forebay-<user>/<hash of what they are made from>.bin    lengths, arrays, a hash of all
+
+The process that made a file removes it when it ends. One that was killed leaves it, and the next that needs the same
+finds it.
 """
 
 import errno
 import os
 import re
+import stat
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -18,17 +27,15 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 import numpy as np
 import xxhash
+from numpy.typing import DTypeLike
 
 from forebay.columns import Array
 from forebay.errors import SourceChanged, SourceNotFound, SourceUnreadable, is_url
-from forebay.file_table import FileTable
-from forebay.source import TOO_DEEP, Annotated, Failure, Part, Sample, Source, SourceFile, Unit, is_shallow
+from forebay.source import TOO_DEEP, Annotated, Failure, FileTable, Part, Sample, Source, SourceFile, Unit, is_shallow
 from forebay.sources.bucket_files import entries_of, join_url, objects_below, open_file, relative_url
 from forebay.sources.compression import DecompressedStream
 from forebay.sources.image_files import FILE_PROBLEMS, clean_etag, image_digest, read_image, stamp, state_of
-from forebay.sources.local_files import BOM, MAX_IMAGE_BYTES, checked_limit, look
-from forebay.sources.paths import full_path, is_stream, refuse_one_slash
-from forebay.sources.shared_arrays import shared_arrays
+from forebay.sources.paths import BOM, MAX_IMAGE_BYTES, checked_limit, full_path, is_stream, look, refuse_one_slash
 from forebay.store.base import Entry
 
 LONGEST_LINE = 1 << 24
@@ -416,3 +423,80 @@ def _named_manifest(path: str, root: str | None) -> tuple[str, str]:
             raise SourceNotFound(each, "a manifest and its images are both on this machine, or both in one bucket")
     below = join_url(root if root is not None else path, "" if root is not None else "..")
     return below, relative_url(path, below)
+
+
+_SUM_BYTES = 8
+
+
+def shared_arrays(
+    made_from: str, dtypes: Sequence[DTypeLike], make: Callable[[], Sequence[Array]]
+) -> tuple[Array, ...]:
+    """The arrays of `make`, mapped if a process of this user has made them; made and shared otherwise."""
+    folder = _own_folder()
+    if folder is None:
+        return tuple(make())
+    path = os.path.join(folder, f"{xxhash.xxh3_128_hexdigest(made_from.encode())}.bin")
+    found = _mapped(path, dtypes)
+    if found is not None:
+        return found
+    made = tuple(make())
+    with suppress(OSError):  # a full disk
+        _write(path, made)
+        found = _mapped(path, dtypes)
+    if found is None:
+        return made
+    weakref.finalize(found[0], _remove, path, os.getpid())
+    return found
+
+
+def _own_folder() -> str | None:
+    """A folder that only this user can write to; None where there is none, and another user may have its name."""
+    folder = os.path.join(tempfile.gettempdir(), f"forebay-{os.getuid()}")
+    with suppress(OSError):
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        status = os.lstat(folder)
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
+            return folder
+    return None
+
+
+def _write(path: str, arrays: Sequence[Array]) -> None:
+    running = xxhash.xxh3_64()
+    descriptor, aside = tempfile.mkstemp(dir=os.path.dirname(path))
+    try:
+        with open(descriptor, "wb") as file:
+            for array in (np.array([len(array) for array in arrays], np.uint64), *arrays):
+                content = np.ascontiguousarray(array).data.cast("B") if len(array) else b""
+                running.update(content)
+                file.write(content)
+            file.write(running.digest())
+        os.replace(aside, path)
+    except BaseException:
+        os.unlink(aside)
+        raise
+
+
+def _mapped(path: str, dtypes: Sequence[DTypeLike]) -> tuple[Array, ...] | None:
+    """The arrays of a file that is whole; None where it is not there, or anything else."""
+    try:
+        content = np.memmap(path, np.uint8, "r").view(np.ndarray)
+    except (OSError, ValueError):  # an empty file cannot be mapped
+        return None
+    body, head = content[:-_SUM_BYTES], 8 * len(dtypes)
+    if len(body) < head or xxhash.xxh3_64_digest(body.data) != content[-_SUM_BYTES:].tobytes():
+        return None
+    found, start = list[Array](), head
+    for dtype, length in zip(dtypes, body[:head].view(np.uint64).tolist(), strict=True):
+        stop = start + length * np.dtype(dtype).itemsize
+        if stop > len(body):
+            return None
+        found.append(body[start:stop].view(dtype))
+        start = stop
+    return tuple(found) if start == len(body) else None
+
+
+def _remove(path: str, maker: int) -> None:
+    if os.getpid() == maker:  # not in a fork
+        with suppress(OSError):
+            os.unlink(path)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from forebay.errors import LibraryMissing, SourceUnreadable
 from forebay.source import Failure, Sample
-from forebay.sources.local_files import empty, too_large
+from forebay.sources.paths import empty, too_large
 
 try:
     import pyarrow as pa

@@ -25,7 +25,7 @@ from forebay.errors import LibraryMissing, SourceUnreadable, is_url
 from forebay.source import Failure, Part, Sample, SourceFile, settling_seconds
 from forebay.sources.bucket_files import ObjectReader, entry_of, open_file
 from forebay.sources.compression import LEAST_SAMPLES, most_unpacked
-from forebay.sources.local_files import MAX_SAMPLE_BYTES
+from forebay.sources.paths import MAX_SAMPLE_BYTES
 
 try:
     import pyarrow as pa

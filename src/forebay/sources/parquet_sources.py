@@ -11,14 +11,6 @@ from typing import Any, ClassVar
 from forebay.errors import SourceUnreadable
 from forebay.source import Annotated, Failure, Part, Sample, SourceFile, Unit
 from forebay.sources.image_files import stamp
-from forebay.sources.local_files import (
-    MAX_IMAGE_BYTES,
-    MAX_SAMPLE_BYTES,
-    LocalFiles,
-    check_readable,
-    checked_limit,
-    too_large,
-)
 from forebay.sources.parquet_columns import holds_bytes, holds_json
 from forebay.sources.parquet_rows import (
     ParquetFile,
@@ -33,7 +25,16 @@ from forebay.sources.parquet_rows import (
     row_group_ends,
     understood,
 )
-from forebay.sources.paths import full_path, named_below
+from forebay.sources.paths import (
+    MAX_IMAGE_BYTES,
+    MAX_SAMPLE_BYTES,
+    LocalFiles,
+    check_readable,
+    checked_limit,
+    full_path,
+    named_below,
+    too_large,
+)
 
 SUFFIXES = (".parquet",)
 

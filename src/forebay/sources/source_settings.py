@@ -18,9 +18,15 @@ from forebay.fields import Size
 from forebay.source import Source, not_read
 from forebay.sources.image_files import Labels, images
 from forebay.sources.jsonl import jsonl, lines
-from forebay.sources.local_files import MAX_SAMPLE_BYTES, list_files
 from forebay.sources.manifests import image_manifest
-from forebay.sources.paths import STREAM_SUFFIXES, named_below, suffix_of, without_stream_suffix
+from forebay.sources.paths import (
+    MAX_SAMPLE_BYTES,
+    STREAM_SUFFIXES,
+    list_files,
+    named_below,
+    suffix_of,
+    without_stream_suffix,
+)
 from forebay.sources.text import files, text
 
 HUB = "hub:"

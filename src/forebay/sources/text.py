@@ -15,17 +15,20 @@ from forebay.errors import SourceChanged, SourceInvalid
 from forebay.source import Failure, Part, PartDigest, Sample, SourceFile, TextBatch
 from forebay.sources.bucket_files import open_file
 from forebay.sources.compression import OpenStream, preview_stream, stream_at
-from forebay.sources.local_files import (
+from forebay.sources.paths import (
     BOM,
     MAX_SAMPLE_BYTES,
     LocalFiles,
     check_readable,
     checked_limit,
     empty,
+    full_path,
+    named_below,
     not_utf8,
     too_large,
+    with_stream_suffixes,
+    without_stream_suffix,
 )
-from forebay.sources.paths import full_path, named_below, with_stream_suffixes, without_stream_suffix
 from forebay.sources.pieces import Block, LongPiece, Reading, cut_between_pieces, handed_out, piece_bounds, piece_ends
 
 _PIECE = 1 << 20

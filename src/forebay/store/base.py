@@ -1,12 +1,25 @@
-"""The contract of a store, and reading stored values in pieces."""
+"""The contract of a store, and what stores share: reading values in pieces, names of processes, counters of fetches.
+
+A process has a unique name, `Owner`, by which others on its host check whether it is alive. It has the host (name, boot
+and pid namespace), the pid and the start time, so that a reused pid, a restarted machine or another container is not
+mistaken for it. What a process writes aside is named after it.
+"""
 
 import errno
 import hashlib
+import os
+import re
+import secrets
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+import psutil
 
 from forebay.errors import IndexCorrupt, NotForebay, StoreFull, StoreRefused
 
@@ -307,3 +320,125 @@ def sha256_of(view: View) -> bytes:
 def cut(view: View, start: int, stop: int) -> Iterator[Buffer]:
     """A range of bytes in pieces of a few megabytes."""
     return (view[at : min(at + PIECE_BYTES, stop)] for at in range(start, stop, PIECE_BYTES))
+
+
+OWNER = re.compile(r"([^-/]{1,64})-([1-9][0-9]{0,9})-(0|[1-9][0-9]{0,18})")
+_GONE = frozenset("ZXx")
+_TEMPORARY = re.compile(r"\.tmp-([0-9a-f]{12}-[0-9]{1,10}-[0-9]{1,19})-[0-9a-f]{8}")
+_FOREIGN_LEFTOVER_SECONDS = 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    host: str
+    pid: int
+    started: int
+
+    def __str__(self) -> str:
+        return f"{self.host}-{self.pid}-{self.started}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Owner | None":
+        found = OWNER.fullmatch(text)
+        return cls(found[1], int(found[2]), int(found[3])) if found else None
+
+    def is_dead(self) -> bool:
+        """True only if this host is sure: there is no such process, or another one with the same pid."""
+        if self.host != this_host():
+            return False
+        try:
+            return _start_time(self.pid) != self.started
+        except PermissionError:  # alive, but hidden from this user
+            return False
+
+
+def this_process() -> Owner:
+    pid = os.getpid()
+    return Owner(this_host(), pid, _start_time(pid) or 0)
+
+
+def temporary_name() -> str:
+    """A new name for what this process writes aside."""
+    return f".tmp-{this_process()}-{secrets.token_hex(4)}"
+
+
+def is_temporary(key: str) -> bool:
+    return _TEMPORARY.fullmatch(key.rpartition("/")[2]) is not None
+
+
+def is_left_behind(key: str, written: float | None) -> bool:
+    """Whether a key is the temporary name of a dead process, or a day old and of another host."""
+    found = _TEMPORARY.fullmatch(key.rpartition("/")[2])
+    owner = Owner.parse(found[1]) if found else None
+    if owner is None:
+        return False
+    if owner.host == this_host():
+        return owner.is_dead()
+    return written is not None and time.time() - written > _FOREIGN_LEFTOVER_SECONDS
+
+
+@cache
+def this_host() -> str:
+    facts = [socket.gethostname(), _text("/proc/sys/kernel/random/boot_id"), _link("/proc/self/ns/pid")]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
+
+
+def _start_time(pid: int) -> int | None:
+    """The start time of a live process in a unit of this host; None if it is dead or a zombie."""
+    stat = _text(f"/proc/{pid}/stat")
+    if stat:
+        after_name = stat[stat.rindex(")") + 2 :].split()
+        return None if after_name[0] in _GONE else int(after_name[19])
+    if Path("/proc/self/stat").exists():
+        _no_process(pid)
+        return None
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else int(process.create_time())
+    except psutil.Error:
+        return None
+
+
+def _no_process(pid: int) -> None:
+    """Return if there is no such process; raise `PermissionError` if it is hidden (`hidepid`)."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return
+    raise PermissionError(f"process {pid} cannot be inspected")
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8", "replace")  # a process name may have any bytes
+    except OSError:
+        return ""
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+class Transfers(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts since a store was opened by this process."""
+
+    hits: int = 0  # chunks that were in the tier when they were needed
+    misses: int = 0  # chunks that were not
+    fetched: int = 0  # chunks that this process fetched; another process may have fetched the other misses
+    bytes_fetched: int = 0
+    retries: int = 0  # fetches that were repeated after an error or wrong bytes
+
+    def __add__(self, other: "Transfers") -> "Transfers":
+        return Transfers(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
+
+
+@runtime_checkable
+class Fetching(Protocol):
+    """A store that fetches what it is asked for from another one."""
+
+    def transfers(self) -> Transfers:
+        """What was fetched so far."""
+        ...

@@ -8,9 +8,9 @@ server has acted, and a service may answer "conflict" although nothing was writt
                                                       none ──▶ put again
 
 Every object carries the name of its write and the SHA-256 of its bytes as metadata. The first says whose it is, the
-second lets a whole value be checked where it arrives. A large value is sent in parts and then copied (`uploads.py`).
-Where a service can only copy in parts, the copy has no metadata, and its bytes say whose it is: two writers of equal
-bytes may then both be told that theirs were first, which is as good.
+second lets a whole value be checked where it arrives. A large value is sent in parts and then copied. Where a service
+can only copy in parts, too, the copy has no metadata, and its bytes say whose it is: two writers of equal bytes may
+then both be told that theirs were first, which is as good.
 """
 
 import hashlib
@@ -41,30 +41,30 @@ from forebay.store.base import (
     check_key,
     is_full,
     is_key,
+    is_left_behind,
+    is_temporary,
+    temporary_name,
 )
 from forebay.store.bucket_client import (
+    ASIDE,
+    MOST_BYTES,
     NOWHERE,
+    PART_BYTES,
+    PARTS_AT_ONCE,
+    PARTS_FROM_BYTES,
+    SHA256,
     TO_LOG_IN,
     VARIABLES,
+    WRITER,
+    Upload,
     copy_ways,
     endpoint,
     first_line,
     open_client,
     parse_url,
-)
-from forebay.store.local import map_file
-from forebay.store.owner import is_left_behind, is_temporary, temporary_name
-from forebay.store.uploads import (
-    ASIDE,
-    MOST_BYTES,
-    PART_BYTES,
-    PARTS_AT_ONCE,
-    PARTS_FROM_BYTES,
-    SHA256,
-    WRITER,
-    Upload,
     upload_minutes,
 )
+from forebay.store.local import map_file
 
 try:
     from obstore import exceptions

@@ -28,10 +28,8 @@ from pathlib import Path
 import msgspec
 
 from forebay.errors import StoreFull, TierUnusable, is_url
-from forebay.store.base import Buffer, Missing
-from forebay.store.folders import sync_folder
-from forebay.store.local import LocalStore
-from forebay.store.owner import is_temporary
+from forebay.store.base import Buffer, Missing, is_temporary
+from forebay.store.local import LocalStore, sync_folder
 
 MARKER = "forebay-tier.json"
 LOCK = "tier.lock"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forebay.teachers.align import Alignment, LayerAlignment, check_alignment
-    from forebay.teachers.batched_forward import unload
+    from forebay.teachers.batched_forward import SharedColumn, shared, unload
     from forebay.teachers.built_in import (
         SOL_STATS,
         T5,
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from forebay.teachers.pipelines import pipeline
     from forebay.teachers.protocol import Batch, Loaded, Output, Teacher
     from forebay.teachers.recipe import TeacherEstimate, TeacherRecipe, encodings, estimate_teachers
-    from forebay.teachers.shared_prompts import SharedColumn, shared
     from forebay.teachers.teacher_samples import BUCKETS, Neighbours, neighbours
 # Where each public name lives.
 _HOMES = {
@@ -45,7 +44,7 @@ _HOMES = {
     "weights_of_latents": "feature_reader",
     **dict.fromkeys(("Batch", "Loaded", "Output", "Teacher"), "protocol"),
     "TeacherRecipe": "recipe",
-    **dict.fromkeys(("SharedColumn", "shared"), "shared_prompts"),
+    **dict.fromkeys(("SharedColumn", "shared"), "batched_forward"),
     **dict.fromkeys(("TeacherEstimate", "estimate_teachers"), "recipe"),
     "unload": "batched_forward",
     **dict.fromkeys(("BUCKETS", "Neighbours", "neighbours"), "teacher_samples"),

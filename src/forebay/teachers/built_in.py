@@ -17,8 +17,18 @@ from forebay.columns import Array, Columns
 from forebay.errors import RecipeInvalid, TeacherUnusable, UnknownKind
 from forebay.teachers.families import DENOISERS, DenoiserFamily, check_text_model, denoiser_class, latent_shape
 from forebay.teachers.hook import Hook
-from forebay.teachers.model_files import config_of, hashes, setting, tokenizer_of
-from forebay.teachers.protocol import Loaded, Output, Teacher, TimeDirection, library_versions, load_by
+from forebay.teachers.protocol import (
+    Loaded,
+    Output,
+    Teacher,
+    TimeDirection,
+    config_of,
+    hashes,
+    library_versions,
+    load_by,
+    setting,
+    tokenizer_of,
+)
 from forebay.teachers.teacher_samples import SHARED_ROW_SUFFIX, class_in
 
 MODEL = {"format": "file", "metavar": "MODEL"}  # a folder written by save_pretrained, or a name on the hub

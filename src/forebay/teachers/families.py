@@ -1,13 +1,13 @@
 """The kinds of VAEs, text encoders and denoisers that are supported, and the shapes of each, from its configuration.
 
-How a denoiser is called is in `forebay.torch.teachers.denoiser_calls`; which parts a pipeline has, in `pipelines`.
+How a denoiser is called is in `forebay.torch.teachers.run_denoiser`; which parts a pipeline has, in `pipelines`.
 """
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from forebay.errors import TeacherUnusable
-from forebay.teachers.model_files import config_of, setting
+from forebay.teachers.protocol import config_of, setting
 
 
 @dataclass(frozen=True, slots=True)

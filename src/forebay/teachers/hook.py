@@ -15,8 +15,18 @@ import msgspec
 from msgspec import Meta
 
 from forebay.errors import RecipeInvalid
-from forebay.teachers.model_files import config_of, hashes, setting, tokenizer_of
-from forebay.teachers.protocol import Loaded, Output, Teacher, TimeDirection, library_versions, load_by
+from forebay.teachers.protocol import (
+    Loaded,
+    Output,
+    Teacher,
+    TimeDirection,
+    config_of,
+    hashes,
+    library_versions,
+    load_by,
+    setting,
+    tokenizer_of,
+)
 from forebay.teachers.teacher_samples import SHARED_ROW_SUFFIX
 
 Pooling = Literal["none", "mean", "max", "spatial_mean", "first", "last"]

@@ -1,7 +1,7 @@
 """Draw the teacher outputs of a sample over timesteps as one picture. Needs pillow.
 
 Sol spatial   one small heat map per bucket, dark at 0 and bright at the maximum of all buckets
-Sol stats     one line per number, from 0 at the bottom to 1 at the top, named by its colour
+Sol stats     one line per number, from 0 at the bottom to 1 at the top, named by its color
 Lune          one strip per bucket, one column per dimension, blue below 0 and red above
 """
 
@@ -116,12 +116,12 @@ def _lines(values: NDArray[np.float32], buckets: Array) -> Image.Image:
 
 
 def heat_colours(heat: NDArray[np.float32], most: float) -> Pixels:
-    """Return colours, dark at 0 and bright at `most`."""
+    """Return colors, dark at 0 and bright at `most`."""
     return _between(_share(heat, 0.0, most), (DARK, MIDDLE, BRIGHT))
 
 
 def signed_colours(values: NDArray[np.float32]) -> Pixels:
-    """Return colours: white at 0, blue below and red above, scaled by the largest absolute value."""
+    """Return colors: white at 0, blue below and red above, scaled by the largest absolute value."""
     most = float(np.abs(values).max()) or 1.0
     return _between(values / (2 * most) + 0.5, (COLD, ZERO, WARM))
 

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from forebay.errors import TeacherUnusable
 from forebay.teachers.built_in import T5, Clip, Latents, Lune, NoiseKind
-from forebay.teachers.model_files import pipeline_index, scheduler_config
-from forebay.teachers.protocol import Teacher
+from forebay.teachers.protocol import Teacher, pipeline_index, scheduler_config
 from forebay.teachers.recipe import TeacherRecipe
 
 Parts = tuple[list[Teacher], dict[str, Any]]  # text encoders, and the fields of the denoiser's teacher

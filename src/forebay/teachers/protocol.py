@@ -11,10 +11,20 @@
 
 Its fields are its identity. `TeacherRecipe(teacher=Brightness())` adds a layer `brightness`, without registration. To
 continue such a layer from the command line, name its class by an entry point in the group `forebay.teachers`.
+
+Find and hash the files of a model, and read its configuration. Pickle files are never loaded.
+
+A model is a folder that `save_pretrained` wrote, or a name on the hub, `org/name` or `org/name/subfolder`. Single
+weights are a `.safetensors` file, or `org/name/path/to/file.safetensors`.
 """
 
-from collections.abc import Callable, Mapping
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -24,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.columns import Array, Columns, Dtype, Ragged
-from forebay.errors import LibraryMissing
+from forebay.errors import HubNotFound, HubUnreachable, LibraryMissing, TeacherUnusable
 from forebay.teachers.teacher_samples import normal
 
 
@@ -185,4 +195,177 @@ def library_versions(*names: str) -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
+    return found
+
+
+CONFIG = "config.json"
+PIPELINE = "model_index.json"
+SCHEDULER = "scheduler/scheduler_config.json"
+SUFFIX = ".safetensors"
+INDEX = f"{SUFFIX}.index.json"
+_STEMS = ("model", "diffusion_pytorch_model")
+_TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "spiece.model",
+)  # fmt: skip
+_BESIDE = (CONFIG, *_TOKENIZER)
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(/[\w./-]+)?")
+
+
+def model_folder(model: str) -> str:
+    """Return the folder of a model, downloaded from the hub if it is a name there."""
+    if os.path.isdir(model):
+        return os.path.abspath(model)
+    return _from_hub(model, "there is no such folder; pass one that `save_pretrained` wrote, or a hub's org/name")
+
+
+def weights_file(weights: str) -> str:
+    """Return the path of a single file of weights, downloaded from the hub if it is a name there."""
+    if not weights.endswith(SUFFIX):
+        raise TeacherUnusable(weights, f"single weights are a {SUFFIX} file; anything else could run code when loaded")
+    if os.path.isfile(weights):
+        return os.path.abspath(weights)
+    return _from_hub(weights, "there is no such file")
+
+
+def is_on_hub(place: str) -> bool:
+    """Return whether a model or single weights would be downloaded: a hub name that is not on this disk."""
+    is_here = os.path.isfile(place) if place.endswith(SUFFIX) else os.path.isdir(place)
+    return not is_here and _is_hub_name(place)
+
+
+def tokenizer_of(model: str, tokenizer: str | None) -> str:
+    """Return the place of a text encoder's tokenizer: as passed, with its weights, or where pipelines keep it.
+
+    In a pipeline, `text_encoder_2` has its tokenizer in `tokenizer_2`.
+    """
+    if tokenizer or _there(model_folder(model), _TOKENIZER):
+        return tokenizer or model
+    above, name = os.path.split(model.rstrip("/"))
+    near = os.path.join(above, name.replace("text_encoder", "tokenizer"))
+    if name.startswith("text_encoder") and (os.path.isdir(near) or not os.path.isdir(model)):
+        return near
+    raise TeacherUnusable(model, "it has no tokenizer; save one into its folder, or pass tokenizer='…'")
+
+
+def config_of(model: str) -> Mapping[str, Any]:
+    """Return the configuration of a model."""
+    return _document(model, os.path.join(model_folder(model), CONFIG), "pass the folder that holds the model itself")
+
+
+def pipeline_index(model: str) -> Mapping[str, Any]:
+    """Return the index of a pipeline: its class, and the class of each of its parts."""
+    return _of_pipeline(model, PIPELINE)
+
+
+def scheduler_config(model: str) -> Mapping[str, Any]:
+    """Return the configuration of a pipeline's scheduler."""
+    return _of_pipeline(model, SCHEDULER)
+
+
+def _of_pipeline(model: str, name: str) -> Mapping[str, Any]:
+    is_here = os.path.isdir(model) or not _is_hub_name(model)
+    path = os.path.join(model, name) if is_here else _from_hub(f"{model}/{name}", "")
+    return _document(model, path, "pass the folder of a whole pipeline")
+
+
+def _document(model: str, path: str, advice: str) -> Mapping[str, Any]:
+    name = os.path.basename(path)
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise TeacherUnusable(model, f"it has no {name}; {advice}") from error
+    except ValueError as error:
+        raise TeacherUnusable(model, f"its {name} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise TeacherUnusable(model, f"its {name} is not a JSON object")
+    return found
+
+
+def setting(model: str, name: str, default: Any = None) -> Any:
+    """Return one value of a model's configuration."""
+    found = config_of(model).get(name, default)
+    if found is None:
+        raise TeacherUnusable(model, f"its {CONFIG} has no '{name}'; it is another kind of model")
+    return found
+
+
+def hashes(name: str, model: str, weights: str | None = None, tokenizer: str | None = None) -> dict[str, str]:
+    """Return the hashes of the files that a model's outputs depend on: `name/file` -> SHA-256."""
+    folder = model_folder(model)
+    config_of(model)  # raises for a folder that is not a model, before its weights are hashed
+    files = [os.path.join(folder, CONFIG)] if weights else [*_weights_in(model, folder), *_there(folder, _BESIDE)]
+    files += [weights_file(weights)] if weights else []
+    found = {f"{name}/{os.path.basename(path)}": file_hash(path) for path in dict.fromkeys(files)}
+    apart = _there(model_folder(tokenizer), _BESIDE) if tokenizer and (weights or tokenizer != model) else []
+    return found | {f"{name}/tokenizer/{os.path.basename(path)}": file_hash(path) for path in apart}
+
+
+def file_hash(path: str) -> str:
+    """Return the SHA-256 of a file; it is hashed again only after it changed."""
+    status = os.stat(path)
+    return _hashed(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+
+@lru_cache(maxsize=256)
+def _hashed(path: str, size: int, mtime_ns: int, ctime_ns: int, inode: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _weights_in(model: str, folder: str) -> list[str]:
+    """Return the files that a library may read to load the folder: a whole one, or an index and its shards."""
+    found = _there(folder, tuple(f"{stem}{SUFFIX}" for stem in _STEMS))
+    for index in _there(folder, tuple(f"{stem}{INDEX}" for stem in _STEMS)):
+        found += [index, *_shards(model, folder, index)]
+    if found:
+        return found
+    names = sorted(os.listdir(folder))
+    variants = [name for name in names if name.endswith(SUFFIX)]
+    if variants:
+        raise TeacherUnusable(
+            model,
+            f"its weights have another name, '{variants[0]}': expected '{_STEMS[0]}{SUFFIX}', '{_STEMS[1]}{SUFFIX}' or "
+            f"an index of shards; link or rename the file to that, or save the model without variant=",
+        )
+    there = ", ".join(names[:6]) or "nothing"
+    raise TeacherUnusable(
+        model,
+        f"it has no {SUFFIX} weights (found: {there}); save it with safe_serialization: pickle files are never loaded",
+    )
+
+
+def _shards(model: str, folder: str, index: str) -> Iterator[str]:
+    try:
+        with open(index, encoding="utf-8") as file:
+            names = sorted({str(name) for name in json.load(file)["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TeacherUnusable(model, f"its {os.path.basename(index)} names no weights; save the model again") from error
+    for name in names:
+        path = os.path.join(folder, os.path.basename(name))
+        if not os.path.isfile(path):
+            raise TeacherUnusable(model, f"its weights lack the file '{name}' that {os.path.basename(index)} names")
+        yield path
+
+
+def _there(folder: str, names: tuple[str, ...]) -> list[str]:
+    return [path for name in names if os.path.isfile(path := os.path.join(folder, name))]
+
+
+def _is_hub_name(name: str) -> bool:
+    return not name.startswith((".", "/", "~")) and _HUB_NAME.fullmatch(name) is not None
+
+
+@lru_cache(maxsize=32)
+def _from_hub(name: str, problem: str) -> str:
+    """Return the local copy of a hub name. Cached, so that a build does not change its model half way."""
+    if not _is_hub_name(name):
+        raise TeacherUnusable(name, problem)
+    organisation, repository, *path = name.split("/", 2)
+    hub: Any = import_module("forebay.hub")  # only a name on the hub needs its library
+    try:
+        found: str = hub.model_files(f"{organisation}/{repository}", path[0] if path else "", (SUFFIX, INDEX, *_BESIDE))
+    except (HubNotFound, HubUnreachable) as error:
+        raise TeacherUnusable(name, f"nothing of that name is on this disk, and {error}") from error
     return found

@@ -15,17 +15,18 @@ from forebay.errors import RecipeInvalid, TeacherUnusable
 from forebay.fields import Size
 from forebay.recipe import RecipeHooks, RecipeMeta, Rows, check_fields
 from forebay.teachers.batched_forward import (
+    EMPTY,
     BatchedForward,
     LoadedTeacher,
     device_memory,
     fit_batch,
     load_once,
+    shared_columns,
+    shared_rows,
     unload,
 )
 from forebay.teachers.built_in import T5, Clip, Latents, known_teacher
-from forebay.teachers.model_files import is_on_hub
-from forebay.teachers.protocol import Output, Teacher, runner
-from forebay.teachers.shared_prompts import EMPTY, shared_columns, shared_rows
+from forebay.teachers.protocol import Output, Teacher, is_on_hub, runner
 from forebay.teachers.teacher_samples import BUCKETS, Prompts, TeacherSamples, check_buckets, read_samples
 
 UNUSABLE = "unusable"  # the failure reason of a row whose content a teacher cannot process

@@ -43,7 +43,7 @@ def undeclared_names(kind: type[Any], declared: Iterable[type[Any]], helpers: It
 
 
 def check_hooks(recipe: AnyRecipe, helpers: Iterable[str] = ()) -> None:
-    """Fail where a public name of a recipe is no declared hook, or a hook takes other arguments than are passed."""
+    """Fail where a public name of a recipe is not a declared hook, or a hook takes other arguments than are passed."""
     names = undeclared_names(type(recipe), (RecipeHooks, Recipe, LayerRecipe, AnnotatedRecipe, RowRecipe), helpers)
     assert not names, "not hooks of a recipe: " + ", ".join(
         f"'{name}'" + (f" (did you mean '{near}'?)" if near else " (list it in `helpers`)")

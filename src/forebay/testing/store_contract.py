@@ -336,7 +336,7 @@ class SharedStoreContract(StoreContract):
 
 
 class Interrupted(Exception):
-    """What stands for any trouble while a value is written."""
+    """Stands for any error while a value is written."""
 
 
 class FailingBuffers(Sequence[Buffer]):

@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forebay.tiers.cached_images import CachedImages
-    from forebay.tiers.tier_records import TierStatistics, TierWarning
-    from forebay.tiers.upkeep import clear_tier, summarize_tier, verify_tier
-    from forebay.tiers.warming import warm
+    from forebay.tiers.tier_value import TierStatistics, TierWarning
+    from forebay.tiers.warming import clear_tier, summarize_tier, verify_tier, warm
 # Where each public name lives; what needs lmdb is imported when it is first used.
 _HOMES = {
     "CachedImages": "forebay.tiers.cached_images",
-    **dict.fromkeys(("TierStatistics", "TierWarning"), "forebay.tiers.tier_records"),
-    **dict.fromkeys(("clear_tier", "summarize_tier", "verify_tier"), "forebay.tiers.upkeep"),
+    **dict.fromkeys(("TierStatistics", "TierWarning"), "forebay.tiers.tier_value"),
+    **dict.fromkeys(("clear_tier", "summarize_tier", "verify_tier"), "forebay.tiers.warming"),
     "warm": "forebay.tiers.warming",
 }
 __all__ = ["CachedImages", "TierStatistics", "TierWarning", "clear_tier", "summarize_tier", "verify_tier", "warm"]

@@ -4,31 +4,324 @@
 
 A key names a sample as it is now, so that nothing stale is found; a value says whose row it is and carries a checksum,
 so that nothing wrong is served. What is not right is counted, reported once, made again and replaced.
+
+The tiers as one process has them open: memory, the tier on disk, the source.
 """
 
 import operator
 import os
 import threading
+import warnings
 import weakref
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import msgspec
 
 from forebay.building.begin import resolve_recipe
 from forebay.building.planning import SourceListing
 from forebay.building.task import open_recipe, open_source, recipe_document, source_document
-from forebay.errors import TierDamaged, TierUnusable, is_url
-from forebay.format.tensors import hmac_key
+from forebay.errors import ImageUnreadable, RecipeInvalid, SourceChanged, TierDamaged, TierUnusable, is_url
+from forebay.fields import as_bytes
+from forebay.format.tensors import VARIABLE, hmac_key
 from forebay.recipe import RowRecipe, check_recipe
-from forebay.sizes import as_bytes
-from forebay.source import Source, SourceFile
-from forebay.tiers.lmdb_tier import MAX_BYTES, QUEUE_BYTES, LmdbTier, open_tier
-from forebay.tiers.lookup import MemoryTier, OpenedTiers, Unreadable
-from forebay.tiers.tier_records import TierStatistics
-from forebay.tiers.tier_samples import CheckSource, TierSamples
-from forebay.tiers.tier_value import Row
-from forebay.tiers.tier_writer import WhenFull
+from forebay.source import Sample, Source, SourceFile
+from forebay.tiers.lmdb_tier import MAX_BYTES, QUEUE_BYTES, LmdbTier, WhenFull, open_tier
+from forebay.tiers.tier_samples import CheckSource, Named, RowNames, Seen, TierSamples, content_of, key_of, seen_in
+from forebay.tiers.tier_value import BadValue, Row, RowShape, TierStatistics, TierWarning, decode_value, encode_value
+
+
+class LookupCounts:
+    def __init__(self, news: Sequence[str] = ()) -> None:
+        self.l1_hits = self.l2_hits = self.misses = 0
+        self.l2_read_bytes = self.made_bytes = self.compared = 0
+        self.bad: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        self._news = list(news)
+        self._lock = threading.Lock()
+
+    def add(
+        self,
+        *,
+        l1_hits: int = 0,
+        l2_hits: int = 0,
+        misses: int = 0,
+        l2_read_bytes: int = 0,
+        made_bytes: int = 0,
+        compared: int = 0,
+    ) -> None:
+        with self._lock:
+            self.l1_hits += l1_hits
+            self.l2_hits += l2_hits
+            self.misses += misses
+            self.l2_read_bytes += l2_read_bytes
+            self.made_bytes += made_bytes
+            self.compared += compared
+
+    def count_bad(self, reason: str, words: str) -> None:
+        """A value that was not served; the words of the first of each reason are news."""
+        with self._lock:
+            self.bad[reason] += 1
+            if self.bad[reason] == 1:
+                self._news.append(words)
+
+    def count_failure(self, reason: str) -> None:
+        with self._lock:
+            self.failures[reason] += 1
+
+    def news(self) -> list[str]:
+        """What was not reported yet."""
+        if not self._news:
+            return []
+        with self._lock:
+            news, self._news = self._news, []
+            return news
+
+
+V = TypeVar("V")
+
+
+class MemoryTier(Generic[V]):
+    """Values by key; when they would take more than `max_bytes`, those not used for longest are dropped.
+
+    A value that is larger than the whole tier is not kept.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.bytes = 0
+        self.evicted = 0
+        self._kept: OrderedDict[bytes, tuple[V, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, key: bytes) -> V | None:
+        with self._lock:
+            found = self._kept.get(key)
+            if found is None:
+                return None
+            self._kept.move_to_end(key)
+            return found[0]
+
+    def put(self, key: bytes, value: V, size_bytes: int) -> None:
+        if size_bytes > self.max_bytes:
+            return
+        with self._lock:
+            self._forget(key)
+            while self.bytes + size_bytes > self.max_bytes:
+                self._forget(next(iter(self._kept)))
+                self.evicted += 1
+            self._kept[key] = (value, size_bytes)
+            self.bytes += size_bytes
+
+    def _forget(self, key: bytes) -> None:
+        _, size_bytes = self._kept.pop(key, (None, 0))
+        self.bytes -= size_bytes
+
+
+Unreadable = Literal["raise", "skip"]
+_ROW_OVERHEAD = 1600  # six arrays and their dict, beside the bytes they show
+_ATTEMPTS = 3
+_NOT_OURS = "key-needed"  # what is tagged belongs to those who have the key, and is left to them
+
+
+class OpenedTiers:
+    """Looks for rows in memory, then on disk, then makes them and keeps them in both."""
+
+    def __init__(
+        self,
+        samples: TierSamples,
+        recipe: RowRecipe,
+        l1: MemoryTier[Row],
+        l2: LmdbTier | None,
+        *,
+        key: bytes | None,
+        when_full: WhenFull,
+        damage: str = "",
+    ) -> None:
+        """With `damage`, the tier on disk could not be opened and `l2` is None: every row that it had is made."""
+        self.counts = LookupCounts(news=[damage] if damage else [])
+        self._damage = damage
+        self.l2 = l2
+        self._l1 = l1
+        self._samples, self._recipe = samples, recipe
+        self._names = RowNames(samples, recipe)
+        self._shape = RowShape(recipe.stored_columns())
+        self._key = key
+        self._when_full = when_full
+
+    def rows(self, indices: Sequence[int], unreadable: Unreadable) -> list[Row]:
+        """The rows of some samples, in order."""
+        named = self._named(indices, unreadable)
+        wanted = {one.key: one for one in named}
+        rows = {key: row for key, one in wanted.items() if (row := self._l1.get(_l1_key(one))) is not None}
+        self.counts.add(l1_hits=len(rows))
+        stored, bad = self._read_l2([one for key, one in wanted.items() if key not in rows])
+        for key, one in wanted.items():
+            if key not in rows:
+                try:
+                    rows[key] = self._row(one, stored.get(key), bad.get(key))
+                except ImageUnreadable as error:
+                    self._count_or_raise(error, unreadable)
+        self.tell()
+        return [dict(rows[one.key]) for one in named if one.key in rows]
+
+    def _named(self, indices: Sequence[int], unreadable: Unreadable) -> list[Named]:
+        found: list[Named] = []
+        for index in indices:
+            try:
+                found.append(self._names.named(index))
+            except ImageUnreadable as error:
+                self._count_or_raise(error, unreadable)
+        return found
+
+    def statistics(self) -> TierStatistics:
+        counts, l1 = self.counts, self._l1
+        read = TierStatistics(
+            l1_hits=counts.l1_hits,
+            l2_hits=counts.l2_hits,
+            misses=counts.misses,
+            l1_values=len(l1),
+            l1_bytes=l1.bytes,
+            l1_evicted=l1.evicted,
+            l2_read_bytes=counts.l2_read_bytes,
+            made_bytes=counts.made_bytes,
+            compared=counts.compared,
+            bad=dict(counts.bad),
+            failures=dict(counts.failures),
+        )
+        if self._damage:
+            dropped = {self._damage: counts.misses} if counts.misses else {}
+            return msgspec.structs.replace(read, dropped=dropped, writing_off=self._damage)
+        return read if self.l2 is None else msgspec.structs.replace(read, **self.l2.figures())
+
+    def tell(self) -> None:
+        """Warn, once, of what costs time from now on."""
+        for line in self.counts.news() + ([] if self.l2 is None else self.l2.news()):
+            warnings.warn(line, TierWarning, stacklevel=4)
+
+    def _read_l2(self, missing: Sequence[Named]) -> tuple[dict[bytes, "_Stored"], dict[bytes, str]]:
+        """What the tier on disk has, by key; and the keys of what must not be served, and why."""
+        found: dict[bytes, _Stored] = {}
+        bad: dict[bytes, str] = {}
+        if self.l2 is None or not missing:
+            return found, bad
+        wanted = {one.key: one for one in missing}
+
+        def take(key: bytes, value: bytes) -> None:
+            try:
+                found[key] = self._decoded(value, key)
+            except BadValue as error:
+                bad[key] = error.reason
+                self.counts.count_bad(error.reason, _words(path, wanted[key], error))
+
+        path = self.l2.path
+        self.l2.read_each(list(wanted), take)
+        return found, bad
+
+    def _decoded(self, value: bytes, key: bytes) -> "_Stored":
+        identity, row = decode_value(value, self._key, self._shape)
+        if key_of(identity) != key:
+            raise BadValue("identity", "it is the row of another sample, or of another recipe")
+        _check_content(row)
+        return _Stored(row, seen_in(identity), len(value))
+
+    def _row(self, named: Named, stored: "_Stored | None", bad: str | None) -> Row:
+        """The row of what the tier on disk has, if its sample is still what it was."""
+        if stored is None or not stored.seen.is_still(named.seen):
+            return self._make(named, stored, bad)
+        row = self._read_stored(named.file.path, stored.row)
+        self.counts.add(l2_hits=1, l2_read_bytes=stored.bytes)
+        self._l1.put(_l1_key(named), row, stored.bytes + _ROW_OVERHEAD)
+        return row
+
+    def _read_stored(self, sample: str, stored: Row) -> Row:
+        try:
+            return self._recipe.read_stored(stored)
+        except ImageUnreadable as error:
+            raise ImageUnreadable(error.reason, f"'{sample}': {error.detail}") from error
+
+    def _make(self, named: Named, old: "_Stored | None", bad: str | None) -> Row:
+        """A row made from the source, as it will be read from a tier; from the same bytes, with its old pixels."""
+        named, sample, seen = self._read_source(named)
+        known = old if old is not None and seen.content is not None and old.seen.content == seen.content else None
+        try:
+            again = self._recipe.make_stored_again
+            made = self._recipe.make_stored(sample) if known is None else again(sample, known.row)
+        except ImageUnreadable as error:
+            raise ImageUnreadable(error.reason, f"'{sample.id}': {error.detail}") from error
+        value = encode_value(self._names.identity(named.number, named.file, seen), made, self._key)
+        try:
+            stored = self._decoded(value, named.key)
+        except BadValue as error:
+            raise RecipeInvalid(f"the recipe made a row of '{sample.id}' that is not its own: {error}") from error
+        row = self._read_stored(sample.id, stored.row)
+        if known is None:
+            self.counts.add(misses=1, made_bytes=len(value), compared=int(old is not None))
+        else:
+            self.counts.add(l2_hits=1, l2_read_bytes=known.bytes, compared=1)
+        self._l1.put(_l1_key(named), row, len(value) + _ROW_OVERHEAD)
+        if self.l2 is not None and bad != _NOT_OURS:
+            self.l2.put(named.key, value, replaces=bool(old or bad), when_full=self._when_full)
+        return row
+
+    def _read_source(self, named: Named) -> tuple[Named, Sample, Seen]:
+        """A sample under the name that it has while it is read, and what it was then."""
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return named, *self._read_once(named)
+            except SourceChanged:
+                named = self._names.named(named.number)
+        return named, *self._read_once(named)
+
+    def _read_once(self, named: Named) -> tuple[Sample, Seen]:
+        sample = self._samples.read(named.number, named.file)
+        if self._samples.stamp(named.file) != named.seen.stamp:
+            raise SourceChanged(self._samples.root, {named.file.path: "changes while it is read"})
+        return sample, msgspec.structs.replace(named.seen, content=content_of(sample))
+
+    def _count_or_raise(self, error: ImageUnreadable, unreadable: Unreadable) -> None:
+        """A sample of which no row can be made is counted, and left out where that is asked for."""
+        self.counts.count_failure(error.reason)
+        if unreadable == "raise":
+            raise error
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A row as the tier on disk has it, what its sample was, and how many bytes the value has."""
+
+    row: Row
+    seen: Seen
+    bytes: int
+
+
+def _l1_key(named: Named) -> bytes:
+    """A row in memory is that of files with one stamp, and of one sidecar."""
+    return named.key + f"{named.seen.stamp} {named.seen.etag}".encode("utf-8", "surrogateescape")
+
+
+def _check_content(row: Row) -> None:
+    """The pixels fill their box."""
+    pixels = row.get("pixels")
+    if pixels is None:
+        return
+    box = row["box"]
+    if pixels.size != 3 * int(box[2]) * int(box[3]):
+        raise BadValue("shape", f"it has {pixels.size:,} values for a box of {box[2]} × {box[3]}")
+
+
+def _words(path: str, named: Named, error: BadValue) -> str:
+    what_now = f"set {VARIABLE} to read it" if error.reason == _NOT_OURS else "it is made again and replaced"
+    return (
+        f"the tier '{path}' has a value for '{named.file.path}' that is not served: {error.detail}; {what_now} "
+        f"(`statistics().bad` counts more of them)"
+    )
+
 
 _PLAIN = ("l2", "_l1_bytes", "_max_bytes", "_queue_bytes", "_when_full", "_unreadable")  # attributes that are JSON
 
@@ -107,7 +400,7 @@ class CachedImages:
         opened.tell()
 
     def close(self) -> None:
-        """Write what waits, and let go of memory, files and threads; reading again opens them again."""
+        """Write what waits, and release memory, files and threads; reading again opens them again."""
         with self._lock:
             opened, self._opened = self._opened, None
         if opened is not None and opened.l2 is not None:

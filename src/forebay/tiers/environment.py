@@ -288,7 +288,7 @@ class Environment:
         self._checking = threading.Lock()
 
     def _asked(self, ask: Callable[[Any], Any]) -> Any:
-        """What LMDB says of itself: it looks at the map, which must not be resized meanwhile."""
+        """Ask LMDB about its file: it looks at the map, which must not be resized meanwhile."""
         self._gate.enter()
         try:
             self._handle.check_length()
@@ -323,7 +323,7 @@ class Environment:
         raise lmdb.MapResizedError("the map is resized again and again")
 
     def _check(self) -> None:
-        """Whether what is there is ours, and whole. What is new is marked as ours."""
+        """Whether the file is one that forebay made, and whole. A new one is labelled as such."""
         self.dead_readers = self.let_go_of_dead_readers()
         size = file_bytes(self.path)
         if size < self.used_bytes:

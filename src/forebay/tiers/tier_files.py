@@ -36,7 +36,8 @@ class Handle:
     """LMDB's environment on the files of a tier. A child that is forked must not have it, not even to close it.
 
     LMDB knows the readers of a process by its number, and what a child closes frees the places of its parent: nobody
-    would see what that reads, and pages could change under it. So the parent lets go before a fork and resumes after.
+    would see what that reads, and pages could change under it. So the parent closes it
+    before a fork and opens it again after.
     """
 
     def __init__(self, path: str, map_bytes: int) -> None:
@@ -68,7 +69,7 @@ class Handle:
         self.lmdb.close()
 
     def resume(self) -> None:
-        """Open again what was let go of. Where that fails, every use of it says that it is closed."""
+        """Open again what was closed. Where that fails, every use of it says that it is closed."""
         with suppress(lmdb.Error, OSError, TierUnusable):
             self.lmdb = _opened(self._path, self._map_bytes, create=False)
 
@@ -182,7 +183,7 @@ def make_folder(path: str) -> None:
 
 
 def unusable(path: str, error: Exception) -> TierUnusable:
-    """What the system or LMDB says of a folder, as an error of ours."""
+    """An error of the system or of LMDB about a folder, as one of forebay."""
     if isinstance(error, lmdb.InvalidError | lmdb.CorruptedError | lmdb.PageNotFoundError | lmdb.PanicError):
         return TierDamaged(path, str(error))
     problem = error.strerror if isinstance(error, OSError) else None

@@ -20,7 +20,7 @@ from forebay.columns import Array, Ragged
 from forebay.compiled import native
 from forebay.errors import DocumentTooLong, TokenizerUnusable
 from forebay.source import BatchedSamples, Failure, Sample, SampleBatch, TextBatch
-from forebay.tokens.encoders import Encoder
+from forebay.tokens.vocabulary import Encoder
 
 BATCH_CHARS = 1 << 20
 BATCH_DOCUMENTS = 1024

@@ -13,15 +13,20 @@ from forebay.columns import DTYPES, Array, CodecField, Column, Dtype, LevelField
 from forebay.errors import RecipeInvalid
 from forebay.recipe import ChunkTarget, RecipeHooks, RecipeMeta, Rows, check_fields
 from forebay.source import Sample
-from forebay.tokens.encoders import ENCODERS, EncoderName, choose_encoder, encoder_version, is_installed, open_encoder
 from forebay.tokens.packing import Documents, Frame, LongDocuments, Packed, cut_long, encode_documents, pack_rows
 from forebay.tokens.vocabulary import (
     CONSTANT,
+    ENCODERS,
     GPT2,
     TOKENIZER_FILE,
+    EncoderName,
     Vocabulary,
+    choose_encoder,
+    encoder_version,
+    is_installed,
     is_on_hub,
     load_vocabulary,
+    open_encoder,
     vocabulary_in,
 )
 

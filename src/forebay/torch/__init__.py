@@ -12,13 +12,11 @@ try:
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError("forebay.torch needs PyTorch: pip install 'forebay[torch]'", name="torch") from missing
 if TYPE_CHECKING:
-    from forebay.feeding.mixture import Ingredient, Mixture
-    from forebay.feeding.mixture_file import open_mixture
+    from forebay.feeding.mixture import Ingredient, Mixture, open_mixture
     from forebay.feeding.selection import Present, Split, Where
     from forebay.feeding.statistics import LoaderStatistics
     from forebay.feeding.stream import Growth, Located, Stream
-    from forebay.order.coins import Coins
-    from forebay.order.orders import ShuffleQuality
+    from forebay.order.orders import Coins, ShuffleQuality
     from forebay.order.window import Window
     from forebay.torch.assemble import Collate, Transform
     from forebay.torch.attention.block_mask import (
@@ -27,27 +25,37 @@ if TYPE_CHECKING:
         image_block_mask,
         move_mask,
         prefix_block_mask,
+        transformers_inputs,
     )
     from forebay.torch.attention.leaks import Leak, PaddingLeak, document_leaks, padding_leaks
-    from forebay.torch.attention.mask_cache import BlockMaskCache, BlockMaskStatistics
-    from forebay.torch.attention.modules import MaskedViTBlock, PackedSelfAttention, SeedAttention
-    from forebay.torch.attention.transformers_inputs import transformers_inputs
+    from forebay.torch.attention.modules import (
+        BlockMaskCache,
+        BlockMaskStatistics,
+        MaskedViTBlock,
+        PackedSelfAttention,
+        SeedAttention,
+    )
     from forebay.torch.batch_html import BatchTable, LoadedBatch, MaskPicture, show_batch, show_mask
+    from forebay.torch.batches import derive_on_device
     from forebay.torch.beside import FeaturesAt
     from forebay.torch.dataset import CacheDataset
     from forebay.torch.distill.timed_features import TorchFeatures, features
-    from forebay.torch.images.crops import AspectBucket, BucketLoader, RandomResizedCrop, aspect_buckets
-    from forebay.torch.images.image_batch import ImageBatch
+    from forebay.torch.images.image_batch import (
+        AspectBucket,
+        BucketLoader,
+        ImageBatch,
+        RandomResizedCrop,
+        aspect_buckets,
+    )
     from forebay.torch.images.joint import Canvases, JointTransform
     from forebay.torch.images.model_input import LetterboxModule, masks_on_device, normalize_on_device
     from forebay.torch.loader import Loader, change_weights
     from forebay.torch.log_probs import PackedBatch
-    from forebay.torch.on_device import derive_on_device
     from forebay.torch.preference_batch import PreferenceBatch
     from forebay.torch.schedule import Schedule
 # Where each public name lives.
 _HOMES = {
-    "Coins": "forebay.order.coins",
+    "Coins": "forebay.order.orders",
     "ShuffleQuality": "forebay.order.orders",
     "Window": "forebay.order.window",
     **dict.fromkeys(("MaskedViTBlock", "PackedSelfAttention", "SeedAttention"), "forebay.torch.attention.modules"),
@@ -55,13 +63,13 @@ _HOMES = {
         ("causal_block_mask", "document_block_mask", "image_block_mask", "move_mask", "prefix_block_mask"),
         "forebay.torch.attention.block_mask",
     ),
-    **dict.fromkeys(("BlockMaskCache", "BlockMaskStatistics"), "forebay.torch.attention.mask_cache"),
+    **dict.fromkeys(("BlockMaskCache", "BlockMaskStatistics"), "forebay.torch.attention.modules"),
     "Collate": "forebay.torch.assemble",
     "CacheDataset": "forebay.torch.dataset",
     **dict.fromkeys(("Leak", "PaddingLeak", "document_leaks", "padding_leaks"), "forebay.torch.attention.leaks"),
     "Growth": "forebay.feeding.stream",
     **dict.fromkeys(
-        ("AspectBucket", "BucketLoader", "RandomResizedCrop", "aspect_buckets"), "forebay.torch.images.crops"
+        ("AspectBucket", "BucketLoader", "RandomResizedCrop", "aspect_buckets"), "forebay.torch.images.image_batch"
     ),
     "ImageBatch": "forebay.torch.images.image_batch",
     **dict.fromkeys(("Canvases", "JointTransform"), "forebay.torch.images.joint"),
@@ -71,8 +79,8 @@ _HOMES = {
     "PreferenceBatch": "forebay.torch.preference_batch",
     "LoaderStatistics": "forebay.feeding.statistics",
     **dict.fromkeys(("Ingredient", "Mixture"), "forebay.feeding.mixture"),
-    "open_mixture": "forebay.feeding.mixture_file",
-    "derive_on_device": "forebay.torch.on_device",
+    "open_mixture": "forebay.feeding.mixture",
+    "derive_on_device": "forebay.torch.batches",
     **dict.fromkeys(("masks_on_device", "normalize_on_device"), "forebay.torch.images.model_input"),
     **dict.fromkeys(("Present", "Split", "Where"), "forebay.feeding.selection"),
     "FeaturesAt": "forebay.torch.beside",
@@ -83,7 +91,7 @@ _HOMES = {
     **dict.fromkeys(("Located", "Stream"), "forebay.feeding.stream"),
     **dict.fromkeys(("TorchFeatures", "features"), "forebay.torch.distill.timed_features"),
     "Transform": "forebay.torch.assemble",
-    "transformers_inputs": "forebay.torch.attention.transformers_inputs",
+    "transformers_inputs": "forebay.torch.attention.block_mask",
 }
 __all__ = [
     "AspectBucket", "BatchTable", "BlockMaskCache", "BlockMaskStatistics", "BucketLoader", "CacheDataset", "Canvases",

@@ -35,7 +35,7 @@ from forebay.feeding.stream import CHAT_COLUMNS, PACKED_COLUMNS, Located, RowSou
 from forebay.masks.documents import LabelStyle, checked_label_style
 from forebay.masks.train_on import Kind, TrainOn
 from forebay.order.bijection import Numbers, key_of
-from forebay.order.coins import Coins, Words, row_keys, sample_keys
+from forebay.order.orders import Coins, Words, row_keys, sample_keys
 from forebay.order.selected_rows import Selection
 from forebay.read.cache import Cache
 from forebay.torch.batch_html import LoadedBatch

@@ -25,11 +25,11 @@ from forebay.errors import ColumnNotFound, LayerNotFound, choice_error
 from forebay.feeding.arguments import checked_names
 from forebay.feeding.stream import Located
 from forebay.order.bijection import Numbers
-from forebay.order.coins import Coins
+from forebay.order.orders import Coins
 from forebay.read.cache import Cache
+from forebay.teachers.batched_forward import SharedColumn
 from forebay.teachers.feature_reader import Features
 from forebay.teachers.protocol import TimeDirection
-from forebay.teachers.shared_prompts import SharedColumn
 from forebay.teachers.teacher_samples import SHARED_ROW_SUFFIX
 from forebay.torch.batches import Batch, Buffers, to_tensor
 

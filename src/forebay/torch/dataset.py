@@ -21,7 +21,7 @@ from forebay.feeding.stream import PACKED_COLUMNS, Located, SelectionRule
 from forebay.masks.documents import LabelStyle, checked_label_style
 from forebay.masks.train_on import Kind, TrainOn
 from forebay.order.bijection import Numbers
-from forebay.order.coins import Coins
+from forebay.order.orders import Coins
 from forebay.read.cache import Cache
 from forebay.torch.assemble import (
     Collate,

@@ -32,13 +32,13 @@ from forebay.feeding.arguments import (
     checked_whole,
 )
 from forebay.feeding.chunk_ahead import AHEAD_BYTES, ChunkAhead, allow_passing
-from forebay.feeding.growth import Growing
 from forebay.feeding.mixture import Mixture
 from forebay.feeding.prefetch import BatchesAhead, PrefetchPlan, Ranges, batch_bytes
 from forebay.feeding.shuffle import Ranks, Shuffle, choose_ordering, decoded_columns, refuse_decoding_again
 from forebay.feeding.statistics import HandoffMeter, LoaderStatistics, write_statistics
 from forebay.feeding.stream import (
     CacheStream,
+    Growing,
     Growth,
     Policy,
     SelectionRule,

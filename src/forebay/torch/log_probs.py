@@ -22,7 +22,7 @@ from forebay.feeding.prefetch import batch_bytes
 from forebay.masks import label_mask
 from forebay.masks.documents import LabelStyle, checked_label_style
 from forebay.masks.train_on import Kind, TrainOn
-from forebay.order.coins import Coins
+from forebay.order.orders import Coins
 from forebay.read.cache import Cache
 from forebay.torch.assemble import Rows, pad_token, spans_policy
 from forebay.torch.batches import Batch, Buffers, wrap

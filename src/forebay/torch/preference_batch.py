@@ -20,7 +20,7 @@ from forebay.errors import choice_error
 from forebay.masks import candidate_weights, labels, positions
 from forebay.masks.documents import LabelStyle, checked_label_style
 from forebay.masks.train_on import Kind, TrainOn, label_weights
-from forebay.order.coins import Coins
+from forebay.order.orders import Coins
 from forebay.read.cache import Cache
 from forebay.tokens.packing import pack_best_fit
 from forebay.torch.assemble import Rows, pad_token

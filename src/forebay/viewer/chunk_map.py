@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.cache.catalog import layers_of, newest_generation, open_chunk, read_recipe_document
-from forebay.cache.claims import Claim, claimed, is_abandoned, read_claims
-from forebay.cache.heartbeats import Pulses
+from forebay.cache.claims import Claim, Pulses, claimed, is_abandoned, read_claims
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.records import ClaimStatus, Record
 from forebay.errors import ChunkMissing, Damaged, ForebayError

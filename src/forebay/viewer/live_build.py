@@ -10,15 +10,12 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from forebay.cache.builder_usage import ProcessTree, Usage
-from forebay.cache.claims import Claim
-from forebay.cache.heartbeats import BuilderBeat, Pulses, is_dead, read_builders
+from forebay.cache.claims import BuilderBeat, Claim, ProcessTree, Pulses, Usage, is_dead, read_builders
 from forebay.cache.records import Record
 from forebay.errors import ForebayError
 from forebay.format import layout
 from forebay.format.chunk_decode import ChunkFile
-from forebay.store.base import Store
-from forebay.store.owner import Owner, this_host
+from forebay.store.base import Owner, Store, this_host
 from forebay.viewer.chunk_map import CLAIMED, MADE, PUBLISHED, ChunkMap, HeadChecks, chunk_map, is_here
 
 FRESH_SECONDS = 0.7  # a snapshot younger than this is shown to everybody who asks

@@ -17,13 +17,11 @@ from forebay.cache.records import Record
 from forebay.errors import ChunkCorrupt, Damaged, ForebayError
 from forebay.kinds import WRONG
 from forebay.viewer.chunk_map import ChunkMap
-from forebay.viewer.differences import compare
-from forebay.viewer.image_rows import image_page, one_image
 from forebay.viewer.live_build import LiveBuild
-from forebay.viewer.overview import chunk_detail, gaps_record, overview, status_record, summary_record
+from forebay.viewer.overview import chunk_detail, compare, gaps_record, overview, status_record, summary_record
+from forebay.viewer.picture_rows import further_layers, image_page, one_image, taught_row
 from forebay.viewer.row_search import find_source, peek_record, search_chunk
 from forebay.viewer.shown_cache import BadQuery, Endpoint, Query, ShownCache, pages_lost
-from forebay.viewer.teacher_rows import further_layers, taught_row
 from forebay.viewer.token_rows import token_row
 from forebay.viewer.training_order import job_statistics, remote_record, training_order
 

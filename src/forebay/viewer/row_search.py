@@ -18,7 +18,7 @@ from forebay.preview.packed_rows import PieceNames
 from forebay.preview.peek import peek
 from forebay.read.cache import Cache
 from forebay.source import Part, Sample
-from forebay.tokens.encoders import in_time, reference_tokenizer
+from forebay.tokens.vocabulary import in_time, reference_tokenizer
 from forebay.viewer.shown_cache import Query, ShownCache
 from forebay.viewer.token_rows import NO_TEXT, vocabulary_of
 

@@ -22,7 +22,7 @@ from forebay.preview.packed_rows import COLUMNS, RowReader
 from forebay.preview.row_records import PackedPiece
 from forebay.read.cache import Cache
 from forebay.tokens import Vocabulary
-from forebay.tokens.encoders import decode, in_time, reference_tokenizer
+from forebay.tokens.vocabulary import decode, in_time, reference_tokenizer
 from forebay.viewer.overview import SourcePart
 from forebay.viewer.shown_cache import Query, ShownCache
 

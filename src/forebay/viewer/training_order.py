@@ -8,7 +8,7 @@ import numpy as np
 
 from forebay.cache.records import Record
 from forebay.columns import Array
-from forebay.feeding.remote_plan import estimate_remote
+from forebay.feeding.chunk_ahead import estimate_remote
 from forebay.feeding.shuffle import Shuffle, choose_ordering
 from forebay.feeding.stream import PACKED_COLUMNS, CacheStream
 from forebay.order.orders import GlobalOrder, shuffle_quality

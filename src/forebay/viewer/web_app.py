@@ -5,25 +5,107 @@
 /api/caches.json      the caches by their number
 /api/0/….json         records of the first cache (`forebay.viewer.page_records`)
 /api/0/live           server-sent events, at least one a second
+
+What a request must look like before a page or a record is served, and the headers of every answer.
+
+method     GET or HEAD
+Host       this machine: another name is a page that had its DNS name point here (DNS rebinding)
+Origin     the same as Host, where a browser sends one; requests that a foreign page makes are refused
+token      the first part of the path, where the server listens beyond this machine: http://node7:8765/k3J…/
 """
 
 import asyncio
+import hmac
+import ipaddress
 import re
+import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
-from forebay.viewer.guard import Guard
-from forebay.viewer.image_rows import image_png
+from forebay.viewer.bundle import STATIC, TYPES
 from forebay.viewer.live_build import BuildMoment
 from forebay.viewer.page_records import ENDPOINTS, RecordProblem, answer, as_json, cache_names, compared, guarded
+from forebay.viewer.picture_rows import image_png
 from forebay.viewer.shown_cache import BadQuery, Query, ShownCache
-from forebay.viewer.static_files import STATIC, TYPES
+
+LOOPBACK = "127.0.0.1"
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors {frames}"
+)
+_NOTEBOOKS = "http://localhost:* http://127.0.0.1:* https://localhost:*"
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Refuses what the viewer never needs."""
+
+    hosts: frozenset[str]  # names that a request may ask for, besides addresses
+    token: str = ""
+    everywhere: bool = False  # listens beyond this machine: any numeric address may be asked for
+    framed: bool = False  # a notebook on this machine may show the page
+
+    def problem(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str] | None:
+        """The status and the reason of a refusal; None for a request that may pass. Names of headers are lower-case."""
+        if method not in ("GET", "HEAD"):
+            return 405, "the viewer only reads: use GET"
+        host = headers.get("host", "")
+        if not self._is_known(host):
+            return 403, "this Host is not served here; open the address that `forebay view` printed"
+        if headers.get("origin", f"http://{host}") != f"http://{host}":
+            return 403, "pages of other origins may not read a cache"
+        foreign = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        if foreign and headers.get("sec-fetch-mode") != "navigate":
+            return 403, "pages of other sites may not read a cache"
+        if self.token and not self._has_token(path):
+            return 403, "the address lacks its token; open the whole address that `forebay view` printed"
+        return None
+
+    def without_token(self, path: str) -> str:
+        return path[len(self.token) + 1 :] or "/" if self.token else path
+
+    def headers(self) -> dict[str, str]:
+        """The headers of every answer."""
+        return {
+            "content-security-policy": _POLICY.format(frames=_NOTEBOOKS if self.framed else "'none'"),
+            "x-content-type-options": "nosniff",
+            "referrer-policy": "no-referrer",
+            "cross-origin-resource-policy": "same-origin",
+            "cross-origin-opener-policy": "same-origin",
+            "cache-control": "no-store",
+        }
+
+    def _is_known(self, host: str) -> bool:
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").lower()
+        except ValueError:
+            return False
+        if name in self.hosts:
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return self.everywhere or address.is_loopback
+
+    def _has_token(self, path: str) -> bool:
+        first = path.split("/")[1] if path.startswith("/") else ""
+        return hmac.compare_digest(first.encode(), self.token.encode()) and path.startswith(f"/{self.token}/")
+
+
+def known_names(host: str) -> frozenset[str]:
+    """The names under which a server that listens on `host` may be asked."""
+    names: Iterable[str] = ["localhost"]
+    if host != LOOPBACK:
+        names = ["localhost", host, socket.gethostname(), socket.getfqdn()]
+    return frozenset(name.lower() for name in names)
+
 
 TICK_SECONDS, NAP_SECONDS = 0.9, 0.1  # between events, and between looks whether the server ends
 THREADS = 16  # that make records

@@ -24,7 +24,6 @@ from forebay.cache.records import (
     TierFill,
     VerifyReport,
 )
-from forebay.cli.render.remote import draw_remote_estimate, draw_tier_clean, draw_tier_contents, draw_tier_fill
 from forebay.cli.render.reports import (
     draw_build,
     draw_clean,
@@ -52,15 +51,20 @@ from forebay.cli.render.rows import (
 from forebay.cli.render.state import (
     draw_alignment,
     draw_gaps,
+    draw_remote_estimate,
     draw_status,
     draw_teacher_estimate,
     draw_tier,
+    draw_tier_clean,
     draw_tier_clear,
+    draw_tier_contents,
+    draw_tier_fill,
     draw_tier_verify,
     draw_warm,
 )
 from forebay.cli.render.summary import draw_summary
 from forebay.preview.row_records import (
+    BundleReport,
     DemoReport,
     DoctorReport,
     DryRun,
@@ -69,10 +73,10 @@ from forebay.preview.row_records import (
     PackedPeek,
     Peek,
     TaughtSheet,
+    Viewing,
 )
 from forebay.teachers import Alignment, TeacherEstimate
-from forebay.tiers.tier_records import TierClearReport, TierSummary, TierVerifyReport, WarmReport
-from forebay.viewer.view_records import BundleReport, Viewing
+from forebay.tiers.tier_value import TierClearReport, TierSummary, TierVerifyReport, WarmReport
 
 DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
     Alignment: draw_alignment,

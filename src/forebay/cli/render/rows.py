@@ -25,6 +25,7 @@ from rich.text import Text
 
 from forebay.cli.render.parts import facts, title
 from forebay.preview.row_records import (
+    BundleReport,
     Cell,
     ImagePeek,
     ImageSheet,
@@ -35,9 +36,9 @@ from forebay.preview.row_records import (
     Peek,
     PeekedImage,
     PeekedRow,
+    Viewing,
 )
 from forebay.preview.words import counted, human_bytes, printable
-from forebay.viewer.view_records import BundleReport, Viewing
 
 TEXT_LINES = 8
 TEXT_CHARS = 600

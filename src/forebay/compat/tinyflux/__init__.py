@@ -9,9 +9,16 @@ ModelZoo                              teachers, and `fb.build_layers`
 compute_lune_loss, compute_sol_loss   `forebay.torch.distill`
 """
 
-from forebay.compat.tinyflux.datasets import DatasetCache, EncodingCache, LuneFeatureCache, SolFeatureCache
+from forebay.compat.tinyflux.datasets import (
+    DatasetCache,
+    EncodingCache,
+    LuneFeatureCache,
+    SolFeatureCache,
+    TrainerConfig,
+    compute_lune_loss,
+    compute_sol_loss,
+)
 from forebay.compat.tinyflux.prompt_caches import ModelZoo
-from forebay.compat.tinyflux.training import TrainerConfig, compute_lune_loss, compute_sol_loss
 from forebay.torch.distill import MultiSourceCache
 
 __all__ = [

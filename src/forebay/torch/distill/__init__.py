@@ -12,7 +12,6 @@ from forebay.torch.distill.flow import (
     shift_times,
     velocity,
 )
-from forebay.torch.distill.language import forward_kl_top_k
 from forebay.torch.distill.losses import (
     LossMode,
     LunePredictor,
@@ -23,12 +22,12 @@ from forebay.torch.distill.losses import (
     embed_times,
     feature_loss,
     flow_loss,
+    forward_kl_top_k,
     loss_weights,
     sol_loss,
     spatial_weights,
 )
-from forebay.torch.distill.multi_source import MultiSourceCache
-from forebay.torch.distill.timed_features import TeacherDropout, TeacherRows
+from forebay.torch.distill.timed_features import MultiSourceCache, TeacherDropout, TeacherRows
 
 __all__ = [
     "LogitNormalTimes", "LossMode", "LunePredictor", "LuneSignal", "MultiSourceCache", "SolPrior", "SolSignal",

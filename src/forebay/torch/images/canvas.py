@@ -25,7 +25,7 @@ from forebay.images import ImageRecipe
 from forebay.images.geometry import Scaling
 from forebay.masks.documents import Bools
 from forebay.masks.rectangle import IGNORE_THRESHOLD, Size, token_ignore_mask, token_padding
-from forebay.order.coins import Coins
+from forebay.order.orders import Coins
 from forebay.torch.batches import Batch, Buffers, to_tensor, wrap
 from forebay.torch.images.joint import Canvases, JointTransform, transformed
 

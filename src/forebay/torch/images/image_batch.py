@@ -16,10 +16,20 @@ SDPA wants True = keep, the opposite of both masks; a CLS token is never ignored
 
     ignored = F.pad(batch["token_mask"].flatten(1), (1, 0), value=False)        # CLS first
     F.scaled_dot_product_attention(q, k, v, attn_mask=~ignored[:, None, None, :])
+
+Crops of letterboxed images that leave no padding: random ones, and those of aspect buckets.
+
+    RandomResizedCrop(224)      a random part of the content, resized to a square
+    AspectBucket                the content, cropped in the middle and resized to the nearest of several shapes
+    BucketLoader                batches of one bucket each, in random order
+
+Like every transform, they draw from the coins of a sample and move image, mask and box together.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from math import log
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -28,7 +38,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forebay.columns import Array, Columns, Ragged
-from forebay.errors import AllTokensIgnored, choice_error
+from forebay.errors import AllTokensIgnored, StateMismatch, choice_error
 from forebay.feeding.selection import Where
 from forebay.feeding.stream import SelectionRule
 from forebay.images import ImageRecipe, image_recipe
@@ -36,13 +46,15 @@ from forebay.images.geometry import Normalize, Scaling, fit_many
 from forebay.images.tags import Tags
 from forebay.masks.documents import IGNORED_LABEL
 from forebay.masks.rectangle import IGNORE_THRESHOLD, flip_rectangles
-from forebay.order.coins import Coins, sample_keys
+from forebay.order.bijection import key_of, permute
+from forebay.order.orders import Coins, sample_keys
 from forebay.order.selected_rows import Selection
 from forebay.read.cache import Cache
 from forebay.torch.assemble import Rows
 from forebay.torch.batches import Batch, Buffers, plain_batch
 from forebay.torch.images.canvas import Boxes, CanvasMaker, Channels, MaskPlace, Planes, TokenMasks, mirrored
-from forebay.torch.images.joint import JointTransform
+from forebay.torch.images.joint import Canvases, JointTransform, Size
+from forebay.torch.loader import Loader
 
 TagStyle = Literal["multi_hot", "indices"]
 ORIENTATION = {"looking_left": "looking_right"}
@@ -351,3 +363,143 @@ def _check_choices(normalize: Normalize, dtype: torch.dtype, channels: Channels,
         raise choice_error("channels", channels, get_args(Channels))
     if tags not in (None, *get_args(TagStyle)):
         raise choice_error("tags", tags, (*get_args(TagStyle), None))
+
+
+Range = tuple[float, float]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RandomResizedCrop:
+    """A random rectangle of the content of every image, resized to `size`: a side, or (height, width).
+
+    `scale` is the range of its share of the content's area, `ratio` that of width / height, drawn evenly in logarithms.
+    A rectangle that does not fit is cut to the content. Pass another `purpose` to a second crop of the same images.
+
+        ImageBatch(cache, flip=0.5, transforms=[RandomResizedCrop(224)])
+    """
+
+    size: int | Size
+    scale: Range = (0.08, 1.0)
+    ratio: Range = (3 / 4, 4 / 3)
+    purpose: str = "crop"
+
+    def __post_init__(self) -> None:
+        for side in _size(self.size):
+            if side < 1:
+                raise ValueError(f"size must be at least 1 (got {self.size})")
+        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
+            if not 0 < low <= high or (name == "scale" and high > 1):
+                allowed = "0 < low <= high <= 1" if name == "scale" else "0 < low <= high"
+                raise ValueError(f"{name} must be (low, high) with {allowed} (got {(low, high)})")
+
+    def __call__(self, canvases: Canvases, coins: Coins, /) -> Canvases:
+        return canvases.resized_from(self.rectangles(canvases.box.numpy(), coins), _size(self.size))
+
+    def rectangles(self, boxes: NDArray[np.int32], coins: Coins) -> Ints:
+        """Return left, top, width, height of every crop, `[images, 4]`, inside its box."""
+        left, top, width, height = boxes.astype(np.int64).T
+        area, shape, right, down = coins.uniform(self.purpose, (4,)).T
+        pixels = width * height * (self.scale[0] + area * (self.scale[1] - self.scale[0]))
+        ratio = np.exp(log(self.ratio[0]) + shape * (log(self.ratio[1]) - log(self.ratio[0])))
+        wide = np.clip(np.round(np.sqrt(pixels * ratio)).astype(np.int64), np.minimum(1, width), width)
+        high = np.clip(np.round(np.sqrt(pixels / ratio)).astype(np.int64), np.minimum(1, height), height)
+        x = left + (right * (width - wide + 1)).astype(np.int64)
+        y = top + (down * (height - high + 1)).astype(np.int64)
+        return np.stack((x, y, wide, high), axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class AspectBucket:
+    """The images whose shape is nearest to (height, width) among all buckets, and the transform that fills it."""
+
+    size: Size
+    among: tuple[Size, ...]
+
+    def selection(self, within: SelectionRule | None = None) -> Where:
+        """Return a `selection` of the images of this bucket, optionally within another rule."""
+        shapes = ", ".join(f"{height} × {width}" for height, width in self.among)
+        name = f"nearest to {self.size[0]} × {self.size[1]} of {shapes}"
+        return Where(name, self._holds, columns=["original_size"], within=within)
+
+    def _holds(self, columns: Columns) -> NDArray[np.bool_]:
+        width, height = np.asarray(columns["original_size"]).astype(np.float64).T
+        shapes = np.log([width / height for height, width in self.among])
+        nearest = np.abs(np.log(width / height)[:, None] - shapes).argmin(axis=1)
+        here: NDArray[np.bool_] = nearest == self.among.index(self.size)
+        return here
+
+    def __call__(self, canvases: Canvases, coins: Coins, /) -> Canvases:
+        left, top, width, height = canvases.box.numpy().astype(np.int64).T
+        wide = np.minimum(width, np.maximum(1, np.round(height * self.size[1] / self.size[0]))).astype(np.int64)
+        high = np.minimum(height, np.maximum(1, np.round(width * self.size[0] / self.size[1]))).astype(np.int64)
+        crops = (left + (width - wide) // 2, top + (height - high) // 2, wide, high)
+        return canvases.resized_from(np.stack(crops, axis=1), self.size)
+
+
+def aspect_buckets(sizes: Sequence[Size]) -> list[AspectBucket]:
+    """Return a bucket for each (height, width); every image belongs to exactly one, the first of equally near ones."""
+    among = tuple((int(height), int(width)) for height, width in sizes)
+    if len(set(among)) != len(among) or not among or min(map(min, among)) < 1:
+        raise ValueError(f"sizes must be different pairs (height, width) of at least 1 (got {list(sizes)})")
+    return [AspectBucket(size, among) for size in among]
+
+
+class BucketLoader:
+    """Batches of several loaders, in random order: an epoch has every batch of each once.
+
+        buckets = aspect_buckets([(448, 448), (512, 384), (384, 512)])
+        loader = BucketLoader([
+            Loader(cache, global_batch_size=32, selection=bucket.selection(),
+                   collate=ImageBatch(cache, transforms=[bucket]))
+            for bucket in buckets
+        ])
+
+    All ranks take the same loader in each step. It stops and resumes as a `Loader` does, at the same batch.
+    """
+
+    def __init__(self, loaders: Sequence[Loader], seed: int = 0) -> None:
+        self.loaders, self.seed = list(loaders), seed
+        self.epoch = self.position = 0
+        self._counts = self._batches()
+
+    def __len__(self) -> int:
+        """Return the number of batches of a whole epoch."""
+        return sum(self._counts)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the rest of the epoch."""
+        streams: list[Iterator[Any]] = [iter(loader) for loader in self.loaders]
+        for chosen in self._turns()[self.position :].tolist():
+            batch = next(streams[chosen])
+            self._advance()
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        states = [loader.state_dict() for loader in self.loaders]
+        return {"epoch": self.epoch, "position": self.position, "batches": self._counts, "loaders": states}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if len(state["loaders"]) != len(self.loaders):
+            differs = {"loaders": (len(state["loaders"]), len(self.loaders))}
+            raise StateMismatch("the loaders of a BucketLoader", differs)
+        for loader, each in zip(self.loaders, state["loaders"], strict=True):
+            loader.load_state_dict(each)
+        self.epoch, self.position, self._counts = state["epoch"], state["position"], list(state["batches"])
+
+    def _turns(self) -> Ints:
+        """Return the number of the loader of every batch of this epoch."""
+        place = permute(np.arange(len(self)), len(self), key_of("buckets", self.seed, self.epoch))
+        return np.repeat(np.arange(len(self.loaders)), self._counts)[place]
+
+    def _advance(self) -> None:
+        self.position += 1
+        if self.position == len(self):
+            self.epoch, self.position, self._counts = self.epoch + 1, 0, self._batches()
+
+    def _batches(self) -> list[int]:
+        return [len(loader) for loader in self.loaders]
+
+
+def _size(size: int | Size) -> Size:
+    return (size, size) if isinstance(size, int) else size

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from forebay.order.coins import Coins
+from forebay.order.orders import Coins
 
 Size = tuple[int, int]  # height, width
 Ints = NDArray[np.int64]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from forebay.errors import LibraryMissing, TeacherUnusable
-from forebay.teachers.model_files import model_folder, weights_file
+from forebay.teachers.protocol import model_folder, weights_file
 from forebay.torch.teachers.devices import device_named
 
 try:

@@ -13,8 +13,7 @@ from forebay.errors import TeacherUnusable
 from forebay.images import ImageRecipe
 from forebay.teachers.built_in import T5, Clip, Latents
 from forebay.teachers.families import VAES, vae_class
-from forebay.teachers.model_files import config_of, model_folder, tokenizer_of
-from forebay.teachers.protocol import Batch
+from forebay.teachers.protocol import Batch, config_of, model_folder, tokenizer_of
 from forebay.torch.batches import to_device, to_numpy
 from forebay.torch.teachers.loading import LOADING_ERRORS, NO_CODE, class_named, input_like, load_model
 
@@ -118,7 +117,7 @@ class LoadedVae:
         return torch.tensor(numbers, dtype=torch.float32, device=self._like.device).view(1, channels, 1, 1)
 
     def _canvases(self, batch: Batch) -> NDArray[np.uint8]:
-        """Return canvases `(samples, 3, size, size)`: content in its rectangle, the pad colour around it."""
+        """Return canvases `(samples, 3, size, size)`: content in its rectangle, the pad color around it."""
         size, stored = self._teacher.size, self._teacher.inputs()[0]
         canvases = np.empty((len(batch), 3, size, size), np.uint8)
         canvases[:] = np.array(self._teacher.pad_color, np.uint8).reshape(3, 1, 1)

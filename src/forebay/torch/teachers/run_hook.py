@@ -24,8 +24,7 @@ from forebay.images import ImageRecipe, model_planes
 from forebay.images.geometry import Scaling
 from forebay.images.recipe import LARGEST_SIZE
 from forebay.teachers.hook import Hook, ImageInput, LatentInput
-from forebay.teachers.model_files import tokenizer_of
-from forebay.teachers.protocol import Batch, TimeDirection
+from forebay.teachers.protocol import Batch, TimeDirection, tokenizer_of
 from forebay.torch.batches import to_device, to_numpy
 from forebay.torch.teachers.loading import class_named, input_like, load_model
 from forebay.torch.teachers.run_encoders import Tokens

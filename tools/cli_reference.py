@@ -1,4 +1,4 @@
-"""Generate docs/cli.md from the help texts: `python -m forebay.cli.reference > docs/cli.md`."""
+"""Generate docs/cli.md from the help texts: `python tools/cli_reference.py > docs/cli.md`."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ import click
 
 from forebay.cli.main import cli
 
-REFRESH = "python -m forebay.cli.reference > docs/cli.md"
+REFRESH = "python tools/cli_reference.py > docs/cli.md"
 _HEAD = f"""# The command line
 
 This page is the `--help` of every command; a test compares them. Update it with `{REFRESH}`.

@@ -1,14 +1,23 @@
-"""Teacher outputs of a row: over all timesteps as they are stored, and at any t as training interpolates them."""
+"""Rows that the page shows as pictures: images, and teacher outputs.
 
-from collections.abc import Mapping
+Teacher outputs of a row: over all timesteps as they are stored, and at any t as training interpolates them.
+
+Rows of images for the page of images: pixels as PNG, boxes, ignored tokens, and masks, as training sees them.
+"""
+
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forebay.cache.catalog import presence_name
 from forebay.cache.records import Record
 from forebay.columns import Array
 from forebay.errors import ForebayError, LayerNotTimed
-from forebay.preview.pictures import timed_layers
+from forebay.masks import rectangle
+from forebay.masks.mask_html import encode_png
+from forebay.preview.pictures import USUAL_PATCH, ImageReader, timed_layers
+from forebay.preview.row_records import PeekedImage
 from forebay.read.cache import Cache
 from forebay.teachers import SOL_STATS, Features
 from forebay.viewer.shown_cache import BadQuery, Query, ShownCache
@@ -161,3 +170,129 @@ def _teacher(cache: Cache, layer: str) -> str:
     fields: Mapping[str, object] = cache.recipe(layer).fields
     teacher = fields.get("teacher")
     return str(teacher.get("kind", "")) if isinstance(teacher, dict) else cache.recipe(layer).kind
+
+
+MOST_IMAGES = 96
+LATENT = 8  # pixels of a side of a latent cell
+
+
+class ShownImage(Record, frozen=True, kw_only=True):
+    row: int
+    chunk: int
+    row_in_chunk: int
+    id: str
+    original_size: tuple[int, int]  # width, height, as displayed
+    box: tuple[int, int, int, int]  # left, top, width, height on the canvas
+    flipped_box: tuple[int, int, int, int]  # after a left-right flip
+    padding: float  # share of the canvas
+    tags: tuple[str, ...]
+    ignored: tuple[str, ...]  # a line of 0 and 1 per row of tokens; empty where no patch divides the canvas
+    flipped_ignored: tuple[str, ...]
+
+
+class ImagePage(Record, frozen=True, kw_only=True):
+    rows: int
+    generation: int
+    size: int
+    patch: int | None
+    threshold: float  # share of padding from which a token is ignored
+    images: tuple[ShownImage, ...]
+
+
+class OneImage(Record, frozen=True, kw_only=True):
+    """One image with its metadata and masks; grids are lines of shares from 0 to 1."""
+
+    image: ShownImage
+    rows: int
+    size: int
+    patch: int | None
+    metadata: dict[str, object]
+    token_padding: list[list[float]]  # share of padding in each token
+    latent_weights: list[list[float]]  # share of content in each cell of 8 × 8 pixels
+
+
+def image_page(shown: ShownCache, query: Query) -> ImagePage:
+    cache = shown.at(query.some("generation"))
+    reader = ImageReader(cache)
+    patch = _patch(query, reader.recipe.size)
+    first = query.whole("row", 0)
+    rows = range(first, min(len(cache), first + query.whole("count", 24, MOST_IMAGES)))
+    found = [_shown(image, reader.recipe.size, patch) for image, _ in reader.read(list(rows))]
+    return ImagePage(
+        rows=len(cache),
+        generation=cache.generation.number,
+        size=reader.recipe.size,
+        patch=patch,
+        threshold=rectangle.IGNORE_THRESHOLD,
+        images=tuple(found),
+    )
+
+
+def one_image(shown: ShownCache, query: Query) -> OneImage:
+    cache = shown.at(query.some("generation"))
+    reader = ImageReader(cache)
+    size, patch = reader.recipe.size, _patch(query, reader.recipe.size)
+    ((image, _),) = reader.read([query.whole("row", 0)])
+    box = np.array([image.box])
+    cells = max(1, size // LATENT)
+    return OneImage(
+        image=_shown(image, size, patch),
+        rows=len(cache),
+        size=size,
+        patch=patch,
+        metadata=image.metadata,
+        token_padding=rectangle.token_padding(box, (size, size), patch)[0].round(3).tolist() if patch else [],
+        latent_weights=rectangle.latent_weights(box, (size, size), (cells, cells))[0].round(3).tolist(),
+    )
+
+
+def image_png(shown: ShownCache, query: Query) -> bytes:
+    """The canvas of a row as a PNG, at most `side` pixels wide where that is passed."""
+    cache = shown.at(query.some("generation"))
+    ((_, canvas),) = ImageReader(cache).read([query.whole("row", 0)])
+    side = query.whole("side", 0, 8192)
+    return encode_png(_smaller(canvas, side) if side else canvas)
+
+
+def _smaller(canvas: NDArray[np.uint8], side: int) -> Array:
+    """A canvas whose pixels are means of squares, at most `side` wide and not blurred further."""
+    step = -(-canvas.shape[1] // side)
+    if step <= 1:
+        return canvas
+    kept = canvas.shape[1] // step
+    squares = canvas[:, : kept * step, : kept * step].reshape(3, kept, step, kept, step)
+    means: Array = squares.mean(axis=(2, 4)).round().astype(np.uint8)
+    return means
+
+
+def _patch(query: Query, size: int) -> int | None:
+    chosen = query.some("patch")
+    if chosen is None:
+        return USUAL_PATCH if size % USUAL_PATCH == 0 else None
+    if chosen < 1 or size % chosen:
+        raise BadQuery(f"'patch' must divide the canvas size {size} (got {chosen})")
+    return chosen
+
+
+def _shown(image: PeekedImage, size: int, patch: int | None) -> ShownImage:
+    flipped = rectangle.flip_rectangles(np.array([image.box]), (size, size))[0].tolist()
+    return ShownImage(
+        row=image.row,
+        chunk=image.chunk,
+        row_in_chunk=image.row_in_chunk,
+        id=image.id,
+        original_size=image.original_size,
+        box=image.box,
+        flipped_box=(flipped[0], flipped[1], flipped[2], flipped[3]),
+        padding=image.padding,
+        tags=image.tags,
+        ignored=_ignored(image.box, size, patch),
+        flipped_ignored=_ignored(flipped, size, patch),
+    )
+
+
+def _ignored(box: Sequence[int], size: int, patch: int | None) -> tuple[str, ...]:
+    if patch is None:
+        return ()
+    ignored = rectangle.token_padding(np.array([box]), (size, size), patch)[0] >= rectangle.IGNORE_THRESHOLD
+    return tuple("".join("1" if one else "0" for one in line) for line in ignored.tolist())

@@ -348,6 +348,19 @@ def test_caches_share_a_tier_and_are_cleaned_one_by_one(tmp_path: Path) -> None:
     assert len(tokens_of(fb.open_cache(stores[0]))) == 20
 
 
+def test_cleaning_leaves_what_is_being_fetched_and_names_of_others(tmp_path: Path) -> None:
+    tier, parts = TierFolder(tmp_path / "tier", reserve_bytes=0).begin(), tmp_path / "tier" / "caches" / "a" / "parts"
+    with tier.filling("a", bytes(32)) as part:
+        assert tier.admit(part, 100)
+        (parts / "notes.txt").write_text("mine")
+        tier.clean()
+        assert sorted(path.name for path in parts.iterdir()) == [bytes(32).hex(), "notes.txt"]
+        assert tier.used_bytes() == 100
+    tier.clean()
+    assert [path.name for path in parts.iterdir()] == ["notes.txt"]
+    assert tier.used_bytes() == 0
+
+
 def test_a_folder_with_other_files_is_not_made_a_tier(far: FarFolder, tmp_path: Path) -> None:
     (tmp_path / "tier").mkdir()
     (tmp_path / "tier" / "thesis.txt").write_text("mine")

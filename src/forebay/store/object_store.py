@@ -9,8 +9,8 @@ server has acted, and a service may answer "conflict" although nothing was writt
 
 Every object carries the name of its write and the SHA-256 of its bytes as metadata. The first says whose it is, the
 second lets a whole value be checked where it arrives. A large value is sent in parts and then copied. Where a service
-can only copy in parts, too, the copy has no metadata, and its bytes say whose it is: two writers of equal bytes may
-then both be told that theirs were first, which is as good.
+can only copy in parts, too, the copy has no metadata, and its bytes say whose it is: of two writers of equal bytes,
+both may then get True, which is as good.
 """
 
 import hashlib

@@ -361,6 +361,31 @@ def test_cleaning_leaves_what_is_being_fetched_and_names_of_others(tmp_path: Pat
     assert tier.used_bytes() == 0
 
 
+def test_whoever_waits_for_a_part_that_is_removed_gets_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, path = TierFolder(tmp_path / "tier").begin(), tmp_path / "tier" / "caches" / "a" / "parts" / bytes(32).hex()
+    waits, found, lock = threading.Event(), [], folder_module.fcntl.flock
+
+    def flock(descriptor: int, how: int) -> None:
+        if threading.current_thread() is waiter:
+            waits.set()
+        lock(descriptor, how)
+
+    def wait() -> None:
+        with tier.filling("a", bytes(32)) as part:
+            found.append(path.exists() and os.path.samestat(os.fstat(part), path.stat()))
+
+    waiter = threading.Thread(target=wait)
+    with tier.filling("a", bytes(32)):
+        monkeypatch.setattr(folder_module.fcntl, "flock", flock)
+        waiter.start()
+        assert waits.wait(60)
+        tier.discard_part("a", bytes(32))
+    waiter.join(60)
+    assert found == [True]
+
+
 def test_a_folder_with_other_files_is_not_made_a_tier(far: FarFolder, tmp_path: Path) -> None:
     (tmp_path / "tier").mkdir()
     (tmp_path / "tier" / "thesis.txt").write_text("mine")

@@ -386,6 +386,33 @@ def test_whoever_waits_for_a_part_that_is_removed_gets_the_new_one(
     assert found == [True]
 
 
+@pytest.mark.parametrize("cache_id", ["../outside", "a/b", "", "x" * 300, "\0"])
+def test_what_a_stranger_calls_a_cache_is_no_path(tmp_path: Path, cache_id: str) -> None:
+    folder, name, kind, sha256 = TierFolder(tmp_path / "tier").chunk(cache_id, bytes(32)).split("/")
+    assert (folder, kind, sha256) == ("caches", "chunks", bytes(32).hex())
+    assert name == hashlib.sha256(cache_id.encode()).hexdigest()[:32]
+
+
+class AwayOnce(FarFolder):
+    """Does not answer the first request for a chunk."""
+
+    def sent(self, key: str, start: int, value: bytes) -> bytes:
+        if len(self.reads) == 1:
+            raise StoreUnavailable(self.address, "answer", "it is away")
+        return value
+
+
+def test_a_range_that_is_not_answered_is_asked_for_again(
+    far: FarFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.store.tiered._PAUSES", (0.0,))
+    key, value, expect = first_chunk(far)
+    store = tiered(AwayOnce(far.address), tmp_path)
+    store.read(layout.CACHE)
+    assert store.view(key, expect=expect) == value
+    assert store.transfers().retries == 1
+
+
 def test_a_folder_with_other_files_is_not_made_a_tier(far: FarFolder, tmp_path: Path) -> None:
     (tmp_path / "tier").mkdir()
     (tmp_path / "tier" / "thesis.txt").write_text("mine")

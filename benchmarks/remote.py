@@ -345,7 +345,7 @@ def measure_peer(run: Run, peer: Peer, first: float, cold: float, share: float) 
             firsts.append(one["first"])
             colds.append(one["seconds"])
         except PeerFailed as error:
-            print(f"{workers} workers: {error}", flush=True)
+            failures.append(f"{workers} workers, without a limit: {error.said}")
             continue
         kept, at = run.empty("peer-half"), "first"
         try:
@@ -355,9 +355,10 @@ def measure_peer(run: Run, peer: Peer, first: float, cold: float, share: float) 
             run.peer_epoch(peer, kept, run.size // 2, workers)
             shares.append(run.line.ask("get")[0] / run.size)
         except PeerFailed as error:
-            failures.append(f"{workers} workers, {at} epoch: {error.said}")
+            failures.append(f"{workers} workers, half kept, {at} epoch: {error.said}")
+    for failure in failures:
+        run.add(f"{peer.name} failed", failure)
     if not firsts:
-        run.add(f"{peer.name}", "did not run")
         return
     quicker, faster = min(firsts) / first, min(colds) / cold
     run.add(f"first batch of {peer.name} ({min(firsts):.2f} s) / ours", f"{quicker:.1f}", "≥ 3", quicker >= 3)
@@ -366,8 +367,6 @@ def measure_peer(run: Run, peer: Peer, first: float, cold: float, share: float) 
         least = min(shares)
         run.add(f"second epoch, half kept: bytes fetched, ours and {peer.name}", f"{share:.0%}, {least:.0%}", "fewer",
                 share <= least)  # fmt: skip
-    for failure in failures:
-        run.add(f"half kept, {peer.name}", failure)
 
 
 def measure_warm(run: Run, url: str) -> None:

@@ -28,6 +28,7 @@ ForebayError
 │   ├── NotForebay       the file is not one of forebay's
 │   ├── ChunkCorrupt     bytes of a chunk disagree with their digest
 │   ├── ChunkMissing     a generation lists a chunk whose file is missing
+│   ├── LayersShareColumn    two layers have a column of one name, so that neither can be read
 │   └── IndexCorrupt     a generation, plan, recipe or cache.json disagrees with its digest
 ├── StoreRefused         a store cannot be opened, or rejects a key
 ├── StoreUnavailable     a store does not answer, or not in time; a retry may succeed
@@ -226,7 +227,9 @@ class UnknownKind(ForebayError):
         )
 
 
-class LibraryMissing(ForebayError):
+class LibraryMissing(ForebayError, ImportError):
+    """Also an `ImportError`, as callers expect of a library that is not installed."""
+
     def __init__(self, library: str, needed_for: str, extra: str) -> None:
         self.library, self.needed_for, self.extra = library, needed_for, extra
         super().__init__(f"'{library}' is not installed but {needed_for} needs it: pip install 'forebay[{extra}]'")
@@ -399,6 +402,15 @@ class IndexCorrupt(Damaged):
     def __init__(self, root: str, key: str, problem: str) -> None:
         self.root, self.key, self.problem = root, key, problem
         super().__init__(f"'{key}' of the cache at '{root}' is corrupt: {problem}; run `forebay repair {root}`")
+
+
+class LayersShareColumn(Damaged):
+    def __init__(self, root: str, column: str, first: str, second: str) -> None:
+        self.root, self.column, self.first, self.second = root, column, first, second
+        super().__init__(
+            f"layers '{first}' and '{second}' of the cache at '{root}' both have a column '{column}', which is read by "
+            f"its name alone; remove one of them: `forebay drop {root} {second}`"
+        )
 
 
 class StoreRefused(ForebayError):

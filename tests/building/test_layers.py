@@ -1,6 +1,7 @@
 """Layers: further columns over the same rows, joined when they are read."""
 
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from tests.layer_recipes import (
 )
 
 import forebay as fb
+from forebay.building import begin
 from forebay.building.begin import prepare_layer
 from forebay.errors import (
     BuildFailed,
@@ -31,6 +33,7 @@ from forebay.errors import (
     ChunkMissing,
     IndexCorrupt,
     LayerIncomplete,
+    LayersShareColumn,
     RecipeInvalid,
     RecipeMismatch,
 )
@@ -225,6 +228,57 @@ def test_a_column_name_that_another_layer_has_is_refused(tmp_path: Path, name: s
     with pytest.raises(RecipeInvalid, match=f"layer 'numbers' has a column '{name}' already; choose another"):
         fb.build(root, None, AdditionLayer(name=name), workers=0)
     assert tree(root) == before
+
+
+def test_of_two_layers_with_one_column_name_that_begin_at_once_at_most_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = number_cache(tmp_path)
+    both, check, said = threading.Barrier(2, timeout=60), begin._check_names, {}
+
+    def check_together(*asked: object) -> None:
+        check(*asked)
+        if threading.current_thread().name not in said:
+            said[threading.current_thread().name] = ""
+            both.wait()  # both have checked, and neither has kept its recipe
+
+    def build(layer: str, times: int) -> None:
+        try:
+            fb.build(root, None, LengthLayer(times=times), workers=0, layer=layer)
+        except RecipeInvalid as error:
+            said[layer] = str(error)
+
+    monkeypatch.setattr(begin, "_check_names", check_together)
+    threads = [threading.Thread(target=build, args=asked, name=asked[0]) for asked in (("a", 2), ("b", 7))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    refused = [layer for layer, message in said.items() if "has a column" in message]
+    assert refused
+    kept = sorted({"a", "b"} - set(refused))
+    assert sorted(path.name for path in (root / "layers").glob("[ab]") if (path / "recipe.json").exists()) == kept
+    for layer in kept:
+        times = 2 if layer == "a" else 7
+        assert fb.open_cache(root, layers=[layer]).read([5])["times"].tolist() == [5 * times]
+
+
+def test_a_cache_whose_layers_share_a_column_name_is_not_read_until_one_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = number_cache(tmp_path)
+    with monkeypatch.context() as without_check:
+        without_check.setattr(begin, "_check_names", lambda *_: None)
+        for layer, times in (("a", 2), ("b", 7)):
+            fb.build(root, None, LengthLayer(times=times), workers=0, layer=layer)
+    with pytest.raises(LayersShareColumn, match=r"'a' and 'b' .* both have a column 'length'.* `forebay drop .* b`"):
+        fb.open_cache(root)
+    report = fb.verify(root)
+    assert not report.sound
+    assert [problem.key for problem in report.bad] == ["layers/b/recipe.json"]
+    assert "forebay drop" in next(iter(fb.repair(root, recipe=LineRecipe(), workers=0).failed.values()))
+    fb.drop(root, "b")
+    assert fb.open_cache(root, layers=["a"]).read([5])["times"].tolist() == [10]
 
 
 def test_presence_bits_have_a_name_of_their_own(tmp_path: Path) -> None:

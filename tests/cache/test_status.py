@@ -1,6 +1,7 @@
 """Status and gaps: what is there, what is missing, who works on it, what failed, what is stale."""
 
 import os
+import shutil
 import socket
 from pathlib import Path
 
@@ -175,3 +176,12 @@ def test_a_lost_plan_is_named_and_does_not_pass_for_no_plan(tmp_path):
             fb.errors.IndexCorrupt, match=r"'plan/000000.safetensors' .* it is gone; run `forebay repair"
         ):
             call(root)
+
+
+def test_a_published_layer_whose_folder_is_gone_is_missing_and_not_forgotten(tmp_path: Path) -> None:
+    root = layered_cache(tmp_path)
+    shutil.rmtree(root / "layers/length")
+    status = fb.status(root)
+    assert not status.complete
+    assert {layer.layer: len(layer.missing) for layer in status.layers} == {"length": 5, "numbers": 0}
+    assert {gaps.layer: len(gaps.missing) for gaps in fb.gaps(root)} == {"length": 5, "numbers": 0}

@@ -5,6 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import xxhash
@@ -439,3 +440,10 @@ def test_no_message_says_twice_to_run_repair(tmp_path: Path) -> None:
     with pytest.raises(IndexCorrupt) as error:
         fb.status(root)
     assert str(error.value).count("run `forebay") == 1
+
+
+def test_json_says_whether_a_cache_is_sound(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    assert msgspec.to_builtins(fb.verify(root))["sound"] is True
+    flip(root / "layers/numbers/000001.safetensors", 4300)
+    assert msgspec.to_builtins(fb.verify(root))["sound"] is False

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,24 @@ def test_conversations_of_a_cache_one_by_one_are_those_of_its_batches(stock: Sto
         np.testing.assert_array_equal(*both)
 
 
+@pytest.mark.parametrize("stock", [CHATML, HARMONY], ids=lambda stock: stock.name)
+def test_a_chunk_packed_again_has_the_rows_of_a_build_from_the_conversations(stock: Stock, tmp_path: Path) -> None:
+    source = write_chats(tmp_path / "chats.jsonl", 40)
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model", stock), sequence_length=512)
+    fb.build(tmp_path / "cache", fb.sources.lines(source), recipe, workers=0)
+    fb.build(tmp_path / "again", *repack(tmp_path / "cache", sequence_length=700), workers=0)
+    direct = msgspec.structs.replace(recipe, sequence_length=700)
+    fb.build(tmp_path / "direct", fb.sources.lines(source), direct, workers=0)
+    (again,), (rows,) = (list(fb.open_cache(tmp_path / name).chunks()) for name in ("again", "direct"))
+    assert len(rows["tokens"]) > 2
+    for name, column in rows.items():
+        parts = [
+            (each.values, each.offsets) if isinstance(each, fb.Ragged) else (each,) for each in (again[name], column)
+        ]
+        for mine, theirs in zip(*parts, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
 def test_packing_again_into_short_rows_cuts_at_turns(built: Path, tmp_path: Path) -> None:
     again, recipe = repack(built / "cache", sequence_length=40, long="truncate")
     fb.build(tmp_path / "short", again, recipe, workers=0)
@@ -281,3 +300,24 @@ def test_only_a_chat_cache_can_be_packed_again(built: Path, tmp_path: Path) -> N
     fb.build(tmp_path / "raw", fb.sources.lines(built / "chats.jsonl"), fb.RawRecipe(), workers=0)
     with pytest.raises(SourceInvalid, match="is a cache of raw; only one of chat can be packed again"):
         repack(tmp_path / "raw")
+
+
+@pytest.mark.parametrize("field", [2, 3])
+def test_spans_with_a_number_that_no_role_or_kind_has_are_not_packed_again(
+    field: int, built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again, recipe = repack(built / "cache", sequence_length=1024)
+    read = fb.Cache.chunk
+
+    def forged(cache: fb.Cache, position: int, columns: Sequence[str] | None = None) -> dict[str, Any]:
+        rows = read(cache, position, columns)
+        spans = rows["spans"]
+        assert isinstance(spans, fb.Ragged)
+        values = spans.values.copy()
+        values[-1, field] = 1 << 20
+        return {**rows, "spans": fb.Ragged(values, spans.offsets)}
+
+    monkeypatch.setattr(fb.Cache, "chunk", forged)
+    parts = [Part(file, 0, again.weight(file)) for file in again.files()]
+    with pytest.raises(ValueError, match="unknown role or kind"):
+        recipe.make(ChunkSamples(again, parts))

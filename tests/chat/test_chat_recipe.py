@@ -1,6 +1,7 @@
 """The chat recipe as a recipe: contract, long conversations, statistics, fingerprint, tokenizers."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from tokenizers import Tokenizer
 
 import forebay as fb
 from forebay.chat import ChatRecipe
+from forebay.chat.encoding import ChatEncoder, encode_documents, open_chat_encoder
+from forebay.chat.layouts import Document
 from forebay.errors import DocumentTooLong, RecipeInvalid, TemplateUnusable, TokenizerUnusable
 from forebay.masks import KINDS, ROLES
 from forebay.testing import RecipeContract
@@ -69,6 +72,18 @@ def test_rows_are_packed_without_splitting_a_conversation(chatml: str) -> None:
     assert len(labelled_documents(rows)) == 40
 
 
+def test_no_span_reaches_from_a_conversation_into_the_next(chatml: str) -> None:
+    """Where one ends with the same role, kind and message that the next one begins with: answers without a question."""
+    alone = [json.dumps({"messages": [{"role": "assistant", "content": text}]}) for text in ("One.", "Two.")]
+    recipe = ChatRecipe(tokenizer=chatml, sequence_length=128)
+    rows = recipe.make([fb.Sample(text, text) for text in alone])
+    spans, lengths = rows.columns["spans"], rows.columns["seq_lens"]
+    assert isinstance(spans, fb.Ragged)
+    assert isinstance(lengths, fb.Ragged)
+    assert lengths.values[0] in spans.values[:, 0]
+    assert [KINDS[kind] for kind in spans.values[:, 3]] == 2 * ["header", "response", "stop", "header"]
+
+
 def test_long_conversations_are_an_error_dropped_or_cut_at_a_turn(chatml: str) -> None:
     long = fb.Sample("long", conversation("1", "one", "2", "two " * 10, "3", "three " * 40))
     alone = fb.Sample("alone", conversation("1", "one " * 80))
@@ -90,6 +105,17 @@ def test_long_conversations_are_an_error_dropped_or_cut_at_a_turn(chatml: str) -
     assert document.kinds[-1] == "stop"
     assert cut.columns["last_turn"].values.tolist() == [3]  # type: ignore[union-attr]
     assert (cut.statistics["documents_cut"], cut.statistics["turns"]) == (1, 2)
+
+
+def test_a_conversation_of_several_documents_is_dropped_whole(tmp_path: Path) -> None:
+    """Its last turn is too long for a row, the turn before it is not."""
+    folder = write_folder(tmp_path, byte_level(HARMONY.special), HARMONY.plain(), {})
+    given = [fb.Sample("a", conversation("1", "one", "2", "two " * 300)), fb.Sample("b", conversation("1", "one"))]
+    recipe = ChatRecipe(tokenizer=folder, sequence_length=200, long="drop")
+    rows = recipe.make(given)
+    assert [(each.sample, each.reason) for each in rows.failures] == [("a", "too-long")]
+    assert rows.statistics["documents"] == rows.statistics["conversations"] == 1
+    assert rows.statistics["documents_dropped"] == 2
 
 
 def test_the_last_turn_of_a_split_history_is_that_of_the_conversation(tmp_path: Path) -> None:
@@ -193,6 +219,27 @@ def test_texts_that_do_not_decode_back_are_refused_with_the_place(tmp_path: Path
     rows = recipe.make([fb.Sample("good", conversation("Hi", "a b")), fb.Sample("bad", conversation("Hi", "a▁b"))])
     assert [(each.sample, each.reason) for each in rows.failures] == [("bad", "not-reversible")]
     assert r"'▁b<|im_end|>\n' became ' b<|im_end|>\n'" in rows.failures[0].detail
+
+
+def test_tokens_that_are_those_of_all_texts_but_not_of_each_are_refused(chatml: str) -> None:
+    recipe = ChatRecipe(tokenizer=chatml, encoder="tokenizers")
+    encoder, tokens = open_chat_encoder("tokenizers", recipe.vocabulary()), recipe.token_bytes()
+    ids, ends = encoder.encode(["ab", "cd"])
+    labels = np.zeros((1, 4), np.uint32)
+    documents = [Document(text, text.encode(), [2], labels, 0) for text in ("ab", "cd")]
+
+    class Other(ChatEncoder):
+        def __init__(self, ids: Any, ends: Any) -> None:
+            self.made = ids, ends
+
+        def encode(self, texts: Sequence[str]) -> tuple[Any, Any]:
+            return self.made
+
+    assert encode_documents(documents, Other(ids, ends), tokens).problems == {}
+    found = encode_documents(documents, Other(ids, ends + np.array([0, 1, 0])), tokens).problems
+    assert {at: reason for at, (reason, _) in found.items()} == {0: "not-reversible", 1: "not-reversible"}
+    with pytest.raises(TokenizerUnusable, match="which its vocabulary does not have"):
+        encode_documents(documents, Other(ids + len(tokens.table), ends), tokens)
 
 
 def test_a_token_that_removes_white_space_is_named_where_it_does(tmp_path: Path) -> None:

@@ -185,6 +185,11 @@ def test_what_trainers_have_no_column_for_is_refused(chat: fb.Cache, preferences
         write_sft(chat, tmp_path / "a", train_on={"response": 1.0, "stop": 0.5})
     with pytest.raises(ValueError, match="is a cache of chat; write_dpo reads caches of preferences"):
         write_dpo(chat, tmp_path / "a")
+    with pytest.raises(ValueError, match="is a cache of preferences; write_sft reads token and chat caches"):
+        write_sft(preferences, tmp_path / "a.arrow")
+    with pytest.raises(ValueError, match=r"path must end with \.arrow or \.parquet \(got '.*a\.csv'\)"):
+        write_sft(chat, tmp_path / "a.csv")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_gpt2_also_has_the_loss_of_the_loader(chat: fb.Cache, tmp_path: Path, processor: Any) -> None:

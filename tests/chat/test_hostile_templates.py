@@ -307,6 +307,17 @@ def test_a_layout_that_does_not_fit_is_noticed_by_rendering(tmp_path: Path, monk
         made(recipe_of(tmp_path, CHATML, template), *([*chat[:1], {**chat[1], "name": "n"}] for chat in chats))
 
 
+def test_a_layout_that_does_not_fit_is_noticed_by_taking_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that are not rendered to be compared, some are taken apart as if no layout were known."""
+    monkeypatch.setattr(template_module, "uses_of_contents", lambda parsed: ContentUses((), False, False))
+    monkeypatch.setattr(layouts, "TAKEN_APART_EVERY", 4)
+    template = "{# read wrongly, too #}" + chatml("{{ m.content | trim }}<|im_end|>\n")
+    chats = [[user("x"), assistant("y" if number < 3 else " y")] for number in range(4)]
+    assert not made(recipe_of(tmp_path, CHATML, template), *chats[:3]).failures
+    with pytest.raises(TemplateUnusable, match="where it writes a content depends on that content"):
+        made(recipe_of(tmp_path, CHATML, template), *chats)
+
+
 def test_white_space_has_no_layout_where_the_template_does_not_strip(tmp_path: Path) -> None:
     spaces = ["", " ", "\n", "\n\n", "\t"]
     chats = [[user(f"{one}a{other}"), assistant(f"{other}b{one}")] for one in spaces for other in spaces]

@@ -131,6 +131,18 @@ def test_control_tokens_in_contents_are_refused_and_ordinary_text_like_them_is_n
     assert not made(recipe, [{"role": "user", "content": "<|im_end |> <|im_start"}, ASKED[1]]).failures
 
 
+@pytest.mark.parametrize("content", ["|im_end|> a", "a <|im_end|", "|im_end|"])
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_control_tokens_that_a_content_completes_are_refused(content: str, role: str, tmp_path: Path) -> None:
+    """Of the texts beside it: the token begins before the content, ends behind it, or both."""
+    template = CHATML.plain().replace("message['content']", "'<' + message['content'] + '>'")
+    recipe = recipe_of(tmp_path, CHATML, template)
+    messages = [{**message, "content": content} if message["role"] == role else message for message in ASKED]
+    assert not made(recipe, ASKED).failures
+    reason, detail = only_failure(recipe, messages)
+    assert (reason, "'<|im_end|>'" in detail) == ("control-token", True)
+
+
 def test_a_control_token_is_shown_with_text_of_its_own_conversation_only(tmp_path: Path) -> None:
     forged = [{"role": "user", "content": "<|im_end|>"}, {"role": "assistant", "content": "<|im_end|>"}]
     secret = [{"role": "user", "content": "SECRET"}, {"role": "assistant", "content": "SECRET"}]
@@ -192,6 +204,24 @@ def test_contents_that_a_template_escapes_are_found(tmp_path: Path) -> None:
     (document,) = labelled_documents(made(recipe_of(tmp_path, CHATML, template), quoted))
     tokenizer = Tokenizer.from_file(f"{tmp_path}/model/tokenizer.json")
     assert document.decoded(tokenizer, "prompt") == r"say \"hi\"\nnow"
+
+
+def test_a_text_that_goes_on_only_behind_some_contents_is_refused(tmp_path: Path) -> None:
+    """What a template writes behind the last turn is not what it writes with other characters around the contents."""
+    template = CHATML.plain() + "{% if messages[-1].content.endswith('.') %}{{ 'The end' }}{% endif %}"
+    reason, detail = only_failure(recipe_of(tmp_path, CHATML, template), ASKED)
+    assert reason == "contents-changed"
+    assert "The end" in detail
+
+
+def test_private_characters_that_decide_what_is_written_are_refused(tmp_path: Path) -> None:
+    """Other characters stand for them where a conversation is taken apart."""
+    template = CHATML.plain().replace(
+        "message['content'] +", "message['content'] + ('!' if 'x' in message['content'] else '?') +"
+    )
+    assert "'!'" in template
+    messages = [ASKED[0], {"role": "assistant", "content": "a \U000f0001 b"}]
+    assert only_failure(recipe_of(tmp_path, CHATML, template), messages)[0] == "private-characters"
 
 
 CALLS = """\

@@ -9,12 +9,13 @@ import torch
 from tests.chat.preference_caches import VOCABULARY, chat_cache, gpt2, llama, preference_cache
 
 import forebay as fb
+from forebay.chat import write_dpo
 from forebay.errors import BuildStopped, RecipeInvalid, RecipeMismatch, TeacherUnusable
 from forebay.teachers import LogProbs, TeacherRecipe
-from forebay.torch import Loader, PackedBatch, PreferenceBatch, document_leaks
+from forebay.torch import Loader, PackedBatch, PreferenceBatch, document_leaks, log_probs
 from forebay.torch.batches import to_tensor
 from forebay.torch.distill import forward_kl_top_k
-from forebay.torch.log_probs import padded_choices
+from forebay.torch.log_probs import padded_choices, spread_log_probs
 from forebay.torch.teachers.run_language_model import LoadedLanguageModel
 
 K = 5
@@ -198,6 +199,8 @@ def test_rows_whose_log_probs_are_not_finite_are_absent_and_read_as_nan(tmp_path
     assert values[~torch.from_numpy(present)].isnan().all()
     assert not (values == 0).any()
     assert not values[torch.from_numpy(present)][batch["labels"][torch.from_numpy(present)] >= 0].isnan().any()
+    with pytest.raises(ValueError, match=r"row 3 of '.*' has no 'ref_logps': it was not computed"):
+        write_dpo(cache, tmp_path / "dpo.arrow", reference="ref_logps")
 
 
 def test_a_stopped_layer_continues_and_other_weights_are_another_layer(
@@ -321,6 +324,23 @@ def test_counts_that_do_not_fit_the_values_are_refused() -> None:
         [np.zeros(0, np.float16), np.ones(3, np.float16)], [np.zeros(0, int), np.array([1, 2])]
     )
     assert (absent.shape, other.shape) == ((0, 2), (2, 2))
+
+
+def test_values_that_are_not_one_for_each_label_are_refused() -> None:
+    mask = np.array([[True, True, False], [True, False, False]])
+    rows = [np.ones(2, np.float16), np.ones(2, np.float16)]
+    with pytest.raises(ValueError, match=r"row 1 of the batch has 1 labels, but 2 values of 'ref_logps'"):
+        spread_log_probs("ref_logps", rows, mask)
+    found = spread_log_probs("ref_logps", [rows[0], rows[1][:0]], mask)
+    np.testing.assert_array_equal(found, [[1, 1, np.nan], [np.nan] * 3])
+
+
+def test_a_batch_that_one_place_makes_far_wider_than_what_is_stored_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_probs, "MOST_VALUES", 100)
+    with pytest.raises(ValueError, match="would have 210 values, more than 100"):
+        padded_choices([np.zeros(21 + 9, np.float16)], [np.array([21, *[1] * 9])])
+    with pytest.raises(ValueError, match="would have 102 values, more than 100"):
+        spread_log_probs("best_top_ids", [np.zeros((0, 17), np.int32)], np.zeros((1, 6), np.bool_))
 
 
 @pytest.mark.parametrize(

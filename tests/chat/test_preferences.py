@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.builders import REPOSITORY, chunk_count, chunk_digests, script_environment, wait_until
 from tests.chat.preference_caches import chatml, pairs, preference_cache, write_lines
-from tests.chat.stock_templates import QWEN3
+from tests.chat.stock_templates import CHATML, HARMONY, QWEN3
 from tests.chat.tokenizer_folders import byte_level, write_folder
 from tests.cli.running import run
 from tokenizers import Tokenizer
@@ -138,6 +138,29 @@ def test_candidates_that_merge_with_the_prompt_share_only_equal_tokens(tmp_path:
     weights = candidate_weights(columns["spans"][0], len(columns["prompt"][0]), columns["candidate_lens"][0], TrainOn())
     assert [len(each) for each in weights] == columns["candidate_lens"][0].tolist()
     assert all(each[-1] == 1 for each in weights)
+
+
+def test_a_turn_of_a_candidate_that_the_template_writes_as_history_is_refused(tmp_path: Path) -> None:
+    """It would be in the row, and not be trained."""
+    folder = write_folder(tmp_path / "harmony", byte_level(HARMONY.special), HARMONY.plain(), {})
+    turns = [{"role": role, "content": text} for role, text in (("assistant", "a"), ("user", "b"), ("assistant", "c"))]
+    record = {"prompt": "Hi", "chosen": turns, "rejected": "No"}
+    recipe = fb.PreferenceRecipe(tokenizer=folder, sequence_length=512)
+    (failure,) = recipe.make([fb.Sample("one", json.dumps(record))]).failures
+    assert failure.reason == "history-changes"
+
+
+def test_a_token_that_joins_the_prompt_with_one_candidate_is_not_the_prompt_of_the_other(tmp_path: Path) -> None:
+    """Two line breaks are one token: that of the generation prompt, and the one that an answer begins with."""
+    tokens = byte_level(CHATML.special, ("\n\n",))
+    folder = write_folder(tmp_path / "joined", tokens, CHATML.plain(), CHATML.tokens)
+    recipe = fb.PreferenceRecipe(tokenizer=folder, sequence_length=128)
+    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    for answers in (("\nYes", "No"), ("No", "\nYes")):
+        record = {"prompt": "Hi", "chosen": answers[0], "rejected": answers[1]}
+        rows = recipe.make([fb.Sample("one", json.dumps(record))])
+        prompt, candidates = texts(rows, 0, tokenizer)
+        assert [prompt + each for each in candidates] == [f"{asked('Hi')}{each}<|im_end|>" for each in answers]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.sources.written import parquet_of, read_all, texts
 
 import forebay as fb
 from forebay.errors import SourceUnreadable
-from forebay.source import Failure, Sample
+from forebay.source import Failure, Part, Sample
 from forebay.testing.source_contract import parts_of
 
 KINDS = {
@@ -267,3 +267,14 @@ def test_a_footer_of_gigabytes_is_refused_before_it_is_read(tmp_path: Path) -> N
     source = fb.sources.parquet(path)
     with pytest.raises(SourceUnreadable, match=r"its footer has 2,000,000,000 bytes, more than the 268,435,456"):
         list(source.cuts(source.files()[0], 0, 9, 9))
+
+
+def test_equal_texts_that_are_stored_once_count_as_often_as_they_are_read(tmp_path):
+    values = pa.DictionaryArray.from_arrays(pa.array([0] * 400, pa.int32()), pa.array(["a" * 1_000_000]))
+    pq.write_table(pa.table({"text": values}), tmp_path / "a.parquet", compression="zstd")
+    assert (tmp_path / "a.parquet").stat().st_size < 2000
+    source = fb.sources.parquet(tmp_path / "a.parquet")
+    (file,) = source.files()
+    with pytest.raises(SourceUnreadable, match="unpack to more than 268,435,456 bytes"):
+        for _ in source.read(Part(file, 0, 400)):
+            pass

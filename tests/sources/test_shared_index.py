@@ -65,7 +65,7 @@ def test_another_process_reads_a_manifest_by_the_index_of_the_first(tmp_path, fo
     (shared,) = folder.iterdir()
     script = f"""
 import tempfile; tempfile.tempdir = {str(tmp_path)!r}
-from forebay.sources import manifests, shared_arrays
+from forebay.sources import manifests
 import forebay as fb
 manifests.SHARED_BYTES = 1
 manifests.ImageLines._indexed = None  # it would fail

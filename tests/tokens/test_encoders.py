@@ -156,7 +156,7 @@ def test_a_tokenizer_whose_library_panics_is_an_error_of_ours(capfd):
 )
 def test_a_tokenizer_whose_regular_expression_takes_for_ever_is_refused(call, said):
     """In a process of its own: what runs for ever ends with it."""
-    code = "import numpy as np; from forebay.tokens import encoders; from forebay.tokens.vocabulary import *; "
+    code = "import numpy as np; from forebay.tokens import vocabulary; from forebay.tokens.vocabulary import *; "
     code += "from tests.tokens.vocabularies import with_endless_pattern as hostile; vocabulary.MOST_SECONDS = 1; "
     ran = subprocess.run([sys.executable, "-c", code + call], capture_output=True, text=True, timeout=600, check=False)
     assert f"TokenizerUnusable: the tokenizer 'hostile' cannot be used: it takes {said}" in ran.stderr

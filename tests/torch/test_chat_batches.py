@@ -107,6 +107,14 @@ def test_weights_come_with_the_labels_that_they_weigh(chat: fb.Cache, tokenizer:
     assert "loss_weights" not in one_batch(chat, train_on=("response", "stop"))
 
 
+def test_a_place_without_a_label_has_no_weight(chat: fb.Cache) -> None:
+    """The last token of a conversation has no label, also where the token behind it, of the next one, is trained."""
+    batch = next(iter(Loader(chat, global_batch_size=len(chat), train_on={"header": 0.5, "response": 1.0})))
+    assert (chat.read([0])["seq_lens"].lengths > 1).all()  # type: ignore[union-attr]
+    assert (batch["loss_weights"] == 0.5).any()
+    assert not batch["loss_weights"][batch["labels"] == -100].any()
+
+
 def test_a_data_set_has_the_labels_of_the_loader(chat: fb.Cache) -> None:
     rows = CacheDataset(chat, train_on=("response", "stop"))
     batch = one_batch(chat, train_on=("response", "stop"))

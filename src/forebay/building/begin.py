@@ -343,6 +343,12 @@ def _keep_recipe(store: Store, recipe: AnyRecipe, layer: str, inputs: Mapping[st
     except IndexCorrupt as error:  # nobody could read it back
         raise RecipeInvalid(f"the recipe '{recipe.kind}' of layer '{layer}' cannot be kept: {error.problem}") from error
     if store.create(layout.recipe(layer), [text + b"\n"]):
+        try:
+            # Again, now that others see it: a layer with the same column may have begun since the first check.
+            _check_names(store, recipe, layer, layers_of(store))
+        except RecipeInvalid:
+            store.delete(layout.recipe(layer))
+            raise
         _keep_constants(store, recipe, layer)
 
 

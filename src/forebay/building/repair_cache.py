@@ -33,6 +33,7 @@ from forebay.cache.verify import (
     orphans,
     outdated_layers,
     published_plan,
+    shared_columns,
     stale_sources,
     verify_generation,
 )
@@ -169,7 +170,7 @@ def check_repaired(means: RepairInputs, mending: RepairLog) -> Snapshot:
     snapshot = Snapshot(store, generation)
     plan = snapshot.sound_plan
     left = [*bad, *index_problems(store, generation, plan), *identity_problems(store, generation, plan)]
-    left += [*outdated_layers(generation), *orphan_problems(generation)]
+    left += [*outdated_layers(generation), *orphan_problems(generation), *shared_columns(store.address, generation)]
     for problem in left:
         mending.failed.setdefault(problem.key, _ADVICE.sub("", problem.problem))
     for layer, record in _touched_chunks(generation, {*mending.restored, *mending.replaced}):

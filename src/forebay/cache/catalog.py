@@ -67,6 +67,16 @@ def column_homes(declared: Mapping[str, tuple[Column, ...]], base: str) -> dict[
     return found
 
 
+def shared_column(declared: Mapping[str, tuple[Column, ...]]) -> tuple[str, str, str] | None:
+    """(column, layer, layer) of a name that two layers have: it could be read from either."""
+    owners: dict[str, str] = {}
+    for layer in sorted(declared):
+        for column in declared[layer]:
+            if owners.setdefault(column.name, layer) != layer:
+                return column.name, owners[column.name], layer
+    return None
+
+
 UNPUBLISHED = -1
 _NOT_LISTABLE = (ForebayError, ArithmeticError, TypeError, ValueError)  # a statistic of another length, or too large
 STRANGE_NAMES = 8  # in a row, taken by what is not a generation, before publishing gives up

@@ -153,11 +153,12 @@ class VerifyReport(Record, frozen=True, kw_only=True):
     source_checked: bool
     source_note: str = ""  # why the source was not checked
     refreshable: bool = True  # False where `refresh` refuses, as the plan leaves out duplicates
+    sound: bool = True  # every published byte is right and nothing is stale; raw data that is gone makes no cache wrong
 
-    @property
-    def sound(self) -> bool:
-        """Whether every published byte is right and nothing is stale; raw data that is gone makes no cache wrong."""
-        return not (self.bad or self.missing or any(how != GONE for how in self.stale.values()))
+    def __post_init__(self) -> None:
+        """A field and not a property, so that JSON has it."""
+        wrong = self.bad or self.missing or any(how != GONE for how in self.stale.values())
+        msgspec.structs.force_setattr(self, "sound", not wrong)
 
 
 class RepairReport(Record, frozen=True, kw_only=True):

@@ -53,7 +53,9 @@ def find_gaps(store: Store, layer: str | None) -> list[Gaps]:
 
 def _gaps(snapshot: Snapshot, layer: str | None) -> list[Gaps]:
     store, plan, newest = snapshot.store, snapshot.plan, snapshot.newest
-    names = snapshot.layers({read_cache_document(store).base, *(newest.recipes if newest else ())})
+    published = list(newest.recipes) if newest else []
+    # A published layer whose whole folder is gone has gaps too.
+    names = list(dict.fromkeys([*snapshot.layers({read_cache_document(store).base, *published}), *published]))
     if layer is not None and layer not in names:
         raise LayerNotFound(store.address, layer, names)
     planned, found = len(plan), []

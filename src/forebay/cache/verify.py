@@ -24,6 +24,7 @@ from forebay.cache.catalog import (
     problem_of,
     read_cache_document,
     segment_problem,
+    shared_column,
 )
 from forebay.cache.plan import Plan, load_identities
 from forebay.cache.records import OnProgress, Problem, Progress, VerifyReport
@@ -37,6 +38,7 @@ from forebay.errors import (
     HubUnreachable,
     IndexCorrupt,
     KeyRefused,
+    LayersShareColumn,
     NothingPublished,
 )
 from forebay.format import layout
@@ -74,6 +76,7 @@ def verify_generation(
     gone = [(layer, record.chunk) for (layer, record), problems in zip(listed, found, strict=True) if problems is None]
     bad += [problem for problems in found if problems for problem in problems]
     bad += orphan_problems(generation)
+    bad += shared_columns(store.address, generation)
     stale = stale_sources(snapshot, source, full) if source and not _plan_is_bad(bad) else None
     return VerifyReport(
         root=store.address,
@@ -235,6 +238,14 @@ def orphan_problems(generation: Generation) -> list[Problem]:
         )
         for layer, record in orphans(generation)
     ]
+
+
+def shared_columns(root: str, generation: Generation) -> list[Problem]:
+    """Layers of one column name, which no reader opens."""
+    shared = shared_column({layer: generation.recipe(layer).columns for layer in generation.recipes})
+    if shared is None:
+        return []
+    return [Problem(key=layout.recipe(shared[2]), problem=str(LayersShareColumn(root, *shared)), layer=shared[2])]
 
 
 def stale_sources(snapshot: Snapshot, source: Source, full: bool) -> dict[str, str] | None:

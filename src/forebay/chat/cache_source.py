@@ -25,6 +25,7 @@ from forebay.errors import SourceInvalid
 from forebay.fields import Size
 from forebay.format import layout
 from forebay.format.generation import ChunkTable
+from forebay.masks.train_on import check_roles_and_kinds
 from forebay.read.cache import Cache, open_cache
 from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, Source, SourceFile, Unit
 from forebay.sources.jsonl import lines
@@ -225,6 +226,7 @@ def _conversations(rows: Mapping[str, Array | Ragged], path: str, made_by: str) 
     assert isinstance(lengths, Ragged)
     assert isinstance(documents, Ragged)
     assert isinstance(spans, Ragged)
+    check_roles_and_kinds(spans.values)  # a chunk's statistics have a count for each, whatever its number
     each = lengths.values.astype(np.int64)
     row = np.repeat(np.arange(len(tokens)), lengths.lengths.astype(np.int64))
     passed = np.cumsum(each) - each

@@ -377,12 +377,13 @@ def _find_control_tokens(
     raw: Sequence[bytes], ids: Array, ends: Array, begins: Array, control: Array, control_ends: Array, stops: Array,
     is_content: Array, tokens: TokenBytes, problems: dict[int, tuple[str, str]],
 ) -> None:  # fmt: skip
-    """Add a problem for every document with a control token that begins or ends in a content."""
+    """Add a problem for every document with a control token that has a part of a content in it."""
     first = np.searchsorted(stops, begins[control], side="right")
     last_byte = np.minimum(np.maximum(control_ends - 1, begins[control]), stops[-1:] - 1)
     last = np.searchsorted(stops, last_byte, side="right")
     firsts = np.cumsum([0, *map(len, raw)])
-    for place in control[is_content[first] | is_content[last]].tolist():
+    contents = np.cumsum(is_content)
+    for place in control[is_content[first] | (contents[last] > contents[first])].tolist():
         at = int(np.searchsorted(ends, place, side="right")) - 1
         token = tokens.table[int(ids[place])].decode(errors="replace")
         in_document = int(begins[place] - firsts[at])

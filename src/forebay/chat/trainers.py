@@ -25,6 +25,7 @@ from forebay.read.cache import Cache
 
 _PACKED = ("tokens", "seq_lens")
 _SPANS = ("spans", "last_turn")
+_SUFFIXES = (".arrow", ".parquet")
 SFT_COLUMNS = ("input_ids", "attention_mask", "labels", "completion_mask")
 Policy = TrainOn | Sequence[Kind] | Mapping[Kind, float]
 
@@ -45,6 +46,9 @@ def write_sft(
         raise ValueError(
             f"columns must name some of {', '.join(known)} (got {list(chosen) if not chosen else unknown})"
         )
+    if not set(_PACKED) <= set(cache.columns):
+        kind = cache.recipe(cache.generation.base).kind
+        raise ValueError(f"'{cache.root}' is a cache of {kind}; write_sft reads token and chat caches")
     with_spans = set(_SPANS) <= set(cache.columns)
     if train_on is not None and not with_spans:
         raise ValueError(f"'{cache.root}' has no spans, so nothing says which of its tokens are responses")
@@ -181,6 +185,8 @@ def _write(path: str | os.PathLike[str], chunks: Iterator[dict[str, Array | Ragg
     except ModuleNotFoundError as missing:
         raise LibraryMissing("pyarrow", "writing data sets for trainers", "tokens") from missing
     place = os.fspath(path)
+    if not place.endswith(_SUFFIXES):
+        raise ValueError(f"path must end with {' or '.join(_SUFFIXES)} (got '{place}')")
     unfinished = f"{place}.unfinished"
     writer: Any = None
     count = 0

@@ -92,6 +92,8 @@ def letterbox(
     scale: int = 1,
 ) -> Picture:
     """Draw one letterboxed image: padding gray, lines between patches, ignored tokens crossed out."""
+    if isinstance(size, int):
+        raise TypeError(f"size is (height, width), such as ({size}, {size}) (got {size})")
     box = np.asarray(rectangle)[None]
     content = DOCUMENTS[0] if image is None else image
     canvas = np.where(pixel_mask(box, size)[0][:, :, None], PADDING, content)

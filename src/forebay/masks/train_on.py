@@ -83,6 +83,10 @@ def check_spans(spans: Array, offsets: Array, used: Array) -> None:
     in_order = bool((start == before).all() and (stop > start).all())
     if not in_order or not np.array_equal(lengths, used):
         raise ValueError("the spans of a row do not cover its documents; run `forebay verify` on the cache")
+    check_roles_and_kinds(spans)
+
+
+def check_roles_and_kinds(spans: Array) -> None:
     if len(spans) and (int(spans[:, 2].max()) >= len(ROLES) or int(spans[:, 3].max()) >= len(KINDS)):
         raise ValueError("a span has an unknown role or kind; a newer forebay may have written the cache")
 

@@ -32,6 +32,7 @@ from forebay.cache.catalog import (
     presence_name,
     published_record,
     read_column,
+    shared_column,
 )
 from forebay.cache.plan import load_plan
 from forebay.cache.records import html_table
@@ -44,6 +45,7 @@ from forebay.errors import (
     IndexCorrupt,
     LayerIncomplete,
     LayerNotFound,
+    LayersShareColumn,
     PinMismatch,
     TokenizerUnusable,
     is_url,
@@ -136,6 +138,8 @@ class Cache:
         self._finder = ChunkFinder(self._starts)
         self._declared = {name: _declared(generation, name) for name in generation.recipes}
         recipes = {name: generation.recipe(name).columns for name in generation.recipes}
+        if shared := shared_column(recipes):
+            raise LayersShareColumn(self.root, *shared)
         self._columns = column_homes(recipes, self._base)
         self._requested: dict[tuple[str, ...] | None, list[str]] = {None: list(self.default_columns)}
         self._forget()

@@ -231,11 +231,18 @@ def _batches(
     for group in range(first, parquet.metadata.num_row_groups):
         made, rows = 0, _batch_rows(parquet, columns, group, path, max_sample_bytes)
         for batch in parquet.iter_batches(rows, row_groups=[group], columns=list(columns), use_threads=False):
-            made += batch.nbytes
+            made += sum(map(_unpacked_bytes, batch.columns))
             if most is not None and made > most:
                 problem = f"the rows of its row group {group} unpack to more than {most:,} bytes"
                 raise SourceUnreadable(path, f"{problem}; raise max_sample_bytes if that is meant")
             yield batch
+
+
+def _unpacked_bytes(column: pa.Array) -> int:
+    """The bytes of all values of a column, also where equal ones are stored once."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()  # a batch of repeated values has few rows
+    return int(column.nbytes)
 
 
 def _batch_rows(parquet: ParquetFile, columns: tuple[str, ...], group: int, path: str, max_sample_bytes: int) -> int:

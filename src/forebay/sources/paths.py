@@ -350,6 +350,9 @@ def named_below(paths: Sequence[str | os.PathLike[str]], root: str | None) -> tu
     >>> named_below(["/data/text/*.jsonl", "/data/more"], root="/data")
     ('/data', ('text/*.jsonl', 'more'))
     """
+    for path in paths:
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(f"paths are passed one by one, not as a {type(path).__name__}: jsonl('a.jsonl', 'b.jsonl')")
     refuse_one_slash(*paths, root)
     if any(is_url(os.fspath(path)) for path in (*paths, *([root] if root else []))):
         urls = [os.fspath(path) for path in paths]

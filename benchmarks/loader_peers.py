@@ -56,6 +56,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 class PeerFailed(Exception):
     def __init__(self, peer: str, said: str) -> None:
+        self.said = said
         super().__init__(f"{peer}: not measured: {said}")
 
 

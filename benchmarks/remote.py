@@ -12,6 +12,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -227,7 +228,7 @@ class Run:
         return str(self.folder / name)
 
     def peer_epoch(self, peer: Peer, folder: str, limit: int, workers: int) -> dict[str, float]:
-        command = [environment(peer, self.environments), SCRIPTS / peer.script, "epoch",
+        command = [environment(peer, self.environments), "-X", "faulthandler", SCRIPTS / peer.script, "epoch",
                    f"s3://bench/{peer.script[:-3]}", folder, limit, workers]  # fmt: skip
         plain = {**os.environ, "PYTHONPATH": ""}
         process = subprocess.Popen([str(word) for word in command], env=plain, stdout=subprocess.PIPE,
@@ -235,13 +236,30 @@ class Run:
         try:
             out, err = process.communicate(timeout=PEER_SECONDS)
         except subprocess.TimeoutExpired as error:
+            process.send_signal(signal.SIGABRT)  # it says where it is
+            time.sleep(1)
             os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            raise PeerFailed(peer.name, f"an epoch did not end in {PEER_SECONDS} s") from error
+            err = process.communicate()[1]
+            raise PeerFailed(peer.name, f"an epoch did not end in {PEER_SECONDS} s {place_in(err)}") from error
         if process.returncode:
-            raise PeerFailed(peer.name, err.strip().splitlines()[-1] if err.strip() else "nothing")
+            raise PeerFailed(peer.name, last_error(err))
         found: dict[str, float] = json.loads(out.splitlines()[-1])
         return found
+
+
+def last_error(said: str) -> str:
+    """The last error that a process printed, on one line; else its last line."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["nothing"]
+    return next((line for line in reversed(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)), lines[-1])
+
+
+def place_in(said: str) -> str:
+    """Where the main thread was, after what `faulthandler` printed, and the last error before that."""
+    before, _, threads = said.partition("Fatal Python error")
+    frames = re.findall(r'File "[^"]*?([^/"]+)", line (\d+) in (\S+)', threads.rpartition("hread 0x")[2])
+    places = ", called by ".join(f"{name} ({file}:{line})" for file, line, name in frames[:2])
+    error = last_error(before)
+    return f"(in {places or 'no place that it named'}{'' if error == 'nothing' else f'; it had said: {error}'})"
 
 
 def prepare(run: Run, megabytes: int) -> Path:
@@ -320,21 +338,27 @@ def count_first(run: Run, url: str) -> int:
 
 
 def measure_peer(run: Run, peer: Peer, first: float, cold: float, share: float) -> None:
-    firsts, colds, shares = [], [], []
+    firsts, colds, shares, failures = [], [], [], []
     for workers in WORKERS:
         try:
             one = run.peer_epoch(peer, run.empty("peer"), 0, workers)
             firsts.append(one["first"])
             colds.append(one["seconds"])
-            kept = run.empty("peer-half")
+        except PeerFailed as error:
+            failures.append(f"{workers} workers, without a limit: {error.said}")
+            continue
+        kept, at = run.empty("peer-half"), "first"
+        try:
             run.peer_epoch(peer, kept, run.size // 2, workers)
             run.line.ask("reset")
+            at = "second"
             run.peer_epoch(peer, kept, run.size // 2, workers)
             shares.append(run.line.ask("get")[0] / run.size)
         except PeerFailed as error:
-            print(f"{workers} workers: {error}", flush=True)
+            failures.append(f"{workers} workers, half kept, {at} epoch: {error.said}")
+    for failure in failures:
+        run.add(f"{peer.name} failed", failure)
     if not firsts:
-        run.add(f"{peer.name}", "did not run")
         return
     quicker, faster = min(firsts) / first, min(colds) / cold
     run.add(f"first batch of {peer.name} ({min(firsts):.2f} s) / ours", f"{quicker:.1f}", "≥ 3", quicker >= 3)

@@ -375,12 +375,14 @@ def warm_cache(
     lanes: Sequence[int] | None = None,
     seed: int = 0,
     layers: Sequence[str] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> TierFill:
     """Fetch the chunks of a remote cache into a tier before training: all, or those of some window-shuffle lanes.
 
     The lanes of a node are those of its ranks: `forebay estimate CACHE --remote` shows how much each node needs.
     """
-    return warm_tier(open_cache(root, layers=layers, tier=tier, tier_bytes=tier_bytes), lanes=lanes, seed=seed)
+    cache = open_cache(root, layers=layers, tier=tier, tier_bytes=tier_bytes)
+    return warm_tier(cache, lanes=lanes, seed=seed, on_progress=on_progress)
 
 
 def tier_contents(path: str | os.PathLike[str]) -> TierContents:

@@ -812,7 +812,9 @@ class TierUnusable(ForebayError):
 
 class TierNotFound(TierUnusable):
     def __init__(self, path: str) -> None:
-        super().__init__(path, "there is no tier in it", f"fill one with `forebay warm … --l2 {path}`")
+        listed = shlex.join(["forebay", "tier", "list", path])
+        advice = f"fill one with `forebay warm … --l2 {path}`; if it keeps chunks of remote caches, run `{listed}`"
+        super().__init__(path, "there is no tier of rows in it", advice)
 
 
 class TierDamaged(TierUnusable):

@@ -55,6 +55,16 @@ def build_one_then_publish_with_all(root: str, chunk: int, barrier) -> None:
     publish(store, {}, {"made by": str(chunk)})
 
 
+@pytest.mark.parametrize("versions", [{}, {"another library": "2.0"}], ids=["alike", "another"])
+def test_a_chunk_that_a_second_builder_also_holds_for_its_own_is_listed_once(tmp_path, versions):
+    """A bucket that loses the name of a write may tell both of them so, if their bytes are equal."""
+    build(tmp_path / "cache", 3)
+    store, before = LocalStore(tmp_path / "cache"), bytes_of_generations(tmp_path / "cache")
+    listed = load_generation(store)
+    assert publish(store, {LAYER: listed.table(LAYER).records()}, versions).number == listed.number
+    assert bytes_of_generations(tmp_path / "cache") == before
+
+
 @pytest.mark.parametrize("count", [5, pytest.param(12, marks=pytest.mark.long)])
 def test_many_who_publish_at_once_end_in_one_sequence_whose_newest_lists_everything(tmp_path, count):
     store = prepared(tmp_path / "cache", count)

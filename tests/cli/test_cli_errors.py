@@ -356,7 +356,7 @@ def spoiled_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
         return run_process("build", "tokens", *words, env=_environment(hub, tmp_path), code=1)
 
 
-@shows(errors.TierNotFound, "there is no tier in it; fill one with `forebay warm")
+@shows(errors.TierNotFound, "there is no tier of rows in it; fill one with `forebay warm")
 def no_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("tier", "stats", tmp_path, code=1)
 

@@ -16,6 +16,7 @@ def test_estimate_remote_shows_bytes_requests_and_the_smallest_tier(root: Path) 
     shown = run("estimate", root, "--remote", "--nodes", 2, "--tier-bytes", "10kB", "--bandwidth", "1Gbit").out
     assert "later epochs" in shown
     assert "smallest tier" in shown
+    assert run("estimate", "--remote", "--nodes", 2, "--tier-bytes", "10kB", "--bandwidth", "1Gbit", root).out == shown
     record = run("estimate", "remote", root, "--nodes", 2, "--json").json
     assert record["first_epoch_requests"] == record["node_chunks"]
     assert record["bandwidth"] == 125e6
@@ -25,7 +26,10 @@ def test_warm_list_and_clean_by_environment(root: Path, tmp_path: Path, monkeypa
     monkeypatch.setenv("FOREBAY_TIER", str(tmp_path / "tier"))
     monkeypatch.setenv("FOREBAY_TIER_BYTES", "1GB")
     assert run("warm", root, "--json").json["fetched_chunks"] == 12
+    assert ["there", "before", "12", "chunks"] in [line.split() for line in run("warm", root).out.splitlines()]
     assert "12 chunks" in run("tier", "list").out
+    said = run("tier", "stats", tmp_path / "tier", code=1).err
+    assert f"if it keeps chunks of remote caches, run `forebay tier list {tmp_path}/tier`" in said
     (kept,) = run("tier", "list", tmp_path / "tier", "--json").json["caches"]
     assert kept["addresses"] == [str(root)]
     assert "no cache has an id that begins with 'nothing'" in run("tier", "clean", "--cache", "nothing", code=1).err

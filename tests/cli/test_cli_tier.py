@@ -115,7 +115,7 @@ def test_stats_verify_and_clear(photos, tmp_path):
     assert (bad["key"], bad["reason"]) == (key.hex(), "checksum")
 
     assert "24 values removed" in run("tier", "clear", tier).out
-    assert "there is no tier in it" in run("tier", "stats", tier, code=1).err
+    assert "there is no tier of rows in it" in run("tier", "stats", tier, code=1).err
 
 
 def damage(tier: Path) -> bytes:

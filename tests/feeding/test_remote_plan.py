@@ -70,8 +70,11 @@ def test_a_node_whose_ranks_divide_the_lanes_needs_its_part(root: Path) -> None:
 
 def test_warm_lanes_are_those_of_a_rank(root: Path, tmp_path: Path) -> None:
     store = tiered(root, tmp_path / "tier")
-    fill = warm_tier(fb.open_cache(store), lanes=lanes_of(1, 4, 8), window=WINDOW)
+    seen: list[fb.Progress] = []
+    fill = warm_tier(fb.open_cache(store), lanes=lanes_of(1, 4, 8), window=WINDOW, on_progress=seen.append)
     assert fill.fetched_chunks == fill.chunks == estimate_chunks(root, 1)
+    assert [moment.done for moment in seen] == [*range(1, fill.chunks + 1)]
+    assert seen[-1].read_bytes == fill.fetched_bytes
     assert fill.refused_chunks == 0
     assert fetched_in(tiered(root, tmp_path / "tier"), 0, range(1, 2), 4) == 0
     assert fetched_in(tiered(root, tmp_path / "tier"), 0, range(2), 4) > 0

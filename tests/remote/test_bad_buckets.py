@@ -95,7 +95,17 @@ def test_no_credentials(service, monkeypatch):
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("forebay.store.object_store._PAUSES", (0.0, 0.0))
-    assert "no credentials were found; set AWS_* in the environment" in refused("status", "s3://bucket/x")
+    said = refused("status", "s3://bucket/x")
+    assert "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, as `aws configure" in said
+
+
+def test_no_account():
+    said = refused("status", "az://container/x")
+    assert "no account is named; set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY" in said
+
+
+def test_a_missing_container(container):
+    assert "there is no container 'nobody-has-this'; create it" in refused("status", "az://nobody-has-this/x")
 
 
 @pytest.mark.parametrize("code", ["AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"])
@@ -108,7 +118,13 @@ def test_wrong_credentials(service, code):
 @pytest.mark.parametrize("answer", [(301, "PermanentRedirect"), (400, "AuthorizationHeaderMalformed")])
 def test_a_wrong_region(service, answer):
     service.answer = answer
-    assert "the bucket is in another region; set AWS_REGION" in refused("status", "s3://bucket/x")
+    assert "the bucket is in another region; set AWS_REGION to the region of" in refused("status", "s3://bucket/x")
+
+
+@pytest.mark.parametrize("says", ["<Region>eu-west-1</Region>", "<Message>expecting 'eu-west-1'</Message>"])
+def test_a_wrong_region_where_the_service_names_the_right_one(service, says):
+    service.answer = (400, f"AuthorizationHeaderMalformed</Code>{says}<Code>")
+    assert "the bucket is in another region; set AWS_REGION=eu-west-1\n" in refused("status", "s3://bucket/x")
 
 
 def test_a_read_only_bucket(service, lines):

@@ -21,7 +21,13 @@ from forebay.store.object_store import ObjectStore
 from forebay.testing import StoreContract
 from forebay.testing.faults import Fault, FaultProxy
 
-SERVICES = ["s3", "gs", "az"]
+# name -> fixtures of an empty bucket and of its endpoint; "s3" copies in parts, which lose the metadata
+SERVICES = {
+    "s3": ("bucket", "s3"),
+    "s3-copies": ("bucket_that_copies", "s3_that_copies"),
+    "gs": ("gcs_bucket", "gcs"),
+    "az": ("container", "azure"),
+}
 PART = 5 << 20  # the least that S3 allows
 VALUE = bytes(range(256)) * (2 * PART // 256) + b"the end"  # three parts
 DOUBTS = ["lost-reply", "reset-after", "reset-before", "server-error", "throttled", "conflict"]
@@ -46,22 +52,19 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=SERVICES)
 def service(request: pytest.FixtureRequest) -> tuple[str, str, str]:
-    """(address of an empty bucket, endpoint, variable or file that names the endpoint)."""
-    fixture = {"s3": "bucket", "gs": "gcs_bucket", "az": "container"}[request.param]
-    url, server = request.getfixturevalue(fixture), {"s3": "s3", "gs": "gcs", "az": "azure"}[request.param]
-    return url, request.getfixturevalue(server), request.param
+    """(address of an empty bucket, endpoint, name in `SERVICES`)."""
+    bucket, endpoint = map(request.getfixturevalue, SERVICES[request.param])
+    return bucket, endpoint, request.param
 
 
 @pytest.fixture
 def proxy(service: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    _, endpoint, scheme = service
+    _, endpoint, name = service
     with FaultProxy(endpoint) as proxy:
-        if scheme == "gs":
+        if name == "gs":
             account = Path(os.environ["GOOGLE_SERVICE_ACCOUNT"])
             account.write_text(account.read_text().replace(endpoint, proxy.url))
-        monkeypatch.setenv(
-            {"s3": "AWS_ENDPOINT_URL", "az": "AZURITE_BLOB_STORAGE_URL"}.get(scheme, "UNUSED"), proxy.url
-        )
+        monkeypatch.setenv({"gs": "UNUSED", "az": "AZURITE_BLOB_STORAGE_URL"}.get(name, "AWS_ENDPOINT_URL"), proxy.url)
         yield proxy
 
 
@@ -79,14 +82,14 @@ def aside(store: ObjectStore) -> list[Entry]:
 
 
 def test_a_large_value_is_sent_from_memory_in_parts(
-    proxy: FaultProxy, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    proxy: FaultProxy, store: ObjectStore, service: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")  # no disk between
     assert store.create("large", [VALUE[:1000], VALUE[1000:]])
     monkeypatch.undo()
     assert proxy.requests["create"] == 1  # what puts it in place
     # A look, three parts, what begins and ends them, the copy, a look, the end of what was aside.
-    assert sum(proxy.requests.values()) == {"s3": 11, "gs": 9, "az": 8}[store.scheme]
+    assert sum(proxy.requests.values()) == {"s3": 11, "s3-copies": 9, "gs": 9, "az": 8}[service[2]]
     assert store.read("large") == VALUE
     assert [(entry.key, entry.size) for entry in store.entries("")] == [
         ("also probed", PART), ("large", len(VALUE)), ("probed", 0),
@@ -125,8 +128,22 @@ def test_what_another_created_while_the_parts_were_sent_stays(
     store._put_parts(upload, name)
     assert store.create("large", [VALUE[::-1]])
     proxy.set_faults([Fault(kind, "create", most=1)] if kind else [])
-    assert not store._created(upload, lambda: store._put_in_place(upload, name))
+    assert not store._created(upload, lambda: store._put_in_place(upload, name, store._way_to_copy()))
     assert store.read("large") == VALUE[::-1]
+
+
+@pytest.mark.parametrize("kind", ["lost-reply", "conflict"])
+def test_equal_bytes_of_another_are_not_its_own(
+    proxy: FaultProxy, store: ObjectStore, service: tuple[str, str, str], kind: str
+) -> None:
+    """The name of the write says whose they are; only a service that loses it leaves that open."""
+    upload, name = Upload(store.address, "large", [VALUE]), f"{ASIDE}{temporary_name()}"
+    store._put_parts(upload, name)
+    assert store.create("large", [VALUE])
+    proxy.set_faults([Fault(kind, "create", most=1)])
+    created = store._created(upload, lambda: store._put_in_place(upload, name, store._way_to_copy()))
+    assert created is (service[2] == "s3")
+    assert store.read("large") == VALUE
 
 
 @pytest.mark.parametrize(("service", "seed"), dealt(SERVICES, range(3)), indirect=["service"])

@@ -226,6 +226,80 @@ def test_a_short_file_in_the_tier_is_dropped_and_fetched_again(root: Path, far: 
     assert len(far.reads) == ROWS // CHUNK + 3
 
 
+def first_chunk(far: LocalStore) -> tuple[str, bytes, Expected]:
+    """(key, bytes, what is expected) of a chunk."""
+    key = layout.chunk("tokens", 0)
+    value = Path(far.local_path(key) or "").read_bytes()
+    return key, value, Expected(len(value), hashlib.sha256(value).digest())
+
+
+def test_a_short_or_long_file_in_the_tier_is_not_handed_out(far: FarFolder, tmp_path: Path) -> None:
+    """Whoever maps it need not find out by its content."""
+    key, value, expect = first_chunk(far)
+    tiered(far, tmp_path).view(key, expect=expect)
+    (kept,) = kept_files(tmp_path)
+    for spoilt in (value[:-1], value + b"x", b""):
+        kept.write_bytes(spoilt)
+        assert tiered(far, tmp_path).view(key, expect=expect) == value
+        assert kept.read_bytes() == value
+    assert len(far.reads) == 4
+
+
+def test_a_chunk_is_synced_before_it_gets_its_name(
+    far: FarFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, value, expect = first_chunk(far)
+    seen: list[tuple[str, int]] = []
+    sync, publish = os.fsync, TierFolder.publish
+
+    def synced(descriptor: int) -> None:
+        seen.append(("sync", os.fstat(descriptor).st_size))
+        sync(descriptor)
+
+    def published(tier: TierFolder, cache_id: str, sha256: bytes) -> None:
+        seen.append(("publish", 0))
+        publish(tier, cache_id, sha256)
+
+    store = tiered(far, tmp_path)
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(TierFolder, "publish", published)
+    store.view(key, expect=expect)
+    assert seen.index(("sync", len(value))) < seen.index(("publish", 0))
+
+
+def test_a_fetch_that_fails_gives_its_room_back(far: FarFolder, tmp_path: Path) -> None:
+    key, value, expect = first_chunk(far)
+    store = tiered(far, tmp_path, limit=len(value))
+    with pytest.raises(BadCopy, match="was fetched twice"):
+        store.view(key, expect=Expected(len(value), bytes(32)))
+    assert store.tier.used_bytes() == 0
+    assert not list((tmp_path / "tier").rglob("parts/*"))
+    assert store.view(key, expect=expect) == value
+    assert len(kept_files(tmp_path)) == 1  # there is room for it
+
+
+def test_a_first_document_is_that_of_the_tier_while_the_far_store_is_away(far: FarFolder, tmp_path: Path) -> None:
+    """Before any listing has found out that it is away."""
+    known = tiered(far, tmp_path).read(layout.CACHE)
+    Path(f"{far.address}.offline").touch()
+    assert tiered(far, tmp_path).read(layout.CACHE) == known
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+def test_a_process_forked_while_a_thread_fetches_can_read(far: FarFolder, tmp_path: Path) -> None:
+    key, value, expect = first_chunk(far)
+    store = tiered(far, tmp_path)
+    with store._lock, store._identifying:  # as by a thread that the forked process does not have
+        child = multiprocessing.get_context("fork").Process(target=store.view, args=(key,), kwargs={"expect": expect})
+        child.start()
+        child.join(60)
+        hangs = child.is_alive()
+        child.kill()
+        child.join()
+    assert not hangs
+    assert [path.read_bytes() for path in kept_files(tmp_path)] == [value]
+
+
 def test_a_warm_tier_works_without_the_far_store(root: Path, far: FarFolder, tmp_path: Path) -> None:
     tokens_of(fb.open_cache(tiered(far, tmp_path)))
     Path(f"{far.address}.offline").touch()
@@ -272,6 +346,71 @@ def test_caches_share_a_tier_and_are_cleaned_one_by_one(tmp_path: Path) -> None:
     assert mine.read_text() == "not a chunk"
     assert [each.chunks for each in tier.caches() if each.cache_id == second.cache_id] == [4]
     assert len(tokens_of(fb.open_cache(stores[0]))) == 20
+
+
+def test_cleaning_leaves_what_is_being_fetched_and_names_of_others(tmp_path: Path) -> None:
+    tier, parts = TierFolder(tmp_path / "tier", reserve_bytes=0).begin(), tmp_path / "tier" / "caches" / "a" / "parts"
+    with tier.filling("a", bytes(32)) as part:
+        assert tier.admit(part, 100)
+        (parts / "notes.txt").write_text("mine")
+        tier.clean()
+        assert sorted(path.name for path in parts.iterdir()) == [bytes(32).hex(), "notes.txt"]
+        assert tier.used_bytes() == 100
+    tier.clean()
+    assert [path.name for path in parts.iterdir()] == ["notes.txt"]
+    assert tier.used_bytes() == 0
+
+
+def test_whoever_waits_for_a_part_that_is_removed_gets_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, path = TierFolder(tmp_path / "tier").begin(), tmp_path / "tier" / "caches" / "a" / "parts" / bytes(32).hex()
+    waits, found, lock = threading.Event(), [], folder_module.fcntl.flock
+
+    def flock(descriptor: int, how: int) -> None:
+        if threading.current_thread() is waiter:
+            waits.set()
+        lock(descriptor, how)
+
+    def wait() -> None:
+        with tier.filling("a", bytes(32)) as part:
+            found.append(path.exists() and os.path.samestat(os.fstat(part), path.stat()))
+
+    waiter = threading.Thread(target=wait)
+    with tier.filling("a", bytes(32)):
+        monkeypatch.setattr(folder_module.fcntl, "flock", flock)
+        waiter.start()
+        assert waits.wait(60)
+        tier.discard_part("a", bytes(32))
+    waiter.join(60)
+    assert found == [True]
+
+
+@pytest.mark.parametrize("cache_id", ["../outside", "a/b", "", "x" * 300, "\0"])
+def test_what_a_stranger_calls_a_cache_is_no_path(tmp_path: Path, cache_id: str) -> None:
+    folder, name, kind, sha256 = TierFolder(tmp_path / "tier").chunk(cache_id, bytes(32)).split("/")
+    assert (folder, kind, sha256) == ("caches", "chunks", bytes(32).hex())
+    assert name == hashlib.sha256(cache_id.encode()).hexdigest()[:32]
+
+
+class AwayOnce(FarFolder):
+    """Does not answer the first request for a chunk."""
+
+    def sent(self, key: str, start: int, value: bytes) -> bytes:
+        if len(self.reads) == 1:
+            raise StoreUnavailable(self.address, "answer", "it is away")
+        return value
+
+
+def test_a_range_that_is_not_answered_is_asked_for_again(
+    far: FarFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.store.tiered._PAUSES", (0.0,))
+    key, value, expect = first_chunk(far)
+    store = tiered(AwayOnce(far.address), tmp_path)
+    store.read(layout.CACHE)
+    assert store.view(key, expect=expect) == value
+    assert store.transfers().retries == 1
 
 
 def test_a_folder_with_other_files_is_not_made_a_tier(far: FarFolder, tmp_path: Path) -> None:
@@ -338,15 +477,30 @@ def test_a_warm_tier_is_used_when_its_disk_is_full(
     assert store.transfers().fetched == 0
 
 
+class SlowChunks(FarFolder):
+    def sent(self, key: str, start: int, value: bytes) -> bytes:
+        if layout.parse_chunk(key):
+            time.sleep(0.2)  # time for others to ask as well
+        return value
+
+
 def test_threads_of_a_process_fetch_a_passing_chunk_once(root: Path, far: FarFolder, tmp_path: Path) -> None:
-    store = tiered(far, tmp_path, limit=0)
-    cache = fb.open_cache(store)
-    threads = [threading.Thread(target=cache.read, args=([0], ["tokens"])) for _ in range(8)]
+    key, value, expect = first_chunk(far)
+    slow = SlowChunks(far.address)
+    store, together = tiered(slow, tmp_path, limit=0), threading.Barrier(8, timeout=600)
+    found: list[memoryview] = []
+
+    def view() -> None:
+        together.wait()
+        found.append(store.view(key, expect=expect))
+
+    threads = [threading.Thread(target=view) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert far.reads.count(layout.chunk("tokens", 0)) == 1
+    assert slow.reads == [key]
+    assert all(one == value for one in found)
 
 
 def read_in_a_process(far: FarFolder, tier: str, results: "multiprocessing.Queue[tuple[int, bytes]]") -> None:

@@ -361,7 +361,9 @@ def test_nothing_is_written_through_a_link_in_a_tier_of_a_stranger(tier, photos,
         lambda: summarize_tier(str(tier)),
         lambda: verify_tier(str(tier)),
     ):
-        with pytest.raises(TierUnusable, match=f"'{name}' is a link or not a regular file|there is no tier in it"):
+        with pytest.raises(
+            TierUnusable, match=f"'{name}' is a link or not a regular file|there is no tier of rows in it"
+        ):
             verb()
     with contextlib.suppress(TierUnusable):
         clear_tier(str(tier))

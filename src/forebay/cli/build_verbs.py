@@ -111,12 +111,16 @@ class KindGroup(Verbs):
         """Complete kinds, and files for settings files and caches."""
         return [CompletionItem(incomplete, type="file"), *super().shell_complete(ctx, incomplete)]
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """`--remote`, before or after the cache, is another way to write the command `remote`."""
+        if "--remote" in args and "remote" in self.homes:
+            args = ["remote", *(arg for arg in args if arg != "--remote")]
+        return super().parse_args(ctx, args)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         word = args[0]
-        if "--remote" in args and "remote" in self.homes:
-            return "remote", self.get_command(ctx, "remote"), [arg for arg in args if arg != "--remote"]
         if word in self.homes or is_offered(word) or word.startswith("-"):
             return click.Group.resolve_command(self, ctx, args)
         if ctx.resilient_parsing:

@@ -94,7 +94,10 @@ def through_tier(cache: str) -> Root:
 def warm_chunks(paths: tuple[str, ...], folder: str, tier_bytes: int | None, lanes: list[int] | None, seed: int) -> Any:
     if len(paths) != 1:
         raise click.UsageError(f"--tier takes one cache, not {len(paths)}.")
-    filled = api.warm_cache(paths[0], folder, tier_bytes=tier_bytes, lanes=lanes, seed=seed)
+    with shown_progress() as on_progress:
+        filled = api.warm_cache(
+            paths[0], folder, tier_bytes=tier_bytes, lanes=lanes, seed=seed, on_progress=on_progress
+        )
     if not filled.refused_chunks:
         return filled
     return Finding(filled, "TierFull", f"'{folder}' is full", command_line("tier", "list", folder))

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from forebay.cache.records import RemoteEstimate, TierFill
+from forebay.cache.records import OnProgress, Progress, RemoteEstimate, TierFill
 from forebay.errors import TierNeeded
 from forebay.feeding.mixture import Mixture
 from forebay.feeding.shuffle import Ranks, choose_ordering
@@ -276,6 +276,7 @@ def warm_tier(
     window: Window | None = None,
     columns: Sequence[str] | None = None,
     threads: int = THREADS,
+    on_progress: OnProgress | None = None,
 ) -> TierFill:
     """Fetch the chunks of a cache into its tier: all, or those that some lanes of the window shuffle need."""
     store = cache.store
@@ -289,8 +290,15 @@ def warm_tier(
         if wrong:
             raise ValueError(f"lanes must be from 0 to {window.lanes - 1} (got {wrong[0]})")
         chunks = WindowOrder(_counts(cache), seed, window).chunks_of(lanes)
+    kept: list[bool] = []
     with ThreadPoolExecutor(threads) as pool:
-        kept = list(pool.map(lambda chunk: cache.keep_chunk(chunk, names), chunks.tolist()))
+        for is_kept in pool.map(lambda chunk: cache.keep_chunk(chunk, names), chunks.tolist()):
+            kept.append(is_kept)
+            if on_progress is not None:
+                spent, fetched = time.monotonic() - started, store.transfers().bytes_fetched
+                on_progress(
+                    Progress(phase="warming", done=len(kept), total=len(chunks), read_bytes=fetched, seconds=spent)
+                )
     found, sizes = store.transfers(), cache.chunk_bytes(names)
     return TierFill(
         root=cache.root,

@@ -16,8 +16,9 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -56,6 +57,13 @@ _CREDENTIAL_URLS = (
 _KEYS = ("AWS_ACCESS_KEY_ID", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_SAS_KEY")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "PROXY_URL")
 VARIABLES = {"s3": "AWS_*", "gs": "GOOGLE_*", "az": "AZURE_*"}
+TO_LOG_IN = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, as `aws configure export-credentials --format env` prints "
+    "them for a profile",
+    "gs": "set GOOGLE_SERVICE_ACCOUNT to the key file of a service account, or run `gcloud auth application-default "
+    "login`",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
 _memories: dict[str, Any] = {}  # name -> what is in it
 
 
@@ -74,17 +82,30 @@ def endpoint(scheme: str) -> str | None:
     return next(filter(None, (os.environ.get(name) for name in _ENDPOINTS.get(scheme, ()))), None)
 
 
-def open_client(scheme: str, bucket: str, prefix: str, timeouts: Mapping[str, str]) -> Any:
-    """A client of obstore; one of memory:// has what the others of its name in this process have."""
+def copy_ways(scheme: str) -> tuple[str, ...]:
+    """How a service may be asked to copy on condition, the best way first: a copy in parts loses the metadata."""
+    is_known = scheme != "s3" or os.environ.get("AWS_COPY_IF_NOT_EXISTS")
+    return ("",) if is_known else ("header:if-none-match:*", "multipart")
+
+
+def open_client(scheme: str, bucket: str, prefix: str, timeouts: Mapping[str, str], copying: str = "") -> Any:
+    """A client of obstore; one of memory:// has what the others of its name in this process have.
+
+    `copying` is one of `copy_ways`, for a client that copies.
+    """
     address = f"{scheme}://{bucket}" + (f"/{prefix}" if prefix else "")
     if scheme == "memory":
         return _memories.setdefault(address, ProcessMemory())
     _check_endpoint(scheme, address)
-    config = {"connect_timeout": "5s", **timeouts, **_only_named_hosts(scheme), **_copying(scheme)}
+    config = {"connect_timeout": "5s", **timeouts, **_only_named_hosts(scheme)}
+    if copying:
+        config["copy_if_not_exists"] = copying
     try:
         # As `config`, because `client_options` would hide what the environment says of the client.
         return _SERVICES[scheme](bucket, prefix=prefix or None, config=config, retry_config=_RETRIES)
     except (exceptions.BaseError, ValueError) as error:
+        if "Account must be specified" in str(error):
+            raise StoreRefused(address, "no account is named", TO_LOG_IN[scheme]) from error
         raise StoreRefused(address, first_line(error), f"check {VARIABLES[scheme]}") from error
 
 
@@ -116,12 +137,6 @@ def _only_named_hosts(scheme: str) -> dict[str, str]:
     return {"proxy_url": NOWHERE, "proxy_excludes": ",".join(hosts)}
 
 
-def _copying(scheme: str) -> dict[str, str]:
-    """How S3 copies on condition, unless the environment says how."""
-    is_said = scheme != "s3" or os.environ.get("AWS_COPY_IF_NOT_EXISTS")
-    return {} if is_said else {"copy_if_not_exists": "multipart"}
-
-
 WRITER, SHA256 = "forebaywriter", "forebaysha256"  # names of metadata that every service allows
 ASIDE = ".uploads/"
 MOST_BYTES = 5 << 30  # of one object, written or copied by one request: the limit of S3
@@ -135,13 +150,26 @@ class Upload:
     """Bytes to be put, with the name of this write: one for all of its attempts."""
 
     def __init__(self, address: str, key: str, data: Sequence[Buffer]) -> None:
-        self.key, self.body = key, b"".join(data)
-        self.size, self.writer = len(self.body), secrets.token_hex(12)
+        self.key, self._data = key, data
+        self.size, self.writer = sum(memoryview(each).nbytes for each in data), secrets.token_hex(12)
         if self.size > MOST_BYTES:
             problem = f"'{key}' has {self.size:,} bytes, and one object has at most {MOST_BYTES:,}"
             raise StoreRefused(address, problem, "choose smaller chunks (`chunk_bytes` of the recipe)")
-        self.sha256 = hashlib.sha256(self.body).digest()
+        digest = hashlib.sha256()
+        for each in data:
+            digest.update(each)
+        self.sha256 = digest.digest()
         self.attributes = {WRITER: self.writer, SHA256: self.sha256.hex()}
+
+    @cached_property
+    def body(self) -> bytes:
+        return b"".join(self._data)
+
+    def pieces(self) -> Iterator[memoryview]:
+        """The body in slices that are not copies: a large chunk is in memory once."""
+        for each in filter(len, self._data):
+            view = memoryview(each).cast("B")
+            yield from (view[start : start + PART_BYTES] for start in range(0, len(view), PART_BYTES))
 
 
 def upload_minutes(size: int) -> int:

@@ -8,8 +8,9 @@ server has acted, and a service may answer "conflict" although nothing was writt
                                                       none ──▶ put again
 
 Every object carries the name of its write and the SHA-256 of its bytes as metadata. The first says whose it is, the
-second lets a whole value be checked where it arrives. A large value is sent in parts and then copied (`uploads.py`);
-the copy that S3 makes has no metadata, so that its bytes say whose it is.
+second lets a whole value be checked where it arrives. A large value is sent in parts and then copied. Where a service
+can only copy in parts, too, the copy has no metadata, and its bytes say whose it is: of two writers of equal bytes,
+both may then get True, which is as good.
 """
 
 import hashlib
@@ -52,9 +53,11 @@ from forebay.store.bucket_client import (
     PARTS_AT_ONCE,
     PARTS_FROM_BYTES,
     SHA256,
+    TO_LOG_IN,
     VARIABLES,
     WRITER,
     Upload,
+    copy_ways,
     endpoint,
     first_line,
     open_client,
@@ -77,7 +80,7 @@ MOST_LISTED = 100_000_000  # objects of one listing
 PAGE_ENTRIES = 1000
 LISTING_SECONDS = 300.0  # without a page, after all retries of its requests
 _honours_conditions: set[str] = set()  # addresses that were probed in this process
-_copies_on_condition: dict[str, bool] = {}  # address -> what a probe in this process found
+_ways_to_copy: dict[str, str | None] = {}  # address -> the way that a probe in this process found, None: there is none
 _log = logging.getLogger("forebay")
 T = TypeVar("T")
 
@@ -102,7 +105,7 @@ class ObjectStore(Store):
         self.scheme, self._bucket, self._prefix = parse_url(url)
         self.address = f"{self.scheme}://{self._bucket}" + (f"/{self._prefix}" if self._prefix else "")
         self._service = endpoint(self.scheme) or f"{self.scheme}://{self._bucket}"
-        self._writers: dict[int, Any] = {}
+        self._writers: dict[tuple[int, str], Any] = {}
         if probed:
             _honours_conditions.add(self.address)
             note_answer(self._service)
@@ -135,8 +138,8 @@ class ObjectStore(Store):
         if self.address not in _honours_conditions:
             self._probe()
         upload = Upload(self.address, key, data)
-        if upload.size >= PARTS_FROM_BYTES and self._can_copy():
-            return self._create_in_parts(upload)
+        if upload.size >= PARTS_FROM_BYTES and (copying := self._way_to_copy()) is not None:
+            return self._create_in_parts(upload, copying)
         return self._create(upload)
 
     def replace(self, key: str, data: Sequence[Buffer], *, if_etag: str | None = None, durable: bool = True) -> bool:
@@ -265,16 +268,16 @@ class ObjectStore(Store):
         # `timeout` covers a whole request with its body, so it only bounds what `read_timeout` cannot see.
         return self._client({"read_timeout": f"{STALLED_SECONDS}s", "timeout": "24h"})
 
-    def _writer(self, size: int) -> Any:
+    def _writer(self, size: int, copying: str = "") -> Any:
         """A client for uploads of this size. It has no `read_timeout`, which would run while the body is sent."""
-        minutes = upload_minutes(size)
-        if minutes not in self._writers:
-            self._writers[minutes] = self._client({"timeout": f"{60 * minutes}s"})
-        return self._writers[minutes]
+        kind = (upload_minutes(size), copying)
+        if kind not in self._writers:
+            self._writers[kind] = self._client({"timeout": f"{60 * kind[0]}s"}, copying)
+        return self._writers[kind]
 
-    def _client(self, timeouts: dict[str, str]) -> Any:
+    def _client(self, timeouts: dict[str, str], copying: str = "") -> Any:
         _Process.used = True
-        return open_client(self.scheme, self._bucket, self._prefix, timeouts)
+        return open_client(self.scheme, self._bucket, self._prefix, timeouts, copying)
 
     def _whole(self, key: str, stop: int | None) -> memoryview:
         """The value up to `stop`, compared with the SHA-256 it was written with.
@@ -339,13 +342,13 @@ class ObjectStore(Store):
     def _create(self, upload: Upload) -> bool:
         return self._created(upload, lambda: self._put(upload, "create"))
 
-    def _create_in_parts(self, upload: Upload) -> bool:
+    def _create_in_parts(self, upload: Upload, copying: str) -> bool:
         if self._meta_or_none(upload.key) is not None:  # nothing is sent for nothing
             return False
         aside = f"{ASIDE}{temporary_name()}"
         try:
             self._retried("write", upload.key, lambda: self._put_parts(upload, aside))
-            return self._created(upload, lambda: self._put_in_place(upload, aside))
+            return self._created(upload, lambda: self._put_in_place(upload, aside, copying))
         finally:
             with suppress(OSError):
                 self.delete(aside)
@@ -399,23 +402,24 @@ class ObjectStore(Store):
             )
         _honours_conditions.add(self.address)
 
-    def _can_copy(self) -> bool:
-        """Whether the service copies an object only if the other key is new; a process tries it once."""
-        if self.address not in _copies_on_condition:
-            _copies_on_condition[self.address] = self._probe_copy()
-            if not _copies_on_condition[self.address]:
+    def _way_to_copy(self) -> str | None:
+        """How the service copies an object only if the other key is new; a process tries it once."""
+        if self.address not in _ways_to_copy:
+            ways = (way for way in copy_ways(self.scheme) if self._probe_copy(way))
+            _ways_to_copy[self.address] = next(ways, None)
+            if _ways_to_copy[self.address] is None:
                 _log.warning(
                     "%s cannot copy an object on condition, so large chunks are sent whole, not in parts", self.address
                 )
-        return _copies_on_condition[self.address]
+        return _ways_to_copy[self.address]
 
-    def _probe_copy(self) -> bool:
+    def _probe_copy(self, copying: str) -> bool:
         first, second = (f"{ASIDE}{temporary_name()}" for _ in range(2))
         try:
             self._create(Upload(self.address, first, [b"probe"]))
             with suppress(exceptions.AlreadyExistsError):  # after a lost reply
-                self._copy(first, second, 0)
-            self._copy(first, second, 0)
+                self._copy(first, second, 0, copying)
+            self._copy(first, second, 0, copying)
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
             return self._meta_or_none(second) is not None
         except (exceptions.BaseError, FileNotFoundError):  # it does not know this request
@@ -430,25 +434,25 @@ class ObjectStore(Store):
         client = self._writer(PART_BYTES * PARTS_AT_ONCE)
         options = {"use_multipart": True, "chunk_size": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
         try:
-            client.put(aside, upload.body, attributes=upload.attributes, **options)
+            client.put(aside, upload.pieces(), attributes=upload.attributes, **options)
         except FileNotFoundError as error:  # also the answer to the end of an upload that is sent twice
             meta = self._meta_or_none(aside)
             if meta is None or meta["size"] != upload.size:
                 raise OSError("the service does not find the parts that were sent") from error
 
-    def _put_in_place(self, upload: Upload, aside: str) -> None:
+    def _put_in_place(self, upload: Upload, aside: str, copying: str) -> None:
         """Copy what is aside to its key if that is new; an `OSError` leaves in doubt whether it was."""
         try:
-            self._copy(aside, upload.key, upload.size)
+            self._copy(aside, upload.key, upload.size, copying)
         except FileNotFoundError as error:  # also the answer to the end of a copy that is sent twice
             raise OSError("the service does not find what it should copy") from error
         meta = self._meta_or_none(upload.key)
         if meta is None or meta["size"] != upload.size:  # Azure may copy after it has answered
             raise OSError("the service has not finished to copy")
 
-    def _copy(self, source: str, key: str, size: int) -> None:
+    def _copy(self, source: str, key: str, size: int, copying: str) -> None:
         self._check_process()
-        self._asked(self._writer(size).copy, source, key, overwrite=False)
+        self._asked(self._writer(size, copying).copy, source, key, overwrite=False)
 
     def _put(self, upload: Upload, mode: Any) -> None:
         self._check_process()
@@ -519,7 +523,8 @@ class ObjectStore(Store):
         text, status, variables = str(error), _status(error), VARIABLES.get(self.scheme, "")
         problem = advice = ""
         if _NO_BUCKET.search(text) or (status == 404 and what in ("list", "create", "write")):
-            problem, advice = f"there is no bucket '{self._bucket}'", "create it, or check the name and the endpoint"
+            kind = "container" if self.scheme == "az" else "bucket"
+            problem, advice = f"there is no {kind} '{self._bucket}'", "create it, or check the name and the endpoint"
         elif isinstance(error, FileNotFoundError):
             raise Missing(key) from error
         elif _NO_ROOM.search(text) or status == 507:
@@ -528,9 +533,11 @@ class ObjectStore(Store):
             problem = "the server at its endpoint redirects to a host that you did not name"
             advice = f"set the endpoint in {variables} to the host that serves the bucket"
         elif _OTHER_REGION.search(text) or status == 301:
-            problem, advice = "the bucket is in another region", "set AWS_REGION to the region of the bucket"
+            named = _REGION.search(text)
+            problem = "the bucket is in another region"
+            advice = f"set AWS_REGION={named[1] or named[2]}" if named else "set AWS_REGION to the region of the bucket"
         elif _NO_CREDENTIALS.search(text):
-            problem, advice = "no credentials were found", f"set {variables} in the environment"
+            problem, advice = "no credentials were found", TO_LOG_IN[self.scheme]
         elif _NOT_ALLOWED.search(text) or isinstance(error, _DENIED):
             doing = "write to" if what in ("create", "write", "delete") else "read"
             problem = f"the credentials do not allow to {doing} it"
@@ -618,6 +625,7 @@ _NO_ROOM = re.compile(r"QuotaExceeded|InsufficientStorage|EntityTooLarge|Storage
 _OTHER_REGION = re.compile(
     r"PermanentRedirect|AuthorizationHeaderMalformed|IllegalLocationConstraint|configured region"
 )
+_REGION = re.compile(r"expecting '([a-z0-9-]{1,40})'|<Region>([a-z0-9-]{1,40})</Region>")
 _NO_CREDENTIALS = re.compile(
     r"169\.254\.169\.254|/latest/api/token|/latest/meta-data|computeMetadata|metadata\.google\.internal"
     r"|metadata/identity|NoCredential|MissingCredential"

@@ -301,10 +301,13 @@ def draw_remote_estimate(found: RemoteEstimate) -> RenderableType:
 
 def draw_tier_fill(fill: TierFill) -> RenderableType:
     rate = f"{human_bytes(fill.fetched_bytes / max(fill.seconds, 1e-3))}/s"
+    fetched = f"{counted(fill.fetched_chunks, 'chunk')}, {human_bytes(fill.fetched_bytes)} at {rate}"
+    there = fill.chunks - fill.fetched_chunks - fill.refused_chunks
     shown = facts(
         [
             ("tier", fill.tier),
-            ("fetched", f"{counted(fill.fetched_chunks, 'chunk')}, {human_bytes(fill.fetched_bytes)} at {rate}"),
+            ("fetched", fetched if fill.fetched_chunks else "nothing"),
+            ("there before", counted(there, "chunk") if there > 0 else ""),
             ("not kept", f"{counted(fill.refused_chunks, 'chunk')}: the tier is full" if fill.refused_chunks else ""),
         ]
     )

@@ -106,7 +106,7 @@ def test_nothing_is_sent_for_a_key_that_exists(proxy: FaultProxy, store: ObjectS
 
 
 @pytest.mark.parametrize(
-    ("service", "fault"), dealt(SERVICES, [*product(DOUBTS, ["write", "create"])]), indirect=["service"]
+    ("service", "fault"), dealt(list(SERVICES), [*product(DOUBTS, ["write", "create"])]), indirect=["service"]
 )
 def test_an_answer_in_doubt_is_true_exactly_if_the_value_is_its_own(
     proxy: FaultProxy, store: ObjectStore, fault: tuple[str, str]
@@ -120,7 +120,7 @@ def test_an_answer_in_doubt_is_true_exactly_if_the_value_is_its_own(
     assert aside(store) == []
 
 
-@pytest.mark.parametrize(("service", "kind"), dealt(SERVICES, [None, *DOUBTS]), indirect=["service"])
+@pytest.mark.parametrize(("service", "kind"), dealt(list(SERVICES), [None, *DOUBTS]), indirect=["service"])
 def test_what_another_created_while_the_parts_were_sent_stays(
     proxy: FaultProxy, store: ObjectStore, kind: str | None
 ) -> None:
@@ -146,7 +146,7 @@ def test_equal_bytes_of_another_are_not_its_own(
     assert store.read("large") == VALUE
 
 
-@pytest.mark.parametrize(("service", "seed"), dealt(SERVICES, range(3)), indirect=["service"])
+@pytest.mark.parametrize(("service", "seed"), dealt(list(SERVICES), range(3)), indirect=["service"])
 def test_many_answers_in_doubt_lose_nothing(proxy: FaultProxy, store: ObjectStore, seed: int) -> None:
     """Also that to the request which makes an object of the parts, and is refused the second time."""
     kinds = ("lost-reply", "reset-after", "server-error")
@@ -157,7 +157,7 @@ def test_many_answers_in_doubt_lose_nothing(proxy: FaultProxy, store: ObjectStor
     assert aside(store) == []
 
 
-@pytest.mark.parametrize(("service", "kind"), dealt(SERVICES, ["none", "lost-reply", "conflict"]), indirect=["service"])
+@pytest.mark.parametrize(("service", "kind"), dealt(list(SERVICES), ["none", "lost-reply", "conflict"]), indirect=["service"])
 def test_one_of_many_creators_wins(proxy: FaultProxy, store: ObjectStore, kind: str) -> None:
     """All of them find no object, send their parts, and are answered; the copies decide."""
     proxy.set_faults([] if kind == "none" else [Fault(kind, "create", probability=0.5, seed=3)])

@@ -157,7 +157,9 @@ def test_many_answers_in_doubt_lose_nothing(proxy: FaultProxy, store: ObjectStor
     assert aside(store) == []
 
 
-@pytest.mark.parametrize(("service", "kind"), dealt(list(SERVICES), ["none", "lost-reply", "conflict"]), indirect=["service"])
+@pytest.mark.parametrize(
+    ("service", "kind"), dealt(list(SERVICES), ["none", "lost-reply", "conflict"]), indirect=["service"]
+)
 def test_one_of_many_creators_wins(proxy: FaultProxy, store: ObjectStore, kind: str) -> None:
     """All of them find no object, send their parts, and are answered; the copies decide."""
     proxy.set_faults([] if kind == "none" else [Fault(kind, "create", probability=0.5, seed=3)])

@@ -122,7 +122,7 @@ def _by_file(items: list[pytest.Item]) -> list[list[pytest.Item]]:
 
 def _report(session: pytest.Session, running: selectors.BaseSelector, queue: int) -> None:
     """Pass on what the processes report, until all have ended."""
-    hook = session.config.hook
+    hook, left = session.config.hook, len(session.items)
     while running.get_map():
         for key, _ in running.select():
             message = _receive(key.fd)
@@ -132,20 +132,26 @@ def _report(session: pytest.Session, running: selectors.BaseSelector, queue: int
                 child, test = key.data
                 code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
                 if code:
-                    lost = f"the process of tests ended with {code}; what is left of this file was not run"
-                    report = pytest.TestReport(test, (test, None, test), {}, "failed", lost, "call")
-                    hook.pytest_runtest_logreport(report=report)
+                    _fail(hook, test, f"the process of tests ended with {code}; what is left of this file was not run")
             elif isinstance(message, str):
                 key.data[1] = message
             elif message:
                 report = hook.pytest_report_from_serializable(config=session.config, data=message)
                 hook.pytest_runtest_logreport(report=report)
             else:
+                left -= 1
                 hook.pytest_runtest_logfinish(nodeid=key.data[1], location=("", None, ""))
         if session.shouldfail or session.shouldstop:
             while os.read(queue, 1 << 16):  # no other file is begun
                 pass
             raise session.Failed(session.shouldfail or session.shouldstop)
+    if left:  # also where a process ended as if all were well
+        _fail(hook, "tests", f"{left} tests were not run to their end")
+
+
+def _fail(hook: Any, test: str, problem: str) -> None:
+    report = pytest.TestReport(test, (test, None, test), {}, "failed", problem, "call")
+    hook.pytest_runtest_logreport(report=report)
 
 
 def _receive(pipe: int) -> Any:
@@ -198,7 +204,7 @@ def _be_a_process(session: pytest.Session, files: list[list[pytest.Item]], queue
             sender.send({})
         atexit._run_exitfuncs()
         code = 0
-    except (BrokenPipeError, KeyboardInterrupt):
+    except BrokenPipeError:
         code = 0  # the run was stopped
     except BaseException:
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]

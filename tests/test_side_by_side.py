@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.warm_process import REPOSITORY, script_environment
 
 SHARED = """
@@ -73,4 +74,13 @@ def test_a_process_that_ends_is_a_failed_test_and_the_others_go_on(tmp_path: Pat
     ran = run(tmp_path)
     assert ran.returncode == 1, ran.stdout + ran.stderr
     assert "the process of tests ended with 7; what is left of this file was not run" in ran.stdout
-    assert re.search(r"1 failed, 20 passed", ran.stdout), ran.stdout
+    assert re.search(r"2 failed, 20 passed", ran.stdout), ran.stdout
+
+
+@pytest.mark.parametrize("ending", ["os._exit(0)", "raise KeyboardInterrupt", "os.kill(os.getpid(), 9)"])
+def test_a_process_that_ends_too_early_is_a_failure_whatever_its_exit_code(tmp_path: Path, ending: str) -> None:
+    (tmp_path / "test_early.py").write_text(DEADLY.replace("os._exit(7)", ending))
+    (tmp_path / "test_sound.py").write_text("def test_sound():\n    pass\n")
+    ran = run(tmp_path)
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert "2 tests were not run to their end" in ran.stdout

@@ -47,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     count: int = session.config.getoption("processes")
-    if not count or session.testsfailed or session.config.option.collectonly:
+    if not count or session.testsfailed or session.config.option.collectonly or sys.platform != "linux":
         return None  # as without --processes
     files = _by_file(session.items)
     queue, entry = os.pipe()  # numbers of files, of which every process takes one at a time
@@ -63,7 +63,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
             warnings.simplefilter("ignore", DeprecationWarning)  # from 3.12 on: libraries have threads, which are idle
             child = os.fork()
         if not child:
-            os.close(reading)
+            for inherited in (reading, *(key.fd for key in running.get_map().values())):
+                os.close(inherited)  # so that a process notices that nobody reads its reports
             session.config._tmp_path_factory._basetemp = base / f"process-{number}"  # type: ignore[attr-defined]
             _be_a_process(session, files, queue, writing)
         os.close(writing)
@@ -71,8 +72,10 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     try:
         _report(session, running, queue)
     finally:
-        for key in list(running.get_map().values()):  # of a run that is stopped
-            os.close(key.fd)  # its next report ends the process
+        stopped = list(running.get_map().values())
+        for key in stopped:
+            os.close(key.fd)  # the next report of such a process ends it
+        for key in stopped:
             os.waitpid(key.data[0], 0)
         running.close()
         os.close(queue)
@@ -195,7 +198,9 @@ def _be_a_process(session: pytest.Session, files: list[list[pytest.Item]], queue
         capture.stop_global_capturing()  # its files are those of the process that was forked
         capture.start_global_capturing()
         capture.suspend_global_capture()
-        fork_server(queue, descriptor)
+        owner = os.getpid()  # what a test forks and leaves behind must not hold up the run
+        os.register_at_fork(after_in_child=lambda: os.close(descriptor) if os.getppid() == owner else None)
+        fork_server(queue)
         sender = _Sender(config, descriptor)
         config.pluginmanager.register(sender)
         for item, following in _with_following(files, queue):

@@ -84,3 +84,20 @@ def test_a_process_that_ends_too_early_is_a_failure_whatever_its_exit_code(tmp_p
     ran = run(tmp_path)
     assert ran.returncode == 1, ran.stdout + ran.stderr
     assert "2 tests were not run to their end" in ran.stdout
+
+
+MANY = """
+import pytest
+
+@pytest.mark.parametrize("number", range(400))
+def test_many(number):
+    print("x" * 500)
+"""
+
+
+def test_a_run_that_is_stopped_at_a_failure_ends(tmp_path: Path) -> None:
+    for name, text in (("test_a.py", MANY), ("test_b.py", MANY), ("test_c.py", OTHERS)):
+        (tmp_path / name).write_text(text)
+    ran = run(tmp_path, "-x")
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert "stopping after 1 failures" in ran.stdout

@@ -409,7 +409,7 @@ class LayersShareColumn(Damaged):
         self.root, self.column, self.first, self.second = root, column, first, second
         super().__init__(
             f"layers '{first}' and '{second}' of the cache at '{root}' both have a column '{column}', which is read by "
-            f"its name alone; remove one of them: `forebay drop {root} {second}`"
+            f"its name alone; remove one of them: `{shlex.join(['forebay', 'drop', root, second])}`"
         )
 
 
@@ -813,7 +813,8 @@ class TierUnusable(ForebayError):
 class TierNotFound(TierUnusable):
     def __init__(self, path: str) -> None:
         listed = shlex.join(["forebay", "tier", "list", path])
-        advice = f"fill one with `forebay warm … --l2 {path}`; if it keeps chunks of remote caches, run `{listed}`"
+        filled = f"forebay warm … --l2 {shlex.quote(path)}"
+        advice = f"fill one with `{filled}`; if it keeps chunks of remote caches, run `{listed}`"
         super().__init__(path, "there is no tier of rows in it", advice)
 
 

@@ -316,6 +316,29 @@ def test_a_running_mixture_takes_new_rows_up_from_the_next_epoch_on(tmp_path: Pa
     assert len(told) == 1
 
 
+def test_a_mixture_that_begins_anew_at_every_iter_does_not_grow(caches: list[fb.Cache]) -> None:
+    with pytest.raises(ValueError, match="restart=True"):
+        loader_of(weighted(caches, [1, 1, 1]), 10, growth="epoch", restart=True)
+
+
+def test_a_running_mixture_keeps_its_rows_where_those_of_a_cache_were_replaced(
+    tmp_path: Path, caches: list[fb.Cache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = token_cache(tmp_path, 20)
+    running = loader_of(weighted([fb.open_cache(root), caches[1]], [2, 1], epoch_rows=24), 6, growth="epoch")
+    expected = epochs_of(loader_of(weighted([fb.open_cache(root), caches[1]], [2, 1], epoch_rows=24), 6), 3)
+    found = epochs_of(running, 1)
+    grow_cache(tmp_path, 20, 15)
+
+    def refused(*_: object) -> None:
+        raise StateMismatch(str(root), {"rows of chunk 0": (20, 13)})
+
+    monkeypatch.setattr(Mixture, "grown", refused)
+    with pytest.warns(UserWarning, match="keeps the rows that it began with"):
+        found += epochs_of(running, 2)
+    assert found == expected
+
+
 def test_rows_are_not_added_within_an_epoch_of_a_mixture(caches: list[fb.Cache]) -> None:
     with pytest.raises(ValueError, match="growth='epoch'"):
         loader_of(weighted(caches, [1, 1, 1]), 10, growth="within")

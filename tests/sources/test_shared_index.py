@@ -49,15 +49,17 @@ def test_a_damaged_file_is_made_again(folder, damage):
     del kept
 
 
-def test_what_nobody_has_used_for_a_day_is_removed(folder):
+def test_what_nobody_has_used_for_a_day_is_removed_when_arrays_are_made(folder):
     used, left = (shared_arrays(name, (np.uint32,), lambda: [np.arange(9, dtype=np.uint32)]) for name in ("a", "b"))
+    (folder / "notes.txt").write_text("of somebody else")
+    (folder / "tmpabcdef12").write_text("of a process that was killed")
     for path in folder.iterdir():
         os.utime(path, (0, time.time() - KEPT_SECONDS - 60))
-        if xxhash.xxh3_128_hexdigest(b"a") in path.name:
-            os.utime(path)
-    again = shared_arrays("a", (np.uint32,), lambda: pytest.fail("it is there"))
-    assert [path.stem for path in folder.iterdir()] == [xxhash.xxh3_128_hexdigest(b"a")]
-    assert used[0].tolist() == left[0].tolist() == again[0].tolist(), "a map stays"
+    again = shared_arrays("a", (np.uint32,), lambda: pytest.fail("it is there, however old"))
+    made = shared_arrays("c", (np.uint32,), lambda: [np.arange(9, dtype=np.uint32)])
+    names = {xxhash.xxh3_128_hexdigest(name) for name in (b"a", b"c")}
+    assert {path.stem for path in folder.iterdir()} == names | {"notes"}
+    assert used[0].tolist() == left[0].tolist() == again[0].tolist() == made[0].tolist(), "a map stays"
 
 
 def test_a_folder_that_others_can_write_to_is_not_used(folder):

@@ -119,8 +119,8 @@ def test_the_command_serves_until_it_is_stopped(token_root: Path, tmp_path: Path
     )  # fmt: skip
     assert process.stdout is not None
     text = ""
-    while not text.endswith("\n}\n"):
-        text += process.stdout.readline()
+    while not text.endswith("\n}\n") and (line := process.stdout.readline()):
+        text += line
     url = json.loads(text)["result"]["url"]
     assert url.startswith("http://127.0.0.1:")
     with urlopen(f"{url}api/0/statistics.json", timeout=600) as answer:

@@ -325,7 +325,8 @@ def prepare_layer(store: Store, recipe: AnyRecipe, layer: str) -> None:
         _check_names(store, recipe, layer, layers)
         _keep_recipe(store, recipe, layer, inputs)
         kept = read_recipe_document(store, layer)
-    assert kept is not None
+    if kept is None:  # whoever kept it took it back
+        raise RecipeInvalid(f"another build withdrew layer '{layer}', as a further layer has one of its columns")
     if not is_same_recipe(kept, recipe, inputs):
         raise RecipeMismatch(store.address, layer, differing_fields(kept, recipe, inputs), not reads_of(recipe))
     if not same_document(kept, document(recipe, layer, FORMAT_VERSION, inputs, kept.dependencies), recipe):
@@ -394,9 +395,9 @@ def _inputs(store: Store, recipe: AnyRecipe, layer: str, layers: Sequence[str]) 
 
 def _check_names(store: Store, recipe: AnyRecipe, layer: str, layers: Sequence[str]) -> None:
     """A column is asked for by its name alone, so no two layers may share one."""
-    taken = {column.name: name for name in layers for column in _columns(store, name)}
+    taken = {column.name: name for name in layers if name != layer for column in _columns(store, name)}
     for column in recipe.columns():
-        if column.name in taken and taken[column.name] != layer:
+        if column.name in taken:
             raise RecipeInvalid(f"layer '{taken[column.name]}' has a column '{column.name}' already; choose another")
         if column.name == "present" and reads_of(recipe):
             raise RecipeInvalid("a layer's presence bits are called 'present'; choose another name for the column")

@@ -67,10 +67,10 @@ def column_homes(declared: Mapping[str, tuple[Column, ...]], base: str) -> dict[
     return found
 
 
-def shared_column(declared: Mapping[str, tuple[Column, ...]]) -> tuple[str, str, str] | None:
-    """(column, layer, layer) of a name that two layers have: it could be read from either."""
+def shared_column(declared: Mapping[str, tuple[Column, ...]], base: str) -> tuple[str, str, str] | None:
+    """(column, layer, layer) of a name that two layers have, the base first: it could be read from either."""
     owners: dict[str, str] = {}
-    for layer in sorted(declared):
+    for layer in sorted(declared, key=lambda name: (name != base, name)):
         for column in declared[layer]:
             if owners.setdefault(column.name, layer) != layer:
                 return column.name, owners[column.name], layer

@@ -164,7 +164,7 @@ def _published(store: Store, drafted: Callable[[], tuple[int | None, Generation]
             time.sleep(0.01 * (looks % LOOKS))
         else:  # of many who publish at once, each would read the index again for every one of the others
             lost += 1
-            time.sleep(random.uniform(0.0, min(LOST_SECONDS, 2**lost * (time.monotonic() - began))))
+            time.sleep(random.uniform(0.0, min(LOST_SECONDS, 2 ** min(lost, 20) * (time.monotonic() - began))))
     raise ForebayError(
         f"no generation can be published at '{store.address}': the next {STRANGE_NAMES} names are taken by what is not "
         f"a generation; look at them with `ls -l {store.address}/{layout.GENERATIONS}` and move them away"

@@ -242,7 +242,7 @@ def orphan_problems(generation: Generation) -> list[Problem]:
 
 def shared_columns(root: str, generation: Generation) -> list[Problem]:
     """Layers of one column name, which no reader opens."""
-    shared = shared_column({layer: generation.recipe(layer).columns for layer in generation.recipes})
+    shared = shared_column({layer: generation.recipe(layer).columns for layer in generation.recipes}, generation.base)
     if shared is None:
         return []
     return [Problem(key=layout.recipe(shared[2]), problem=str(LayersShareColumn(root, *shared)), layer=shared[2])]

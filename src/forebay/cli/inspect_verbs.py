@@ -12,9 +12,8 @@ from forebay.cache.records import Status
 from forebay.cache.status import SHOWN_FAILURES, Depth
 from forebay.cli.maintain_verbs import source_like_before
 from forebay.cli.options import SizeType, cache_argument, complete_file, complete_folder, local_only, source_option
-from forebay.cli.show import show_result
 from forebay.cli.tier_verbs import through_tier
-from forebay.cli.verb import Finding, shown_progress, verb
+from forebay.cli.verb import Finding, show_now, shown_progress, verb
 from forebay.errors import ForebayError
 from forebay.format.codec import MAX_BLOCK_BYTES
 from forebay.preview.packed_rows import KINDS as PACKED
@@ -338,7 +337,7 @@ def view(
         return import_module("forebay.viewer.bundle").write_bundle(shown, bundle, rows)
     server = _server(shown, host, port).start()
     try:
-        show_result(server.viewing())  # now, not when it ends
+        show_now(server.viewing())
         if opens:
             webbrowser.open(str(server.address))
         server.wait()

@@ -210,10 +210,6 @@ def _stop(number: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-if __name__ == "__main__":
-    main()
-
-
 FAILURE, USAGE, STOPPED = 1, 2, 130
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 REPORT = "this is a bug in forebay; please report it with the lines above"

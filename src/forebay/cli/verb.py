@@ -25,7 +25,7 @@ GROUPS = {
     "Output": "Output options",
 }
 HELP_WIDTH = 96
-_JSON, _QUIET = "forebay.json", "forebay.quiet"
+_JSON, _QUIET, _STDOUT = "forebay.json", "forebay.quiet", "forebay.stdout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,7 @@ class Verb(click.Command):
 
     def invoke(self, ctx: click.Context) -> None:
         # What a library prints, such as Ray when a node dies, must not be in the document.
+        ctx.meta[_STDOUT] = sys.stdout
         with redirect_stdout(sys.stderr) if is_json() else nullcontext():
             found = super().invoke(ctx)
         import_module("forebay.cli.show").show_result(found)
@@ -78,6 +79,12 @@ class Verb(click.Command):
             if records:
                 with formatter.section(GROUPS[group]):
                     formatter.write_dl(records)
+
+
+def show_now(found: Any) -> None:
+    """Show a result before the verb ends."""
+    with redirect_stdout(click.get_current_context().meta[_STDOUT]):
+        import_module("forebay.cli.show").show_result(found)
 
 
 class Verbs(click.Group):

@@ -507,7 +507,14 @@ class Growing:
         pairs = list(zip(mixture.streams, newest, strict=True))
         if all(stream.cache.generation.number == number for stream, number in pairs):
             return mixture
-        following = mixture.grown(newest, epoch)
+        try:
+            following = mixture.grown(newest, epoch)
+        except (StateMismatch, GenerationGone) as error:  # training continues with the rows that it has
+            warnings.warn(
+                f"the mixture keeps the rows that it began with: {error}; create it again to use the new ones",
+                stacklevel=2,
+            )
+            return mixture
         for (old, number), new in zip(pairs, following.streams, strict=True):
             before = old.cache.generation.number
             if before != number:

@@ -138,7 +138,7 @@ class Cache:
         self._finder = ChunkFinder(self._starts)
         self._declared = {name: _declared(generation, name) for name in generation.recipes}
         recipes = {name: generation.recipe(name).columns for name in generation.recipes}
-        if shared := shared_column(recipes):
+        if shared := shared_column(recipes, self._base):
             raise LayersShareColumn(self.root, *shared)
         self._columns = column_homes(recipes, self._base)
         self._requested: dict[tuple[str, ...] | None, list[str]] = {None: list(self.default_columns)}

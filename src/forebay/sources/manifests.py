@@ -429,6 +429,7 @@ def _named_manifest(path: str, root: str | None) -> tuple[str, str]:
 
 
 _SUM_BYTES = 8
+_MADE = re.compile(r"[0-9a-f]{32}\.bin|tmp\w{8}")  # whole, and while it is written
 KEPT_SECONDS = 24 * 3600.0  # a map of a file that is removed stays as it is
 
 
@@ -440,12 +441,12 @@ def shared_arrays(
     if folder is None:
         return tuple(make())
     path = os.path.join(folder, f"{xxhash.xxh3_128_hexdigest(made_from.encode())}.bin")
-    _remove_unused(folder)
     found = _mapped(path, dtypes)
     if found is not None:
         with suppress(OSError):
             os.utime(path)
         return found
+    _remove_unused(folder)
     made = tuple(make())
     with suppress(OSError):  # a full disk
         _write(path, made)
@@ -513,7 +514,8 @@ def _remove_unused(folder: str) -> None:
         for entry in found:
             with suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > KEPT_SECONDS:
+                is_old = time.time() - status.st_mtime > KEPT_SECONDS
+                if is_old and stat.S_ISREG(status.st_mode) and _MADE.fullmatch(entry.name):
                     os.unlink(entry.path)
 
 

@@ -231,7 +231,7 @@ def _batches(
     for group in range(first, parquet.metadata.num_row_groups):
         made, rows = 0, _batch_rows(parquet, columns, group, path, max_sample_bytes)
         for batch in parquet.iter_batches(rows, row_groups=[group], columns=list(columns), use_threads=False):
-            made += sum(map(_unpacked_bytes, batch.columns))
+            made += sum(map(_unpacked_bytes, batch.columns)) if most is not None else 0
             if most is not None and made > most:
                 problem = f"the rows of its row group {group} unpack to more than {most:,} bytes"
                 raise SourceUnreadable(path, f"{problem}; raise max_sample_bytes if that is meant")

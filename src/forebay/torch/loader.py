@@ -179,6 +179,11 @@ class Loader:
                     "growth='within' needs one cache, at whose end new rows follow; a mixture takes them up from the "
                     "next epoch on: growth='epoch'"
                 )
+            if growth == "epoch" and restart:
+                raise ValueError(
+                    "growth='epoch' and restart=True cannot be used together with a mixture: it would begin anew at an "
+                    "epoch before its new rows; leave out one of them"
+                )
         seed = checked_whole("seed", seed or 0)
         self.stream = self._stream(source, kind.columns, shuffle, seed, window, checked_rule(selection))
         if kind.collate is not None:

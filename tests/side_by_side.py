@@ -110,7 +110,7 @@ def _scratch() -> str:
     for left in Path(IN_MEMORY).glob("fb[0-9]*"):
         if not Path("/proc", left.name[2:]).exists():  # of a run that was killed
             shutil.rmtree(left, ignore_errors=True)
-    os.mkdir(f"{IN_MEMORY}/fb{os.getpid()}", 0o700)
+    os.mkdir(f"{IN_MEMORY}/fb{os.getpid()}", 0o755)  # some tests read as another user
     return f"{IN_MEMORY}/fb{os.getpid()}"
 
 

@@ -1,5 +1,6 @@
 """Random conversations in random templates: responses decode to the responses, and spans cover everything once."""
 
+import atexit
 import json
 from functools import lru_cache
 from itertools import compress
@@ -21,17 +22,24 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.samp
     ["Hello", " a ", "\n", "assistant\n", "[INST", "<|im_end", "{{ x }}", "é\u0301", "👩‍💻", "</think", "user\n\n"]
 )
 ANSWERS = TEXTS.filter(str.strip)
-FOLDER = TemporaryDirectory(ignore_cleanup_errors=True)  # removed at exit
 KEEPS_CONTENTS = [
     stock for stock in STOCK if stock.name in ("chatml", "zephyr", "phi-3", "phi-4", "mistral-tekken", "glm-4")
 ]
+
+
+@lru_cache(maxsize=1)
+def models_folder() -> "TemporaryDirectory[str]":
+    """Removed when the process ends that asked for it; one made at import would end with the first that was forked."""
+    folder = TemporaryDirectory(ignore_cleanup_errors=True)
+    atexit.register(folder.cleanup)
+    return folder
 
 
 @lru_cache(maxsize=32)
 def model(stock: Stock, generation: bool) -> tuple[str, Tokenizer]:
     template = stock.with_generation() if generation else stock.plain()
     folder = write_folder(
-        Path(FOLDER.name, f"{stock.name} {generation}"),
+        Path(models_folder().name, f"{stock.name} {generation}"),
         byte_level(stock.special, stock.ordinary),
         template,
         stock.tokens,
@@ -132,7 +140,7 @@ def test_spans_of_random_templates_are_those_of_the_oracle_and_responses_decode_
 ) -> None:
     first = [] if system is None else [{"role": "system", "content": system}]
     conversations = [[*first, *turns(texts)] for texts in chats if not forged(stock, [*first, *turns(texts)])]
-    folder = write_folder(Path(FOLDER.name, "random"), byte_level(CONTROL), stock.template, stock.tokens)
+    folder = write_folder(Path(models_folder().name, "random"), byte_level(CONTROL), stock.template, stock.tokens)
     tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
     recipe = fb.ChatRecipe(tokenizer=folder, sequence_length=4096, encoder="tokenizers")
     rows = recipe.make([fb.Sample(str(at), json.dumps({"messages": each})) for at, each in enumerate(conversations)])

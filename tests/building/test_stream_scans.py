@@ -126,11 +126,11 @@ def test_what_a_planning_that_was_stopped_has_scanned_is_not_scanned_again(tmp_p
 
     with pytest.raises((BuildStopped, KeyboardInterrupt)):
         fb.build(root, lines, RECIPE, workers=0, on_progress=stop)
-    before = list(CountedLines.scanned_paths)
-    assert len(list((root / "planning").iterdir())) == len(before) >= 6
+    before, kept = set(CountedLines.scanned_paths), len(list((root / "planning").iterdir()))
+    assert kept >= 6
     CountedLines.scanned_paths.clear()
     fb.build(root, lines, RECIPE, workers=0)
-    assert not set(CountedLines.scanned_paths) & set(before)
+    assert len(before & set(CountedLines.scanned_paths)) == len(before) - kept, "only those that were cut off"
     assert not (root / "planning").exists()
     fb.build(tmp_path / "at once", lines, RECIPE, workers=0)
     plans = [(one / layout.plan_segment(0)).read_bytes() for one in (root, tmp_path / "at once")]

@@ -18,7 +18,7 @@ from tests.tiers.pictures import RECIPE, assert_same_rows, fresh_rows, write_pic
 
 import forebay as fb
 from forebay.errors import TierDamaged, TierUnusable
-from forebay.tiers import CachedImages, TierWarning, clear_tier, summarize_tier, verify_tier, warm
+from forebay.tiers import CachedImages, TierWarning, clear_tier, environment, summarize_tier, verify_tier, warm
 from forebay.tiers.lmdb_pages import LARGEST_VALUE, LmdbSnapshot, PageDamaged, read_metas
 
 PAGE = 4096
@@ -422,3 +422,15 @@ def test_every_number_of_a_node_is_compared_with_its_page_and_its_file(sound, tm
             snapshot.entry(number, bytes(spoilt), places.index(at - number * PAGE))
     finally:
         os.close(descriptor)
+
+
+def test_a_tier_that_another_process_adds_to_while_it_is_opened_is_not_damaged(tier, photos, monkeypatch):
+    """Pages are counted first, and the file, which only grows, is measured after that."""
+    asked = []
+    pages, size = environment.Environment.used_bytes.fget, environment.file_bytes
+    counted = property(lambda one: asked.append("pages") or pages(one))
+    monkeypatch.setattr(environment.Environment, "used_bytes", counted)
+    monkeypatch.setattr(environment, "file_bytes", lambda path: asked.append("size") or size(path))
+    with CachedImages(fb.sources.images(photos), RECIPE, l1=0, l2=tier) as images:
+        images[0]
+    assert asked[:2] == ["pages", "size"]

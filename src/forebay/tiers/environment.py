@@ -325,9 +325,9 @@ class Environment:
     def _check(self) -> None:
         """Whether the file is one that forebay made, and whole. A new one is labelled as such."""
         self.dead_readers = self.let_go_of_dead_readers()
-        size = file_bytes(self.path)
-        if size < self.used_bytes:
-            raise TierDamaged(self.path, f"its file has {size:,} bytes of {self.used_bytes:,}")
+        used, size = self.used_bytes, file_bytes(self.path)  # in this order: another process may be adding pages
+        if size < used:
+            raise TierDamaged(self.path, f"its file has {size:,} bytes of {used:,}")
         if self._is_marked():
             return
         with self.writing([MARK_KEY]) as transaction:

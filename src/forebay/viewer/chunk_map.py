@@ -1,7 +1,7 @@
 """Every chunk of every layer as one character, from listings alone: no file is opened to draw the map.
 
 .  missing     planned, not made
-c  claimed     a builder computes it now
+c  claimed     a builder computes it now, or next
 a  abandoned   its builder died or has been silent for a lease
 f  failed      a builder gave it up, and said why
 u  made        a file that no generation lists yet

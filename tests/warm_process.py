@@ -217,6 +217,7 @@ def _become(asked: list[object], standard: list[int]) -> None:
 
 if __name__ == "__main__":
     for module in PRELOADED:
-        import_module(module)
+        with suppress(ModuleNotFoundError):  # `make lowest` installs the core alone
+            import_module(module)
     gc.freeze()  # what is imported is not collected again in every process
     _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -41,7 +41,7 @@ _SIZE = struct.Struct("<I")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--processes", type=int, default=0, help="run files of tests side by side in so many processes")
+    parser.addoption("--processes", type=int, default=0, help="run files of tests side by side in N processes")
 
 
 @pytest.hookimpl(tryfirst=True)

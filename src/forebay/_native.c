@@ -1130,7 +1130,7 @@ end:
 }
 
 static PyMethodDef methods[] = {
-    {"new_pool", new_pool, METH_VARARGS, "Return a pool that keeps at most so many bytes of free memory."},
+    {"new_pool", new_pool, METH_VARARGS, "Return a pool that keeps at most `limit` bytes of free memory."},
     {"lend", lend, METH_VARARGS, "Return memory for a tensor, as a capsule that torch.from_dlpack takes."},
     {"lend_packed", lend_packed, METH_VARARGS, "Return memory for the batches of pack_rows."},
     {"free_bytes", free_bytes, METH_VARARGS, "Return how many bytes a pool keeps."},

@@ -6,6 +6,7 @@ import sys
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -321,21 +322,25 @@ def test_a_mixture_that_begins_anew_at_every_iter_does_not_grow(caches: list[fb.
         loader_of(weighted(caches, [1, 1, 1]), 10, growth="epoch", restart=True)
 
 
-def test_a_running_mixture_keeps_its_rows_where_those_of_a_cache_were_replaced(
-    tmp_path: Path, caches: list[fb.Cache], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = token_cache(tmp_path, 20)
-    running = loader_of(weighted([fb.open_cache(root), caches[1]], [2, 1], epoch_rows=24), 6, growth="epoch")
-    expected = epochs_of(loader_of(weighted([fb.open_cache(root), caches[1]], [2, 1], epoch_rows=24), 6), 3)
-    found = epochs_of(running, 1)
-    grow_cache(tmp_path, 20, 15)
+def test_a_running_mixture_keeps_its_rows_where_those_of_a_cache_were_replaced(tmp_path: Path) -> None:
+    source, recipe = tmp_path / "a.jsonl", fb.TokenRecipe(tokenizer="gpt2", sequence_length=64)
+    source.write_text("".join(json.dumps({"text": f"document {number} " * 20}) + "\n" for number in range(60)))
+    for name in ("changes", "stays"):
+        data = source if name == "changes" else Path(shutil.copy(source, tmp_path / "b.jsonl"))
+        fb.build(tmp_path / name, fb.sources.jsonl(data), recipe, workers=0)
 
-    def refused(*_: object) -> None:
-        raise StateMismatch(str(root), {"rows of chunk 0": (20, 13)})
+    def mixture() -> Mixture:
+        return Mixture.of([Ingredient(fb.open_cache(tmp_path / name), repeat=1) for name in ("changes", "stays")])
 
-    monkeypatch.setattr(Mixture, "grown", refused)
+    def tokens_of(loader: Loader, epochs: int) -> list[Any]:
+        return [batch["tokens"].tolist() for _ in range(epochs) for batch in loader]
+
+    running = loader_of(mixture(), 4, growth="epoch")
+    expected, found = tokens_of(loader_of(mixture(), 4), 3), tokens_of(running, 1)
+    source.write_text("".join(json.dumps({"text": f"changed {number} " * 10}) + "\n" for number in range(40)))
+    fb.refresh(tmp_path / "changes", workers=0)
     with pytest.warns(UserWarning, match="keeps the rows that it began with"):
-        found += epochs_of(running, 2)
+        found += tokens_of(running, 2)
     assert found == expected
 
 

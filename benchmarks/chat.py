@@ -29,8 +29,7 @@ os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1", HF_HUB_
 
 import forebay as fb
 from forebay.chat import repack
-from forebay.format.chunk import raw_bounds, values_of
-from forebay.format.codec import compressor
+from forebay.format.chunk import compressor, raw_bounds, values_of
 from forebay.format.tensors import as_bytes
 from forebay.tokens.vocabulary import gpt2_json
 

@@ -25,7 +25,7 @@ from benchmarks.many_chunks import many_chunks
 
 SERVE = """
 import sys
-from forebay.viewer.server import Server
+from forebay.viewer.web_app import Server
 from forebay.viewer.shown_cache import ShownCache
 server = Server([ShownCache.of(root) for root in sys.argv[1:]]).start()
 print(server.address.port, flush=True)

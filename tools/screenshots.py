@@ -32,8 +32,8 @@ from tests.teachers.own_teachers import Ramp
 
 import forebay as fb
 from forebay.teachers import LogProbs, TeacherRecipe
-from forebay.viewer.server import Server
 from forebay.viewer.shown_cache import ShownCache
+from forebay.viewer.web_app import Server
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
          "--disable-sync", "--no-first-run"]  # fmt: skip

@@ -26,7 +26,7 @@ from forebay.building.repair_cache import repair_cache
 from forebay.cache.catalog import Snapshot, load_generation, read_cache_document
 from forebay.cache.claims import LEASE_SECONDS
 from forebay.cache.clean import clean_cache, drop_layers
-from forebay.cache.copy import copy_cache
+from forebay.cache.copy import copy_cache, rekey_cache
 from forebay.cache.records import (
     BuildReport,
     CleanReport,
@@ -48,7 +48,6 @@ from forebay.cache.records import (
     TierShare,
     VerifyReport,
 )
-from forebay.cache.rekey import rekey_cache
 from forebay.cache.status import SHOWN_FAILURES, Depth, cache_status, find_gaps, summarize_cache
 from forebay.cache.verify import newest_sound, verify_generation
 from forebay.engine.base import Engine
@@ -57,7 +56,7 @@ from forebay.feeding.chunk_ahead import estimate_remote as feeding_estimate
 from forebay.feeding.chunk_ahead import warm_tier
 from forebay.fields import as_bytes
 from forebay.format import layout
-from forebay.format.codec import MAX_BLOCK_BYTES
+from forebay.format.chunk import MAX_BLOCK_BYTES
 from forebay.format.tensors import hmac_key
 from forebay.kinds import WRONG, recipe_class
 from forebay.read.cache import check_pins, open_cache

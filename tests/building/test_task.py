@@ -11,8 +11,9 @@ import pytest
 from tests.recipes import ObedientRecipe, orders, write_orders
 
 import forebay as fb
+from forebay.building.builder import BuildTask
 from forebay.building.chunk_maker import BaseJob, BuildJob, LayerJob, RepairJob
-from forebay.building.task import BuildTask, open_build, source_document
+from forebay.building.task import open_build, source_document
 from forebay.cache.catalog import load_generation
 from forebay.engine.base import TaskDocument
 from forebay.errors import CacheNotShared, RecipeInvalid, UnknownKind, WorkersFailed

@@ -16,7 +16,7 @@ from forebay.torch import Loader, PackedBatch, PreferenceBatch, document_leaks, 
 from forebay.torch.batches import to_tensor
 from forebay.torch.distill import forward_kl_top_k
 from forebay.torch.log_probs import padded_choices, spread_log_probs
-from forebay.torch.teachers.run_language_model import LoadedLanguageModel
+from forebay.torch.teachers.run_encoders import LoadedLanguageModel
 
 K = 5
 

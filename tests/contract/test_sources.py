@@ -18,7 +18,7 @@ from forebay import sources
 from forebay.errors import SourceChanged, SourceNeeded
 from forebay.source import Source
 from forebay.testing import SourceContract, read_in_parts
-from forebay.testing.source_contract import LINES
+from forebay.testing.kind_contracts import LINES
 
 
 def lines_of(content: bytes) -> list[bytes]:

@@ -18,7 +18,7 @@ from tests.recipes import NOTES, ObedientRecipe, makes, orders, write_orders
 from tests.torch.taught import chunks_of, prompts_cache
 
 import forebay as fb
-from forebay.building.task import BuildTask
+from forebay.building.builder import BuildTask
 from forebay.engine.base import TaskDocument
 from forebay.errors import EngineUnusable, LibraryMissing
 from forebay.teachers import Clip, Lune, TeacherRecipe

@@ -18,8 +18,7 @@ import forebay as fb
 from forebay.cache.segment import Segment
 from forebay.columns import DTYPES, Column, Ragged
 from forebay.format import layout
-from forebay.format.chunk import encode_chunk
-from forebay.format.codec import compressor
+from forebay.format.chunk import compressor, encode_chunk
 from forebay.format.generation import ChunkTable, Generation
 from forebay.format.tensors import seal
 from forebay.source import Failure, Part, SourceFile

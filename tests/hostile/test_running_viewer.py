@@ -22,7 +22,7 @@ pytest.importorskip("uvicorn")
 
 SERVER = """
 import sys
-from forebay.viewer.server import Server
+from forebay.viewer.web_app import Server
 from forebay.viewer.shown_cache import ShownCache
 import http.client, json
 server = Server([ShownCache.of(sys.argv[1])]).start()

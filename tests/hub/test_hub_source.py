@@ -28,7 +28,7 @@ from forebay.sources import hub_datasets
 from forebay.sources.hub_datasets import SHARDS_FOLDER, HubSource, release
 from forebay.sources.hub_datasets import hub as hub_source
 from forebay.testing import read_in_parts
-from forebay.testing.source_contract import cut_file
+from forebay.testing.kind_contracts import cut_file
 
 QUICK = RetryPolicy(retries=4, timeout=3, first_wait=0.01)
 SHARDS = {f"sample/{number}.parquet": shard(documents(120, f"s{number}")) for number in range(4)}

@@ -42,7 +42,7 @@ def test_a_bucket_is_shuffled_by_windows_and_fetched_once(url: str, tmp_path: Pa
 def test_a_first_batch_takes_a_listing_the_index_the_heads_and_the_blocks(
     s3: str, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forebay.read.sparse.LEAST_BYTES", 1)
+    monkeypatch.setattr("forebay.feeding.chunk_ahead.LEAST_BYTES", 1)
     rows, chunks = 2048, 4
     fb.copy(token_cache(tmp_path, rows, chunk_rows=rows // chunks, sequence_length=256), f"{bucket}/large")
     with FaultProxy(s3) as proxy:

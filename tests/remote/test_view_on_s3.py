@@ -9,7 +9,7 @@ from tests.viewer.test_view_security import ask, served
 import forebay as fb
 from forebay.cli.tier_verbs import through_tier
 from forebay.viewer.page_records import ENDPOINTS
-from forebay.viewer.server import Server
+from forebay.viewer.web_app import Server
 
 NOT_TOKENS = {"images", "image", "teacher"}
 

@@ -6,7 +6,7 @@ import sys
 _SCRIPT = """
 import gc, sys
 import forebay as fb
-from forebay.testing.source_contract import parts_of
+from forebay.testing.kind_contracts import parts_of
 
 def resident(name):
     with open("/proc/self/status") as status:

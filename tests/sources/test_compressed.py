@@ -13,7 +13,7 @@ from tests.sources.written import read_all, texts
 import forebay as fb
 from forebay.errors import SourceUnreadable
 from forebay.source import Failure
-from forebay.testing.source_contract import parts_of
+from forebay.testing.kind_contracts import parts_of
 
 PACKED = {
     ".gz": gzip.compress,

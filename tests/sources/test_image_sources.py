@@ -26,7 +26,7 @@ from forebay.source import Annotated, Failure, Part, Sample, Source
 from forebay.sources import image_files, manifests
 from forebay.sources.manifests import manifest_file
 from forebay.testing import SourceContract
-from forebay.testing.source_contract import parts_of
+from forebay.testing.kind_contracts import parts_of
 
 RECIPE = fb.ImageRecipe(size=32)
 

@@ -8,7 +8,7 @@ from tests.sources.measured import measure_reading
 from tests.sources.written import write
 
 import forebay as fb
-from forebay.testing.source_contract import parts_of
+from forebay.testing.kind_contracts import parts_of
 
 LENGTH = 30_000_000
 # The last number is how often a long line may be in memory: 2 or 3 times, and what the allocator keeps.

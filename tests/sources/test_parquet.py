@@ -19,7 +19,7 @@ from tests.sources.written import parquet_of, read_all, texts
 import forebay as fb
 from forebay.errors import SourceUnreadable
 from forebay.source import Failure, Part, Sample
-from forebay.testing.source_contract import parts_of
+from forebay.testing.kind_contracts import parts_of
 
 KINDS = {
     "string": pa.string(),

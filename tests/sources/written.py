@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import zstandard
 
 from forebay.source import Failure, Sample, Source
-from forebay.testing.source_contract import as_sample, parts_of
+from forebay.testing.kind_contracts import as_sample, parts_of
 
 STORED: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,

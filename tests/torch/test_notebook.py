@@ -29,7 +29,7 @@ from forebay.torch import (
     show_batch,
     show_mask,
 )
-from forebay.torch.batch_html import show_masks_in_notebooks
+from forebay.torch.batches import show_masks_in_notebooks
 
 SEQ_LENS = [[3, 2], [6, 0]]
 

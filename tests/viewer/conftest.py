@@ -19,8 +19,8 @@ from tests.teachers.own_teachers import Ramp, prompt_cache
 
 import forebay as fb
 from forebay.teachers import TeacherRecipe
-from forebay.viewer.server import Server
 from forebay.viewer.shown_cache import ShownCache
+from forebay.viewer.web_app import Server
 
 FLAGS = [
     "--no-sandbox",

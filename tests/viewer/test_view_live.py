@@ -16,8 +16,7 @@ from forebay.cache.claims import BuilderBeat, Claim, read_builders
 from forebay.format import layout
 from forebay.store import LocalStore
 from forebay.teachers import TeacherRecipe
-from forebay.viewer.chunk_map import NAMES, HeadChecks
-from forebay.viewer.live_build import Watch
+from forebay.viewer.live_build import NAMES, HeadChecks, Watch
 from forebay.viewer.web_app import changes
 
 CHUNKS = 24

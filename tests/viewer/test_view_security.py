@@ -26,12 +26,12 @@ from forebay.format import layout
 from forebay.store import LocalStore
 from forebay.store.base import this_process
 from forebay.teachers import TeacherRecipe
-from forebay.viewer import chunk_map
+from forebay.viewer import live_build
 from forebay.viewer.page_records import answer, as_json, guarded
 from forebay.viewer.picture_rows import image_png
-from forebay.viewer.server import Server
 from forebay.viewer.shown_cache import BadQuery, Query, ShownCache
 from forebay.viewer.token_rows import check_lengths
+from forebay.viewer.web_app import Server
 
 
 @contextmanager
@@ -274,7 +274,7 @@ def test_chunk_numbers_and_claims_of_a_stranger_take_no_memory_and_leave_a_map(
         store.create(layout.claim("raw", 0, attempt), [msgspec.json.encode(strange if attempt == 7 else failed)])
     beat = {"beat": 1, "host": HOSTILE, "pid": 1, "layer": HOSTILE, "workers": -(2**40), "cpu_percent": -1e300}
     store.create(layout.builder("0123456789ab-1-1"), [msgspec.json.encode(beat)])
-    monkeypatch.setattr(chunk_map, "MOST_CLAIMS", 2)
+    monkeypatch.setattr(live_build, "MOST_CLAIMS", 2)
     snapshot = ShownCache.of(root).watch.snapshot()
     (layer,) = snapshot.map.layers
     assert layer.states == "p" * (len(table) - 1) + "u"  # its file is there, listed under another number
@@ -282,4 +282,4 @@ def test_chunk_numbers_and_claims_of_a_stranger_take_no_memory_and_leave_a_map(
     assert [builder.pid for builder in snapshot.live.builders] == [-1]
     shutil.rmtree(root / "plan")
     (layer,) = ShownCache.of(root).watch.snapshot().map.layers
-    assert len(layer.states) == chunk_map.MOST_UNPLANNED
+    assert len(layer.states) == live_build.MOST_UNPLANNED

@@ -17,12 +17,11 @@ from tests.viewer.test_view_security import ask, served
 
 import forebay as fb
 from forebay.teachers import TeacherRecipe
-from forebay.viewer import server as view_server
 from forebay.viewer import token_rows, web_app
 from forebay.viewer.page_records import ENDPOINTS
-from forebay.viewer.server import Server
 from forebay.viewer.shown_cache import Query, ShownCache
 from forebay.viewer.token_rows import token_row, token_texts, vocabulary_of
+from forebay.viewer.web_app import Server
 
 
 @pytest.fixture
@@ -36,7 +35,7 @@ def connected(server: Server) -> socket.socket:
 
 
 def test_a_request_that_does_not_arrive_is_dropped(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
-    monkeypatch.setattr(view_server, "REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(web_app, "REQUEST_SECONDS", 0.3)
     with connected(server) as silent, connected(server) as slow:
         slow.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")  # the head never ends
         for one in (silent, slow):
@@ -45,7 +44,7 @@ def test_a_request_that_does_not_arrive_is_dropped(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_half_sent_second_request_is_dropped_too(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
-    monkeypatch.setattr(view_server, "REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(web_app, "REQUEST_SECONDS", 0.3)
     with connected(server) as kept:
         kept.sendall(b"GET /static/icon.svg HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"<svg" in until(kept, b"</svg>")
@@ -60,7 +59,7 @@ def test_an_answer_that_nobody_reads_is_dropped(
     statistics = tmp_path / "statistics.json"
     statistics.write_text(json.dumps({"value": "x" * 8_000_000}))  # more than the kernel takes
     server._caches[0].statistics = (str(statistics),)
-    monkeypatch.setattr(view_server, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(web_app, "ANSWER_SECONDS", 0.5)
     with socket.socket() as silent:
         silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         silent.settimeout(30)
@@ -78,7 +77,7 @@ def test_an_answer_that_nobody_reads_is_dropped(
 
 
 def test_events_that_nobody_reads_end(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
-    monkeypatch.setattr(view_server, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(web_app, "ANSWER_SECONDS", 0.5)
     monkeypatch.setattr(web_app, "_event", lambda *_: {"live": "x" * 2_000_000})
     with connected(server) as silent, connected(server) as reader:
         for one in (silent, reader):
@@ -106,7 +105,7 @@ def until(one: socket.socket, end: bytes) -> bytes:
 
 
 def test_there_are_only_so_many_connections(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
-    monkeypatch.setattr(view_server, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(web_app, "MOST_CONNECTIONS", 3)
     streams = []
     for _ in range(3):
         streams.append(connected(server))

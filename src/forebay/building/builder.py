@@ -12,21 +12,22 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import psutil
 
 from forebay.building.build_options import BuildOptions, BuildProgress, check_failures
 from forebay.building.chunk_maker import BuildJob, Job, has_file
-from forebay.building.task import BuildTask
+from forebay.building.task import job_document
 from forebay.cache.catalog import UNPUBLISHED, chunk_files, generation_numbers, load_generation, sound_record
 from forebay.cache.claims import BuilderBeat, Claims, Heartbeat, OtherBuilders, builder_owners, is_dead
 from forebay.cache.publish import differing_versions, publish
 from forebay.cache.records import Progress
-from forebay.engine.base import Died, Done, Engine, Event, Failed, peak_bytes
+from forebay.engine.base import Died, Done, Engine, Event, Failed, TaskDocument, peak_bytes
 from forebay.errors import (
     BuildFailed,
     BuildStopped,
@@ -241,6 +242,19 @@ def _from_own_place(store: Store, chunks: Sequence[int], begin_at: float | None)
     rotated = deque(chunks)
     rotated.rotate(-int(begin_at * len(chunks)))
     return rotated
+
+
+@dataclass(frozen=True, slots=True)
+class BuildTask:
+    """The chunks of a job, for an engine: as they are in this process, as a document elsewhere."""
+
+    job: Job
+
+    def begin(self, chunk: int) -> Callable[[], Any]:
+        return self.job.begin(chunk)
+
+    def document(self) -> TaskDocument:
+        return job_document(self.job)
 
 
 class Build:

@@ -8,7 +8,7 @@ sees the cache that is meant.
 import json
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import partial
 from pkgutil import resolve_name
 from typing import Any, get_type_hints
@@ -30,27 +30,19 @@ INLINE = "build in this process (workers=0, --workers 0)"
 _OPENED = ("store", "recipe", "source", "chunks")  # fields of a job that have documents themselves
 
 
-@dataclass(frozen=True, slots=True)
-class BuildTask:
-    """The chunks of a job, for an engine."""
-
-    job: Job
-
-    def begin(self, chunk: int) -> Callable[[], Any]:
-        return self.job.begin(chunk)
-
-    def document(self) -> TaskDocument:
-        chunks = self.job.chunks
-        body = {
-            "store": _store_document(chunks.store),
-            "cache_id": read_cache_document(chunks.store).cache_id,
-            "recipe": recipe_document(chunks.recipe),
-            "source": None if chunks.source is None else source_document(chunks.source),
-            "chunks": _job_document(chunks),
-            "job": _job_document(self.job),
-            WORKER: 0,
-        }
-        return TaskDocument(opener="forebay.building.task:open_build", body=body)
+def job_document(job: Job) -> TaskDocument:
+    """A job for the workers of an engine."""
+    chunks = job.chunks
+    body = {
+        "store": _store_document(chunks.store),
+        "cache_id": read_cache_document(chunks.store).cache_id,
+        "recipe": recipe_document(chunks.recipe),
+        "source": None if chunks.source is None else source_document(chunks.source),
+        "chunks": _fields_document(chunks),
+        "job": _fields_document(job),
+        WORKER: 0,
+    }
+    return TaskDocument(opener="forebay.building.task:open_build", body=body)
 
 
 def open_build(body: Mapping[str, Any]) -> Job:
@@ -172,7 +164,7 @@ def _no_document(value: object, problem: str) -> RecipeInvalid:
     )
 
 
-def _job_document(job: Job | ChunkJob) -> dict[str, Any]:
+def _fields_document(job: Job | ChunkJob) -> dict[str, Any]:
     plain = {field.name: getattr(job, field.name) for field in fields(job) if field.name not in _OPENED}
     return {"class": type(job).__name__, "fields": msgspec.to_builtins(plain, str_keys=True)}
 

@@ -30,8 +30,7 @@ from forebay.errors import (
     SourceEmpty,
 )
 from forebay.format import layout
-from forebay.format.chunk import MADE_BY, UNKNOWN, ChunkRecord
-from forebay.format.codec import library_versions
+from forebay.format.chunk import MADE_BY, UNKNOWN, ChunkRecord, library_versions
 from forebay.format.generation import ChunkTable, Generation
 from forebay.format.layout import MAX_REVISION, CacheDocument
 from forebay.format.tensors import hmac_key

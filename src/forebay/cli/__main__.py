@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from typing import NoReturn
 
-from forebay.preview.first_sign import show_first_sign
+from forebay.preview.words import show_first_sign
 
 LONG_VERBS = (
     "build",

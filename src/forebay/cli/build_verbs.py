@@ -19,16 +19,6 @@ from forebay.cache.catalog import read_recipe_document
 from forebay.cache.plan import load_plan
 from forebay.cache.records import Estimate
 from forebay.cli.legacy import naming_verbs
-from forebay.cli.options import (
-    SOURCE_HELP,
-    Decorator,
-    checked_range,
-    decorated,
-    passed_flags,
-    refuse_memory,
-    source_argument,
-    struct_options,
-)
 from forebay.cli.settings import (
     BuildSettings,
     Kind,
@@ -45,7 +35,21 @@ from forebay.cli.settings import (
     place_in_plan,
     read_settings_file,
 )
-from forebay.cli.verb import Finding, Option, Verbs, shown_progress, verb
+from forebay.cli.verb import (
+    SOURCE_HELP,
+    Decorator,
+    Finding,
+    Option,
+    Verbs,
+    checked_range,
+    decorated,
+    passed_flags,
+    refuse_memory,
+    shown_progress,
+    source_argument,
+    struct_options,
+    verb,
+)
 from forebay.errors import RangeInvalid, RecipeMismatch, closest, is_url
 from forebay.fields import declared
 from forebay.format import layout

@@ -20,8 +20,7 @@ from rich.text import Text
 
 from forebay import api
 from forebay.cache.records import Gaps, VerifyReport
-from forebay.cli.options import complete_folder, local_only
-from forebay.cli.verb import is_json, verb
+from forebay.cli.verb import complete_folder, is_json, local_only, verb
 from forebay.columns import Ragged
 from forebay.errors import ForebayError
 from forebay.format import layout

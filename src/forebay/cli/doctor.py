@@ -18,8 +18,7 @@ import psutil
 import forebay
 from forebay import api, compiled
 from forebay.cache.records import Status
-from forebay.cli.options import complete_folder
-from forebay.cli.verb import Finding, verb
+from forebay.cli.verb import Finding, complete_folder, verb
 from forebay.errors import ForebayError
 from forebay.format.tensors import VARIABLE
 from forebay.preview.row_records import Check, DoctorReport

@@ -11,12 +11,22 @@ from forebay.cache.catalog import read_cache_document
 from forebay.cache.records import Status
 from forebay.cache.status import SHOWN_FAILURES, Depth
 from forebay.cli.maintain_verbs import source_like_before
-from forebay.cli.options import SizeType, cache_argument, complete_file, complete_folder, local_only, source_option
 from forebay.cli.tier_verbs import through_tier
-from forebay.cli.verb import Finding, show_now, shown_progress, verb
+from forebay.cli.verb import (
+    Finding,
+    SizeType,
+    cache_argument,
+    complete_file,
+    complete_folder,
+    local_only,
+    show_now,
+    shown_progress,
+    source_option,
+    verb,
+)
 from forebay.errors import ForebayError
-from forebay.format.codec import MAX_BLOCK_BYTES
-from forebay.preview.packed_rows import KINDS as PACKED
+from forebay.format.chunk import MAX_BLOCK_BYTES
+from forebay.preview.peek import KINDS as PACKED
 from forebay.preview.peek import PEEKED_ROWS, SHEET_ROWS
 from forebay.preview.peek import peek as peek_rows
 from forebay.preview.pictures import KIND as IMAGES
@@ -349,7 +359,7 @@ def view(
 
 
 def _server(shown: list[Any], host: str | None, port: int) -> Any:
-    library = import_module("forebay.viewer.server")
+    library = import_module("forebay.viewer.web_app")
     try:
         return library.Server(shown, host=host or library.LOOPBACK, port=port)
     except OSError as error:

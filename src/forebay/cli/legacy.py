@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from forebay.cli.options import Command
+from forebay.cli.verb import Command
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,7 @@ from forebay.cli.legacy import naming_places
 from forebay.cli.show import error_document, say, say_error, show_error
 from forebay.cli.verb import HELP_WIDTH, Verbs
 from forebay.errors import BuildStopped, ForebayError
-from forebay.preview.first_sign import clear_first_sign
-from forebay.preview.words import harmless, printable
+from forebay.preview.words import clear_first_sign, harmless, printable
 
 _TYPED = "forebay.typed"
 HOMES = {

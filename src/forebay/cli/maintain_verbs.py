@@ -13,7 +13,9 @@ from forebay import api, sources
 from forebay.building.begin import begun_plan
 from forebay.cache.catalog import read_cache_document
 from forebay.cache.plan import Plan
-from forebay.cli.options import (
+from forebay.cli.settings import BuildSettings
+from forebay.cli.verb import (
+    Finding,
     cache_argument,
     complete_file,
     complete_folder,
@@ -21,12 +23,12 @@ from forebay.cli.options import (
     existing_copy,
     passed_flags,
     refuse_memory,
+    shown_progress,
     source_argument,
     source_option,
     struct_options,
+    verb,
 )
-from forebay.cli.settings import BuildSettings
-from forebay.cli.verb import Finding, shown_progress, verb
 from forebay.errors import LibraryMissing, SourceInvalid, is_url
 from forebay.format.tensors import VARIABLE
 from forebay.kinds import reopen_source

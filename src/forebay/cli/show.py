@@ -21,8 +21,7 @@ from rich.text import Text
 from forebay.cli.verb import Finding, is_json, is_quiet
 from forebay.errors import ForebayError
 from forebay.preview.console import console_for
-from forebay.preview.first_sign import clear_first_sign
-from forebay.preview.words import printable
+from forebay.preview.words import clear_first_sign, printable
 
 _NUMBERS = re.compile(r"\[\n\s+([-+.\deE]+(?:,\n\s+[-+.\deE]+)*)\n\s*\]")
 

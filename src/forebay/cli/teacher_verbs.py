@@ -14,18 +14,20 @@ import numpy as np
 
 from forebay import api
 from forebay.cache.catalog import layers_of, read_cache_document, read_recipe_document
-from forebay.cli.options import (
+from forebay.cli.settings import BuildSettings, engine_of, place_in_plan
+from forebay.cli.verb import (
     Decorator,
+    Finding,
     cache_argument,
     checked_range,
     decorated,
     field_option,
     passed_flags,
+    shown_progress,
     source_option,
     struct_options,
+    verb,
 )
-from forebay.cli.settings import BuildSettings, engine_of, place_in_plan
-from forebay.cli.verb import Finding, shown_progress, verb
 from forebay.errors import CacheNotFound
 from forebay.fields import declared
 from forebay.preview.words import human_bytes

@@ -7,17 +7,20 @@ import click
 
 from forebay import api, tiers
 from forebay.cli.build_verbs import gathered, kind_options
-from forebay.cli.options import (
+from forebay.cli.settings import BuildSettings, Kind, kind_of
+from forebay.cli.verb import (
     Decorator,
+    Finding,
     SizeType,
+    Verbs,
     cache_argument,
     complete_folder,
     decorated,
+    shown_progress,
     source_argument,
     struct_options,
+    verb,
 )
-from forebay.cli.settings import BuildSettings, Kind, kind_of
-from forebay.cli.verb import Finding, Verbs, shown_progress, verb
 from forebay.errors import is_url
 from forebay.fields import parse_bandwidth
 from forebay.preview.words import command_line

@@ -27,6 +27,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from forebay.columns import Array, Ragged
+from forebay.feeding.chunk_ahead import sparse_cache
 from forebay.feeding.shuffle import Ranks, decoded_columns
 from forebay.feeding.statistics import Handoff, timed
 from forebay.feeding.stream import Located, Read, ReadThrough, RowSource, Stream
@@ -34,7 +35,6 @@ from forebay.order.bijection import Numbers
 from forebay.read.cache import Cache
 from forebay.read.chunk_maps import cut_batches
 from forebay.read.gather import RowAddresses, batches_of_addresses
-from forebay.read.sparse import sparse_cache
 
 _AHEAD_BYTES = 32 * 1024 * 1024
 _GROUP_BYTES = 8 * 1024 * 1024

@@ -21,15 +21,19 @@ import xxhash
 from forebay.columns import DTYPES, Array, Column, Ragged
 from forebay.errors import NotForebay, RecipeInvalid
 from forebay.format.chunk import (
+    MAX_BLOCK_BYTES,
     MAX_COLUMNS,
     MAX_COUNT,
     MAX_HEAD_BYTES,
     MAX_HEADER_BYTES,
+    BlockOverLimit,
     ChunkMeta,
     ChunkRecord,
+    CodecError,
     block_count,
     block_span,
     content_prefix,
+    decompress,
     failure_counts,
     item_size,
     raw_bounds,
@@ -37,7 +41,6 @@ from forebay.format.chunk import (
     sound_bools,
     sound_offsets,
 )
-from forebay.format.codec import MAX_BLOCK_BYTES, BlockOverLimit, CodecError, decompress
 from forebay.format.tensors import Tensor, Tensors, as_bytes, encode_header, parse_header
 from forebay.source import Failure
 from forebay.store.base import PIECE_BYTES, Buffer, View, cut, sha256_of

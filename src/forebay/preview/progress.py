@@ -24,8 +24,7 @@ from rich.text import Text
 
 from forebay.cache.records import OnProgress, Progress
 from forebay.preview.console import SafeConsole, console_for
-from forebay.preview.first_sign import clear_first_sign
-from forebay.preview.words import human_bytes, human_time, printable
+from forebay.preview.words import clear_first_sign, human_bytes, human_time, printable
 
 _NOTEBOOK_WIDTH = 100
 

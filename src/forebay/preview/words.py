@@ -1,8 +1,13 @@
-"""Format numbers and ranges, and escape untrusted text."""
+"""Format numbers and ranges, escape untrusted text, and show the first sign of life: a line that real output replaces.
+
+It imports nothing heavy, so that a line can be shown before the libraries of a verb are imported.
+"""
 
 import shlex
+import sys
 from collections.abc import Iterable
 from itertools import groupby
+from typing import TextIO
 
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
@@ -76,3 +81,22 @@ def command_line(*words: str) -> str:
     "forebay repair 'my caches/raw'"
     """
     return shlex.join(["forebay", *words])
+
+
+_ERASE = "\r\x1b[2K"
+_shown: list[TextIO] = []  # the terminal that shows the line; a progress bar replaces `sys.stderr`
+
+
+def show_first_sign(line: str) -> None:
+    """Show a line on standard error, which must be a terminal."""
+    _shown[:] = [sys.stderr]
+    sys.stderr.write(f"{_ERASE}{line}")
+    sys.stderr.flush()
+
+
+def clear_first_sign() -> None:
+    """Erase the line, before something else is printed."""
+    while _shown:
+        stream = _shown.pop()
+        stream.write(_ERASE)
+        stream.flush()

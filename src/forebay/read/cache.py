@@ -52,9 +52,8 @@ from forebay.errors import (
 )
 from forebay.fields import as_bytes
 from forebay.format import layout
-from forebay.format.chunk import MAX_COUNT, MAX_HEAD_BYTES, SUM_BYTES, ChunkRecord
+from forebay.format.chunk import MAX_BLOCK_BYTES, MAX_COUNT, MAX_HEAD_BYTES, SUM_BYTES, ChunkRecord
 from forebay.format.chunk_decode import ChunkFile
-from forebay.format.codec import MAX_BLOCK_BYTES
 from forebay.format.generation import Generation
 from forebay.format.tensors import unseal
 from forebay.read.chunk_maps import MAX_MAPS, ChunkFinder, Maps, RowLocations

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from forebay import compiled
 from forebay.columns import Array, Column, Ragged, join
-from forebay.format.codec import CodecError
+from forebay.format.chunk import CodecError
 from forebay.read.chunk_maps import Maps, RowLocations, cut_batches, reorder, slices
 from forebay.read.gather import (
     SHORT_ROW,

@@ -24,7 +24,7 @@ from forebay.columns import Array
 from forebay.errors import SourceInvalid, SourceUnreadable
 from forebay.hub import HubFile, RangeFile, RemoteFile, Repository, RetryPolicy, acquire, clear, parquet_shards, sweep
 from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
-from forebay.sources.parquet_rows import ParquetFile, check_footer, open_parquet, read_rows, row_cuts, row_group_ends
+from forebay.sources.parquet_sources import ParquetFile, check_footer, open_parquet, read_rows, row_cuts, row_group_ends
 
 _JUDGED_SHARDS = 32
 _FOOTERS_AT_ONCE = 16

@@ -1,4 +1,4 @@
-"""The contract of a store, and what stores share: reading values in pieces, names of processes, counters of fetches.
+"""The contract of a store, the store of a path or URL, one in memory, and what stores share: reading in pieces, owners.
 
 A process has a unique name, `Owner`, by which others on its host check whether it is alive. It has the host (name, boot
 and pid namespace), the pid and the start time, so that a reused pid, a restarted machine or another container is not
@@ -11,17 +11,21 @@ import os
 import re
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache, cached_property
+from importlib.metadata import entry_points
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import psutil
 
-from forebay.errors import IndexCorrupt, NotForebay, StoreFull, StoreRefused
+from forebay.errors import IndexCorrupt, NotForebay, StoreFull, StoreRefused, is_url, meant_url
 
 Buffer = bytes | bytearray | memoryview
 MAX_KEY_PARTS = 4  # keys of a cache have at most three
@@ -442,3 +446,119 @@ class Fetching(Protocol):
     def transfers(self) -> Transfers:
         """What was fetched so far."""
         ...
+
+
+_STAYS = "a MemoryStore lives in one process and cannot be sent to another; use a folder, or workers=0"
+
+
+class MemoryStore(Store):
+    """Values in a dictionary of this process: build into it with `workers=0`."""
+
+    def __init__(self, address: str = "memory") -> None:
+        self.address = address
+        self._values: dict[str, bytes] = {}
+        self._etags: dict[str, str] = {}
+        self._written = 0
+        self._lock = threading.Lock()
+
+    def view(self, key: str, *, expect: Expected | None = None) -> memoryview:
+        return memoryview(self._value(key))
+
+    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+        return self._value(key)[start:stop]
+
+    def create(self, key: str, data: Sequence[Buffer], *, durable: bool = True) -> bool:
+        check_key(self.address, key)
+        value = b"".join(data)
+        with self._lock:
+            if key in self._values:
+                return False
+            self._put(key, value)
+            return True
+
+    def replace(self, key: str, data: Sequence[Buffer], *, if_etag: str | None = None, durable: bool = True) -> bool:
+        check_key(self.address, key)
+        value = b"".join(data)
+        with self._lock:
+            if if_etag is not None and self._etags.get(key) != if_etag:
+                return False
+            self._put(key, value)
+            return True
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        with self._lock:
+            found = sorted(key for key in self._values if key.startswith(prefix))
+            entries = [Entry(key, len(self._values[key]), self._etags[key]) for key in found]
+        yield from entries
+
+    def head(self, key: str) -> Entry | None:
+        check_key(self.address, key)
+        with self._lock:
+            return Entry(key, len(self._values[key]), self._etags[key]) if key in self._values else None
+
+    def delete(self, key: str, *, if_etag: str | None = None) -> None:
+        check_key(self.address, key)
+        with self._lock:
+            if if_etag in (None, self._etags.get(key)):
+                self._values.pop(key, None)
+                self._etags.pop(key, None)
+
+    def _put(self, key: str, value: bytes) -> None:
+        self._written += 1
+        self._values[key], self._etags[key] = value, str(self._written)
+
+    def _value(self, key: str) -> bytes:
+        check_key(self.address, key)
+        try:
+            return self._values[key]
+        except KeyError as error:
+            raise Missing(key) from error
+
+    def document(self) -> Mapping[str, object]:
+        raise TypeError(_STAYS)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError(_STAYS)
+
+
+Root = str | os.PathLike[str] | Store
+_LOCAL = "forebay.store.local:LocalStore"  # named, not imported: stores import this module
+SCHEMES = dict.fromkeys(("s3", "gs", "az", "memory"), "forebay.store.object_store:ObjectStore")
+_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "azure": "az", "abfs": "az", "abfss": "az", "wasb": "az"}
+
+_PASSWORD = re.compile(r"(?<=/)[^/@]*:[^/@]*@")  # and its user, of a URL that an error shows
+
+
+def open_store(root: Root) -> Store:
+    """The store at a path or a URL; a store is returned unchanged.
+
+    Schemes are those of `SCHEMES` and of the entry points in the group `forebay.stores`: callables that take the URL.
+    """
+    if isinstance(root, Store) and not isinstance(root, (str, os.PathLike)):
+        return root
+    path = os.fspath(root)
+    if not is_url(path):
+        return _opened(_LOCAL, path)
+    scheme = path.partition(":/")[0]
+    known = {point.name: point.value for point in entry_points(group="forebay.stores")} | SCHEMES
+    if scheme.lower() not in known:
+        shown = _PASSWORD.sub("", path.partition("?")[0])
+        rest = shown.partition(":/")[2]
+        raise StoreRefused(shown, f"no store has the scheme '{scheme}'", _advice(scheme.lower(), rest, list(known)))
+    if meant := meant_url(root):
+        raise StoreRefused(path, "a URL has two slashes", f"did you mean {meant}? (a folder of that name is ./{path})")
+    return _opened(known[scheme.lower()], path)
+
+
+def _opened(named: str, path: str) -> Store:
+    store: Store = resolve_name(named)(path)
+    return store
+
+
+def _advice(scheme: str, rest: str, known: list[str]) -> str:
+    if scheme == "file":
+        return f"pass the path '/{rest.lstrip('/')}'"
+    meant = [_ALIASES[scheme]] if scheme in _ALIASES else get_close_matches(scheme, known, 1, 0.5)
+    if meant:
+        return f"did you mean {meant[0]}://{rest.lstrip('/')}?"
+    return f"use a path, or one of {', '.join(f'{name}://' for name in sorted(known))}"

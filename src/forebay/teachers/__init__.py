@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     )
     from forebay.teachers.feature_reader import Between, Features, features, weights_of_latents
     from forebay.teachers.hook import Hook, HookPoint, ImageInput, LatentInput, PromptInput, TokenInput
-    from forebay.teachers.pipelines import pipeline
     from forebay.teachers.protocol import Batch, Loaded, Output, Teacher
-    from forebay.teachers.recipe import TeacherEstimate, TeacherRecipe, encodings, estimate_teachers
+    from forebay.teachers.recipe import TeacherEstimate, TeacherRecipe, encodings, estimate_teachers, pipeline
     from forebay.teachers.teacher_samples import BUCKETS, Neighbours, neighbours
 # Where each public name lives.
 _HOMES = {
@@ -37,8 +36,7 @@ _HOMES = {
     **dict.fromkeys(("Between", "Features", "features"), "feature_reader"),
     **dict.fromkeys(("GeometricSol", "geometric_spatial", "geometric_stats"), "built_in"),
     **dict.fromkeys(("Alignment", "LayerAlignment", "check_alignment"), "align"),
-    "encodings": "recipe",
-    "pipeline": "pipelines",
+    **dict.fromkeys(("encodings", "pipeline"), "recipe"),
     "LogProbs": "built_in",
     **dict.fromkeys(("Hook", "HookPoint", "ImageInput", "LatentInput", "PromptInput", "TokenInput"), "hook"),
     "weights_of_latents": "feature_reader",

@@ -410,7 +410,7 @@ class LogProbs(Teacher, frozen=True, kw_only=True, tag="log-probs"):
         return library_versions("torch", "transformers")
 
     def load(self, device: str, dtype: str) -> Loaded:
-        return load_by("run_language_model", "LoadedLanguageModel", self, device, dtype)
+        return load_by("run_encoders", "LoadedLanguageModel", self, device, dtype)
 
 
 BUILT_IN: dict[str, type[Teacher]] = {

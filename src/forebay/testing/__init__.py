@@ -6,8 +6,7 @@ class TestMyStore(StoreContract):
 """
 
 from forebay.testing.engine_contract import EngineContract
-from forebay.testing.recipe_contract import RecipeContract, check_hooks
-from forebay.testing.source_contract import SourceContract, read_in_parts
+from forebay.testing.kind_contracts import RecipeContract, SourceContract, check_hooks, read_in_parts
 from forebay.testing.store_contract import SharedStoreContract, StoreContract
 
 __all__ = [

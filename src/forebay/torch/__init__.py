@@ -35,11 +35,11 @@ if TYPE_CHECKING:
         PackedSelfAttention,
         SeedAttention,
     )
-    from forebay.torch.batch_html import BatchTable, LoadedBatch, MaskPicture, show_batch, show_mask
-    from forebay.torch.batches import derive_on_device
+    from forebay.torch.batches import BatchTable, LoadedBatch, MaskPicture, derive_on_device, show_batch, show_mask
     from forebay.torch.beside import FeaturesAt
     from forebay.torch.dataset import CacheDataset
     from forebay.torch.distill.timed_features import TorchFeatures, features
+    from forebay.torch.images.canvas import Canvases, JointTransform
     from forebay.torch.images.image_batch import (
         AspectBucket,
         BucketLoader,
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
         RandomResizedCrop,
         aspect_buckets,
     )
-    from forebay.torch.images.joint import Canvases, JointTransform
     from forebay.torch.images.model_input import LetterboxModule, masks_on_device, normalize_on_device
     from forebay.torch.loader import Loader, change_weights
     from forebay.torch.log_probs import PackedBatch
@@ -72,7 +71,7 @@ _HOMES = {
         ("AspectBucket", "BucketLoader", "RandomResizedCrop", "aspect_buckets"), "forebay.torch.images.image_batch"
     ),
     "ImageBatch": "forebay.torch.images.image_batch",
-    **dict.fromkeys(("Canvases", "JointTransform"), "forebay.torch.images.joint"),
+    **dict.fromkeys(("Canvases", "JointTransform"), "forebay.torch.images.canvas"),
     "LetterboxModule": "forebay.torch.images.model_input",
     **dict.fromkeys(("Loader", "change_weights"), "forebay.torch.loader"),
     "PackedBatch": "forebay.torch.log_probs",
@@ -85,9 +84,7 @@ _HOMES = {
     **dict.fromkeys(("Present", "Split", "Where"), "forebay.feeding.selection"),
     "FeaturesAt": "forebay.torch.beside",
     "Schedule": "forebay.torch.schedule",
-    **dict.fromkeys(
-        ("BatchTable", "LoadedBatch", "MaskPicture", "show_batch", "show_mask"), "forebay.torch.batch_html"
-    ),
+    **dict.fromkeys(("BatchTable", "LoadedBatch", "MaskPicture", "show_batch", "show_mask"), "forebay.torch.batches"),
     **dict.fromkeys(("Located", "Stream"), "forebay.feeding.stream"),
     **dict.fromkeys(("TorchFeatures", "features"), "forebay.torch.distill.timed_features"),
     "Transform": "forebay.torch.assemble",

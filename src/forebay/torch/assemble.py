@@ -39,8 +39,7 @@ from forebay.order.bijection import Numbers, key_of
 from forebay.order.orders import Coins, Words, row_keys, sample_keys
 from forebay.order.selected_rows import Selection
 from forebay.read.cache import Cache
-from forebay.torch.batch_html import LoadedBatch
-from forebay.torch.batches import Batch, Buffers, plain_batch
+from forebay.torch.batches import Batch, Buffers, LoadedBatch, plain_batch
 from forebay.torch.beside import Beside, FeaturesAt, Name, Times, beside, default_columns
 from forebay.torch.packed_batch import (
     Derived,

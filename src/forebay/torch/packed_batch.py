@@ -43,8 +43,7 @@ from forebay.masks.train_on import TrainOn, label_weights, token_weights
 from forebay.read.cache import Cache
 from forebay.read.chunk_maps import slices
 from forebay.read.gather import RowAddresses, longest_rows
-from forebay.torch.batch_html import LoadedBatch
-from forebay.torch.batches import Batch, Blank, Buffers, plain_batch, wrap
+from forebay.torch.batches import Batch, Blank, Buffers, LoadedBatch, plain_batch, wrap
 
 Derived = Literal["positions", "document_ids", "cu_seqlens", "num_label_tokens"]
 Written = dict[str, Array]

@@ -235,7 +235,7 @@ class InlineView:
     """A viewer that a notebook shows below its cell. `url` opens it in a browser; `stop()` ends its server."""
 
     def __init__(self, caches: list[ShownCache], height: int) -> None:
-        server: Any = import_module("forebay.viewer.server")  # uvicorn belongs to an extra
+        server: Any = import_module("forebay.viewer.web_app")  # uvicorn belongs to an extra
         self._server = server.Server(caches, token=True, framed=True).start()
         self._height = height
         self.url = str(self._server.address)

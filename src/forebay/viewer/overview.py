@@ -23,7 +23,7 @@ from forebay.format.generation import ChunkTable, Generation
 from forebay.format.tensors import hmac_key
 from forebay.preview.words import command_line
 from forebay.store.base import Store
-from forebay.viewer.chunk_map import ABANDONED, BAD, FAILED, LOST, MISSING, PUBLISHED, is_here
+from forebay.viewer.live_build import ABANDONED, BAD, FAILED, LOST, MISSING, PUBLISHED, is_here
 from forebay.viewer.shown_cache import BadQuery, Query, ShownCache
 
 SHOWN_GENERATIONS, SHOWN_SAMPLES, OPENED_CHUNKS, FETCHED_CHUNKS = 40, 50, 500, 4

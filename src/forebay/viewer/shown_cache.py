@@ -10,8 +10,7 @@ from forebay.format import layout
 from forebay.read.cache import Cache, open_cache
 from forebay.source import Source
 from forebay.store import Root, Store, open_store
-from forebay.viewer.chunk_map import HeadChecks
-from forebay.viewer.live_build import Watch
+from forebay.viewer.live_build import HeadChecks, Watch
 
 try:
     from forebay.viewer import _cut_files

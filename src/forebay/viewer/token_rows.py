@@ -18,7 +18,7 @@ from forebay.kinds import WRONG
 from forebay.masks import documents as masks
 from forebay.masks.spans import block_ranges, document_spans
 from forebay.masks.train_on import GENERATED, KINDS, ROLES, SPAN_FIELDS
-from forebay.preview.packed_rows import COLUMNS, RowReader
+from forebay.preview.peek import COLUMNS, RowReader
 from forebay.preview.row_records import PackedPiece
 from forebay.read.cache import Cache
 from forebay.tokens import Vocabulary

@@ -19,7 +19,7 @@ from forebay.cache.records import (
     RepairReport,
     VerifyReport,
 )
-from forebay.cli.render.parts import BUILD_ANEW, facts, listing, next_command, stale_files, title
+from forebay.preview.console import BUILD_ANEW, facts, listing, next_command, stale_files, title
 from forebay.preview.row_records import DemoReport, DoctorReport, DryRun, TaughtSheet
 from forebay.preview.words import command_line, counted, human_bytes, human_time, in_ranges, printable
 

@@ -23,7 +23,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from forebay.cli.render.parts import facts, title
+from forebay.preview.console import facts, title
 from forebay.preview.row_records import (
     BundleReport,
     Cell,

@@ -25,7 +25,7 @@ from forebay.cache.records import (
     TierContents,
     TierFill,
 )
-from forebay.cli.render.parts import BUILD_ANEW, beginning, facts, listing, next_command, stale_files, title
+from forebay.preview.console import BUILD_ANEW, beginning, facts, listing, next_command, stale_files, title
 from forebay.preview.words import command_line, counted, human_bytes, human_time, in_ranges, printable
 from forebay.teachers import Alignment, LayerAlignment, TeacherEstimate
 from forebay.tiers.tier_value import RecipeShare, TierClearReport, TierSummary, TierVerifyReport, WarmReport

@@ -19,8 +19,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from forebay.cache.records import LayerSummary, MadeWith, Summary
-from forebay.cli.render.parts import facts, title
 from forebay.kinds import WRONG
+from forebay.preview.console import facts, title
 from forebay.preview.words import counted, human_bytes, printable
 
 _HEIGHTS = "▁▂▃▄▅▆▇█"

@@ -45,7 +45,7 @@ from forebay.masks.spans import (
     span_block_lists,
     windowed,
 )
-from forebay.torch.batch_html import show_masks_in_notebooks
+from forebay.torch.batches import show_masks_in_notebooks
 
 show_masks_in_notebooks()
 

@@ -45,15 +45,24 @@ from forebay.images import ImageRecipe, image_recipe
 from forebay.images.geometry import Normalize, Scaling, fit_many
 from forebay.images.tags import Tags
 from forebay.masks.documents import IGNORED_LABEL
-from forebay.masks.rectangle import IGNORE_THRESHOLD, flip_rectangles
+from forebay.masks.rectangle import IGNORE_THRESHOLD, Size, flip_rectangles
 from forebay.order.bijection import key_of, permute
 from forebay.order.orders import Coins, sample_keys
 from forebay.order.selected_rows import Selection
 from forebay.read.cache import Cache
 from forebay.torch.assemble import Rows
 from forebay.torch.batches import Batch, Buffers, plain_batch
-from forebay.torch.images.canvas import Boxes, CanvasMaker, Channels, MaskPlace, Planes, TokenMasks, mirrored
-from forebay.torch.images.joint import Canvases, JointTransform, Size
+from forebay.torch.images.canvas import (
+    Boxes,
+    Canvases,
+    CanvasMaker,
+    Channels,
+    JointTransform,
+    MaskPlace,
+    Planes,
+    TokenMasks,
+    mirrored,
+)
 from forebay.torch.loader import Loader
 
 TagStyle = Literal["multi_hot", "indices"]

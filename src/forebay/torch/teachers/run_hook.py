@@ -27,8 +27,7 @@ from forebay.teachers.hook import Hook, ImageInput, LatentInput
 from forebay.teachers.protocol import Batch, TimeDirection, tokenizer_of
 from forebay.torch.batches import to_device, to_numpy
 from forebay.torch.teachers.loading import class_named, input_like, load_model
-from forebay.torch.teachers.run_encoders import Tokens
-from forebay.torch.teachers.run_language_model import document_groups, packed_documents, padded
+from forebay.torch.teachers.run_encoders import Tokens, document_groups, packed_documents, padded
 
 
 class _AllHooksRan(Exception):

@@ -9,8 +9,8 @@ from tests.store.far_stores import FarFolder, Spoiling
 from tests.token_caches import token_cache
 
 import forebay as fb
-from forebay.read import sparse
-from forebay.read.sparse import sparse_cache
+from forebay.feeding import chunk_ahead
+from forebay.feeding.chunk_ahead import sparse_cache
 from forebay.store import LocalStore
 from forebay.store.tiered import TieredStore
 from forebay.torch import Loader
@@ -43,7 +43,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sparse, "LEAST_BYTES", 1)
+    monkeypatch.setattr(chunk_ahead, "LEAST_BYTES", 1)
 
 
 def remote(far: LocalStore, tmp_path: Path) -> fb.Cache:
@@ -102,9 +102,9 @@ def test_chunks_that_are_here_small_or_wanted_whole_are_not_read_by_ranges(
     assert sparse_cache(fb.open_cache(root), np.array([5]), COLUMNS) is None
     cache = remote(Counting(root), tmp_path)
     assert sparse_cache(cache, np.arange(len(cache)), COLUMNS) is None
-    monkeypatch.setattr(sparse, "LEAST_BYTES", 1 << 30)
+    monkeypatch.setattr(chunk_ahead, "LEAST_BYTES", 1 << 30)
     assert sparse_cache(cache, np.array([5]), COLUMNS) is None
-    monkeypatch.setattr(sparse, "LEAST_BYTES", 1)
+    monkeypatch.setattr(chunk_ahead, "LEAST_BYTES", 1)
     cache.open_chunk(0, COLUMNS)
     assert sparse_cache(cache, np.array([5]), COLUMNS) is None
 
@@ -116,14 +116,14 @@ def test_what_a_cache_says_of_its_chunks_does_not_fill_the_memory(
     far = Counting(root)
     cache, row = remote(far, tmp_path), np.array([5])
     declared = int(cache.chunk_bytes(COLUMNS)[0])
-    monkeypatch.setattr(sparse, "MOST_BYTES", declared - 1)
+    monkeypatch.setattr(chunk_ahead, "MOST_BYTES", declared - 1)
     assert sparse_cache(cache, row, COLUMNS) is None
     assert far.bytes == 0  # nothing was reserved, or fetched
-    monkeypatch.setattr(sparse, "MOST_BYTES", declared)
+    monkeypatch.setattr(chunk_ahead, "MOST_BYTES", declared)
     head = cache.record("tokens", 0).head_size
-    monkeypatch.setattr(sparse, "MOST_SHARE", 2 * head / declared)
-    monkeypatch.setattr(sparse._Wanted, "estimated_bytes", 0)
-    monkeypatch.setattr(sparse._Wanted, "ranges", lambda wanted, file: [(0, wanted.record.size)])
+    monkeypatch.setattr(chunk_ahead, "MOST_SHARE", 2 * head / declared)
+    monkeypatch.setattr(chunk_ahead._Wanted, "estimated_bytes", 0)
+    monkeypatch.setattr(chunk_ahead._Wanted, "ranges", lambda wanted, file: [(0, wanted.record.size)])
     assert sparse_cache(cache, row, COLUMNS) is None
     assert far.bytes == head
 

@@ -1,5 +1,12 @@
-"""Data sets, their encodings, Lune and Sol, and training with teachers (`TrainerConfig` and losses) under the names of
-the document.
+"""The class names of the TinyFlux teacher-cache document, as thin aliases: its examples run on forebay caches.
+
+document                              here
+DatasetCache, .build .save .load      a cache folder, with any name
+EncodingCache                         its layers latents, t5, clip
+LuneFeatureCache, SolFeatureCache     its layers lune, sol, through `forebay.torch.features`
+MultiSourceCache                      caches by data set; rows are absent where one lacks the teacher
+ModelZoo                              teachers, and `fb.build_layers`
+compute_lune_loss, compute_sol_loss   `forebay.torch.distill`
 """
 
 import os
@@ -16,8 +23,8 @@ from torch import Tensor
 
 from forebay import api
 from forebay.columns import Array, Columns, Ragged
+from forebay.compat.prompt_caches import ENCODINGS, Image, ModelZoo
 from forebay.compat.pt_import import PARTS, store_name, stored_name
-from forebay.compat.tinyflux.prompt_caches import ENCODINGS, Image, ModelZoo
 from forebay.errors import ColumnNotFound, OldCacheInvalid, RecipeMismatch
 from forebay.read.cache import Cache, open_cache
 from forebay.store import open_store
@@ -26,8 +33,18 @@ from forebay.teachers.teacher_samples import SHARED_ROW_SUFFIX
 from forebay.torch.batches import to_array, to_tensor
 from forebay.torch.distill.flow import MIN_SNR_GAMMA, SHIFT
 from forebay.torch.distill.losses import LossMode, Warmup, feature_loss, loss_weights
-from forebay.torch.distill.timed_features import TeacherDropout, TeacherRows, TorchFeatures, at_flow_times
+from forebay.torch.distill.timed_features import (
+    MultiSourceCache,
+    TeacherDropout,
+    TeacherRows,
+    TorchFeatures,
+    at_flow_times,
+)
 
+__all__ = [
+    "DatasetCache", "EncodingCache", "LuneFeatureCache", "ModelZoo", "MultiSourceCache", "SolFeatureCache",
+    "TrainerConfig", "compute_lune_loss", "compute_sol_loss",
+]  # fmt: skip
 Index = Tensor | ArrayLike | slice
 
 

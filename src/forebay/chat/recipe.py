@@ -62,6 +62,7 @@ from forebay.tokens.vocabulary import (
 _DECIDE_TOKENS = ("template_arguments", "date", "thinking", "history", "generation", "stop")
 BATCH_CHARS = 1 << 20
 BATCH_DOCUMENTS = 1024
+MAX_RENDERED_BYTES = 4_000_000  # of all documents of a sample
 TEMPLATE_HASH = "chat template"
 MOST_SHOWN = 160
 MOST_CACHE_BYTES = 1 << 20
@@ -290,6 +291,9 @@ class ChatRecipe(
             except UnicodeEncodeError as error:
                 failed.append((number, Failure(sample.id, "not-utf8", f"half of a surrogate pair at {error.start:,}")))
             else:
+                if (problem := size_problem(documents)) is not None:
+                    failed.append((number, Failure(sample.id, "too-large", problem)))
+                    continue
                 yield Rendered(number, sample.id, documents)
 
     def _not_packed(self, samples: Iterable[Sample], gathered: Gathered | None) -> Iterator[tuple[int, Sample]]:
@@ -387,13 +391,24 @@ def _check_signature(packed: PackedConversations, made_by: str) -> None:
         )
 
 
+def size_problem(documents: Sequence[Document]) -> str | None:
+    """Why the documents of a sample are not encoded: that would take a hundred times their size in memory."""
+    size = sum(len(document.raw) for document in documents)
+    if size <= MAX_RENDERED_BYTES:
+        return None
+    return f"it is rendered as {size:,} bytes; at most {MAX_RENDERED_BYTES:,} are encoded, so split the conversation"
+
+
 def in_batches(rendered: Iterator[Rendered]) -> Iterator[list[Rendered]]:
     batch: list[Rendered] = []
     characters = 0
     for sample in rendered:
+        added = sum(len(document.text) for document in sample.documents)
+        if batch and characters + added > 2 * BATCH_CHARS:
+            yield batch
+            batch, characters = [], 0
         batch.append(sample)
-        for document in sample.documents:
-            characters += len(document.text)
+        characters += added
         if characters >= BATCH_CHARS or len(batch) >= BATCH_DOCUMENTS:
             yield batch
             batch, characters = [], 0

@@ -20,7 +20,7 @@ from forebay.columns import Array, Ragged
 from forebay.compiled import native
 from forebay.errors import DocumentTooLong, TokenizerUnusable
 from forebay.source import BatchedSamples, Failure, Sample, SampleBatch, TextBatch
-from forebay.tokens.vocabulary import Encoder
+from forebay.tokens.long_texts import PiecewiseEncoder
 
 BATCH_CHARS = 1 << 20
 BATCH_DOCUMENTS = 1024
@@ -70,13 +70,13 @@ class Documents:
         return tuple(failure for _, failure in sorted(self.failed, key=lambda each: each[0]))
 
 
-def encode_documents(samples: Iterable[Sample], encoder: Encoder, frame: Frame) -> Documents:
-    """Encode all samples. What is not text, is empty, becomes no token, or forges a control token is a failure."""
+def encode_documents(samples: Iterable[Sample], encoder: PiecewiseEncoder, frame: Frame) -> Documents:
+    """Encode all samples. What is not text, is empty, too large, becomes no token, or forges a control token fails."""
     ids: list[Array] = [np.zeros(0, frame.dtype)]
     lengths: list[Array] = [np.zeros(0, np.int64)]
     numbers: list[int] = []
     found = Documents(ids, lengths[0], lengths[0], [])
-    for batch in _batches(samples, found, numbers):
+    for batch in _batches(samples, encoder, found, numbers):
         encoded = _encoded(batch, encoder, frame)
         refused = _refused(*encoded, frame)
         if refused:
@@ -89,18 +89,20 @@ def encode_documents(samples: Iterable[Sample], encoder: Encoder, frame: Frame) 
     return found
 
 
-def _batches(samples: Iterable[Sample], found: Documents, numbers: list[int]) -> Iterator[list[str]]:
+def _batches(
+    samples: Iterable[Sample], encoder: PiecewiseEncoder, found: Documents, numbers: list[int]
+) -> Iterator[list[str]]:
     """The texts of the samples in batches for the encoder; failures and the names of the others go to `found`."""
     batch: list[str] = []
     number = characters = 0
-    for given in _texts_together(samples):
+    for given in _texts_together(samples, encoder):
         if isinstance(given, TextBatch):
             batch += given.texts
             found.names += given.ids
             numbers.extend(range(number, number := number + len(given.texts)))
             characters += sum(map(len, given.texts))
         else:
-            text = _text(given)
+            text = _text(given, encoder)
             if isinstance(text, Failure):
                 found.failed.append((number, text))
             else:
@@ -120,15 +122,15 @@ def _batches(samples: Iterable[Sample], found: Documents, numbers: list[int]) ->
         yield batch
 
 
-def _texts_together(samples: Iterable[Sample]) -> Iterator[Sample | TextBatch]:
+def _texts_together(samples: Iterable[Sample], encoder: PiecewiseEncoder) -> Iterator[Sample | TextBatch]:
     for found in samples.batches() if isinstance(samples, BatchedSamples) else samples:
-        if isinstance(found, SampleBatch) and not isinstance(found, TextBatch):
+        if isinstance(found, SampleBatch) and not (isinstance(found, TextBatch) and encoder.are_short(found.texts)):
             yield from found.samples()
         else:
             yield found
 
 
-def _text(sample: Sample) -> str | Failure:
+def _text(sample: Sample, encoder: PiecewiseEncoder) -> str | Failure:
     data = sample.data
     if isinstance(data, bytes):
         try:
@@ -139,10 +141,11 @@ def _text(sample: Sample) -> str | Failure:
         return Failure(sample.id, "not-text", f"it is of type {type(data).__name__}")
     if not data:
         return Failure(sample.id, "empty", "the document has no text")
-    return data
+    problem = encoder.problem(data)
+    return data if problem is None else Failure(sample.id, "too-large", problem)
 
 
-def _encoded(batch: list[str], encoder: Encoder, frame: Frame) -> tuple[Array, Array]:
+def _encoded(batch: list[str], encoder: PiecewiseEncoder, frame: Frame) -> tuple[Array, Array]:
     ids, offsets = encoder.encode(batch)
     if len(ids) and int(ids.max()) >= frame.size:
         raise TokenizerUnusable("", f"it returned the id {int(ids.max()):,}, but its vocabulary has {frame.size:,} ids")

@@ -11,8 +11,10 @@ from msgspec import Meta
 
 from forebay.columns import DTYPES, Array, CodecField, Column, Dtype, LevelField
 from forebay.errors import RecipeInvalid
+from forebay.fields import Size
 from forebay.recipe import ChunkTarget, RecipeHooks, RecipeMeta, Rows, check_fields
 from forebay.source import Sample
+from forebay.tokens.long_texts import MAX_UNCUT_BYTES, PiecewiseEncoder
 from forebay.tokens.packing import Documents, Frame, LongDocuments, Packed, cut_long, encode_documents, pack_rows
 from forebay.tokens.vocabulary import (
     CONSTANT,
@@ -152,6 +154,13 @@ class TokenRecipe(
         Literal["auto", "fastokens", "tokenizers"],
         Meta(description="Tokenizer backend; auto uses fastokens if it matches the reference."),
     ] = "auto"
+    max_uncut_bytes: Annotated[  # unset, it is not part of the fingerprint
+        Size | msgspec.UnsetType,
+        Meta(
+            description="Fail documents with a longer part that has no place to cut for the tokenizer.",
+            extra={"default": "4MB"},
+        ),
+    ] = msgspec.UNSET
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -218,7 +227,9 @@ class TokenRecipe(
     def make(self, samples: Iterable[Sample]) -> Rows:
         vocabulary = self.vocabulary()
         frame = self._frame(vocabulary)
-        documents = encode_documents(samples, open_encoder(self._encoder(), vocabulary), frame)
+        most = MAX_UNCUT_BYTES if self.max_uncut_bytes is msgspec.UNSET else self.max_uncut_bytes
+        encoder = PiecewiseEncoder(open_encoder(self._encoder(), vocabulary), vocabulary, most)
+        documents = encode_documents(samples, encoder, frame)
         cut = cut_long(documents, self.sequence_length, self.long_documents)
         packed = pack_rows(documents, cut.lengths, self.sequence_length, self._ids(vocabulary).pad)
         return Rows(

@@ -219,6 +219,7 @@ INPUTS: dict[str, Make] = {
     "parquet of one word": _equal_texts(lambda: "x" * (16 << 20), 20),
     "parquet of short words": _equal_texts(lambda: "a " * (8 << 20), 8),
     "parquet of the longest texts": _equal_texts(lambda: "a " * (31 << 20), 4),
+    "parquet in four bytes": _equal_texts(lambda: "\U0001f469" + "a " * (31 << 20), 3),
     "parquet flipped": _flipped_parquet,
     "text of one word": _text_file(lambda: "x" * (62 << 20)),
     "text of spaces": _text_file(lambda: " " * (62 << 20)),

@@ -76,17 +76,17 @@ class PiecewiseEncoder:
     def encode(self, texts: Sequence[str]) -> tuple[Array, Array]:
         if sum(map(len, texts)) <= CALL_CHARS:
             return self._encoder.encode(texts)
-        ids: list[Array] = [np.zeros(0, np.uint32)]
+        ids = _Ids(sum(map(len, texts)))  # one for each character, most often fewer
         lengths: list[Array] = [np.zeros(0, np.int64)]
         owners: list[int] = []
         for call in _calls((at, piece) for at, text in enumerate(texts) for piece in self._pieces(text)):
             found, offsets = self._encoder.encode([piece for _, piece in call])
-            ids.append(found)
+            ids.add(found)
             lengths.append(np.diff(offsets))
             owners += [at for at, _ in call]
         counts = np.zeros(len(texts), np.int64)
         np.add.at(counts, owners, np.concatenate(lengths))
-        return np.concatenate(ids), np.concatenate([[0], np.cumsum(counts)])
+        return ids.all, np.concatenate([[0], np.cumsum(counts)])
 
     def _pieces(self, text: str) -> Iterator[str]:
         return pieces(text, self._piece_chars) if self._cuts else iter((text,))
@@ -104,6 +104,28 @@ def _calls(given: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
         characters += len(piece)
     if call:
         yield call
+
+
+class _Ids:
+    """Ids one behind the other, in as few bytes as they need. Memory that no id is in yet is not used."""
+
+    def __init__(self, expected: int) -> None:
+        self._found = np.empty(expected, np.uint16)
+        self._end = 0
+
+    def add(self, ids: Array) -> None:
+        wide = np.result_type(self._found, np.min_scalar_type(ids.max(initial=0)))
+        end = self._end + len(ids)
+        if wide != self._found.dtype or end > len(self._found):
+            grown = np.empty(max(len(self._found), 2 * end), wide)
+            grown[: self._end] = self.all
+            self._found = grown
+        self._found[self._end : end] = ids
+        self._end = end
+
+    @property
+    def all(self) -> Array:
+        return self._found[: self._end]
 
 
 def pieces(text: str, characters: int = PIECE_CHARS) -> Iterator[str]:

@@ -42,6 +42,10 @@ class Frame:
         """The ids of documents with begin and end tokens, and the length of each."""
         lengths = np.diff(offsets) + len(self.begin) + len(self.end)
         framed = np.empty(int(lengths.sum()), self.dtype)
+        if len(lengths) == 1:  # it may be long
+            framed[: len(self.begin)], framed[len(framed) - len(self.end) :] = self.begin, self.end
+            framed[len(self.begin) : len(framed) - len(self.end)] = ids
+            return framed, lengths
         stops = np.cumsum(lengths)
         inside = np.ones(len(framed), np.bool_)
         for edge, number in [(stops - lengths, self.begin), (stops - 1, self.end)]:
@@ -81,7 +85,9 @@ def encode_documents(samples: Iterable[Sample], encoder: PiecewiseEncoder, frame
         refused = _refused(*encoded, frame)
         if refused:
             encoded = _encoded(_without_refused(refused, batch, found, numbers), encoder, frame)
+        del batch  # before more memory is taken, and before the next one is read
         framed, each = frame.around(*encoded)
+        del encoded
         ids.append(framed)
         lengths.append(each)
     found.lengths = np.concatenate(lengths)
@@ -115,8 +121,8 @@ def _batches(
         del given
         if characters >= BATCH_CHARS or len(batch) >= BATCH_DOCUMENTS:
             found.characters += characters
-            yield batch
-            batch, characters = [], 0
+            full, batch, characters = [batch], [], 0
+            yield full.pop()  # no reference to it stays here
     if batch:
         found.characters += characters
         yield batch
@@ -127,7 +133,9 @@ def _texts_together(samples: Iterable[Sample], encoder: PiecewiseEncoder) -> Ite
         if isinstance(found, SampleBatch) and not (isinstance(found, TextBatch) and encoder.are_short(found.texts)):
             yield from found.samples()
         else:
-            yield found
+            given = [found]
+            del found
+            yield given.pop()  # no reference to it stays here: it may be large
 
 
 def _text(sample: Sample, encoder: PiecewiseEncoder) -> str | Failure:

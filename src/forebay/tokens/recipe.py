@@ -199,7 +199,7 @@ class TokenRecipe(
         """The recipe with its encoder chosen and its tokens as ids, and notes about the choice."""
         vocabulary = self.vocabulary()
         own = msgspec.structs.replace(self, **self._ids(vocabulary)._asdict())
-        texts = [sample.data[:SAMPLE_CHARS] for sample in samples() if isinstance(sample.data, str)]
+        texts = [text for text in map(_beginning, samples()) if text]
         wanted = self.encoder if kept is None or self.encoder != "auto" else kept.get("encoder", "auto")
         encoder, notes = choose_encoder(wanted, vocabulary, texts, planned=kept is not None)
         return msgspec.structs.replace(own, encoder=encoder), notes
@@ -277,6 +277,10 @@ class TokenRecipe(
         if self.encoder != "auto":
             return self.encoder
         return choose_encoder("auto", self.vocabulary(), (), planned=False)[0]
+
+
+def _beginning(sample: Sample) -> str:
+    return sample.data[:SAMPLE_CHARS] if isinstance(sample.data, str) else ""
 
 
 def _text_identity(sample: Sample) -> bytes | None:

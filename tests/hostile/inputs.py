@@ -104,7 +104,7 @@ def _whole_texts(folder: Path, root: Path) -> Commands:
         "pretokenizers": [split, {**document["decoder"], "use_regex": False}],
     }
     (folder / "tokenizer.json").write_text(json.dumps(document))
-    (folder / "a.txt").write_text("a " * 1_999_000)
+    (folder / "a.txt").write_text("a " * 749_000)
     (folder / "b.txt").write_text("a " * (8 << 20))
     whole = ("--tokenizer", str(folder / "tokenizer.json"), "--encoder", "tokenizers")
     return [_build("tokens", folder / name, root, *whole) for name in ("a.txt", "b.txt")]

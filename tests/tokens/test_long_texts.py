@@ -68,7 +68,7 @@ def test_pieces_have_the_ids_of_the_whole_text(monkeypatch: pytest.MonkeyPatch, 
     draw = random.Random(name)
     texts = ["".join(draw.choices(ALPHABET, k=draw.randrange(1, 60))) for _ in range(400)]
     assert sum(len(list(pieces(text, 3))) for text in texts) > 1000
-    assert encoded(PiecewiseEncoder(encoder, vocabulary), texts) == encoded(encoder, texts)
+    assert encoded(PiecewiseEncoder(encoder, vocabulary, 4_000_000), texts) == encoded(encoder, texts)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_tokenizer_that_may_join_what_is_cut_gets_every_text_whole(parts: dict
 
     seen: list[str] = []
     texts = ["New York, " * 100_000, "a b " * 300_000]
-    PiecewiseEncoder(Whole(), vocabulary).encode(texts)
+    PiecewiseEncoder(Whole(), vocabulary, 4_000_000).encode(texts)
     assert seen == texts
 
 

@@ -138,7 +138,7 @@ class PreferenceRecipe(ChatRecipe, frozen=True, kw_only=True, forbid_unknown_fie
             except UnicodeEncodeError as error:
                 failed.append((number, Failure(sample.id, "not-utf8", f"half of a surrogate pair at {error.start:,}")))
             else:
-                if (problem := size_problem(documents)) is not None:
+                if (problem := size_problem(documents, self._encoder)) is not None:
                     failed.append((number, Failure(sample.id, "too-large", problem)))
                     continue
                 yield RenderedGroup(number, sample.id, documents, len(group.prompt), group.scores)

@@ -47,6 +47,7 @@ from forebay.masks.train_on import GENERATED, KINDS, ROLES, SPAN_FIELDS
 from forebay.recipe import ChunkTarget, RecipeHooks, RecipeMeta, Rows, canonical_json, check_fields
 from forebay.source import BatchedSamples, Failure, Sample, SampleBatch
 from forebay.tokens.recipe import BLOCK_TOKENS, MOST_TOKENS, token_figures
+from forebay.tokens.long_texts import MAX_UNCUT_BYTES
 from forebay.tokens.vocabulary import (
     CONSTANT,
     ENCODERS,
@@ -62,7 +63,6 @@ from forebay.tokens.vocabulary import (
 _DECIDE_TOKENS = ("template_arguments", "date", "thinking", "history", "generation", "stop")
 BATCH_CHARS = 1 << 20
 BATCH_DOCUMENTS = 1024
-MAX_RENDERED_BYTES = 4_000_000  # of all documents of a sample
 TEMPLATE_HASH = "chat template"
 MOST_SHOWN = 160
 MOST_CACHE_BYTES = 1 << 20
@@ -291,7 +291,7 @@ class ChatRecipe(
             except UnicodeEncodeError as error:
                 failed.append((number, Failure(sample.id, "not-utf8", f"half of a surrogate pair at {error.start:,}")))
             else:
-                if (problem := size_problem(documents)) is not None:
+                if (problem := size_problem(documents, self._encoder)) is not None:
                     failed.append((number, Failure(sample.id, "too-large", problem)))
                     continue
                 yield Rendered(number, sample.id, documents)
@@ -391,12 +391,12 @@ def _check_signature(packed: PackedConversations, made_by: str) -> None:
         )
 
 
-def size_problem(documents: Sequence[Document]) -> str | None:
-    """Why the documents of a sample are not encoded: that would take a hundred times their size in memory."""
+def size_problem(documents: Sequence[Document], encoder: Callable[[], EncoderName]) -> str | None:
+    """Why the documents of a sample are not encoded: that would take some hundred times their size in memory."""
     size = sum(len(document.raw) for document in documents)
-    if size <= MAX_RENDERED_BYTES:
+    if size <= min(MAX_UNCUT_BYTES.values()) or size <= (most := MAX_UNCUT_BYTES[encoder()]):
         return None
-    return f"it is rendered as {size:,} bytes; at most {MAX_RENDERED_BYTES:,} are encoded, so split the conversation"
+    return f"it is rendered as {size:,} bytes; at most {most:,} are encoded, so split the conversation"
 
 
 def in_batches(rendered: Iterator[Rendered]) -> Iterator[list[Rendered]]:

@@ -1,4 +1,4 @@
-"""Encode long texts piece by piece: an encoder takes up to 200 bytes of memory for each byte that it gets at once.
+"""Encode long texts piece by piece: an encoder takes up to 450 bytes of memory for each byte that it gets at once.
 
     text     … the lazy dog| jumps over. The next|, with a comma …      "|": a place to cut
     pieces   … the lazy dog    jumps over. The next    , with a comma …
@@ -9,17 +9,18 @@ No match of such a pattern goes on there, and none looks behind itself. Other to
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from forebay.columns import Array
-from forebay.tokens.vocabulary import Encoder, Vocabulary
+from forebay.tokens.vocabulary import Encoder, EncoderName, Vocabulary
 
 PIECE_CHARS = 1 << 18
 CALL_CHARS = 1 << 20  # of one call of the encoder
-MAX_UNCUT_BYTES = 4_000_000
+# A tokenizer that splits texts in two steps takes up to 450 bytes for each byte in `tokenizers`, 60 in `fastokens`.
+MAX_UNCUT_BYTES: Mapping[EncoderName, int] = {"fastokens": 4_000_000, "tokenizers": 1_500_000}
 # Letters and digits of every version of Unicode, and what ends a word after them: not "'", which may continue it.
 _LETTERS = (
     "A-Za-z0-9\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01f5\u03b1-\u03c9\u0410-\u044f\u05d0-\u05ea\u0621-\u063a\u0641-\u064a"
@@ -49,7 +50,7 @@ PATTERNS = frozenset(
 class PiecewiseEncoder:
     """An encoder that gets long texts in pieces, and few texts at once. It returns the same ids."""
 
-    def __init__(self, encoder: Encoder, vocabulary: Vocabulary, max_uncut_bytes: int = MAX_UNCUT_BYTES) -> None:
+    def __init__(self, encoder: Encoder, vocabulary: Vocabulary, max_uncut_bytes: int) -> None:
         self._encoder = encoder
         self._cuts = cuts_between_words(vocabulary)
         self._most = max_uncut_bytes
@@ -84,7 +85,7 @@ class PiecewiseEncoder:
             ids.add(found)
             lengths.append(np.diff(offsets))
             owners += [at for at, _ in call]
-        counts = np.zeros(len(texts), np.int64)
+        counts: Array = np.zeros(len(texts), np.int64)
         np.add.at(counts, owners, np.concatenate(lengths))
         return ids.all, np.concatenate([[0], np.cumsum(counts)])
 
@@ -110,7 +111,7 @@ class _Ids:
     """Ids one behind the other, in as few bytes as they need. Memory that no id is in yet is not used."""
 
     def __init__(self, expected: int) -> None:
-        self._found = np.empty(expected, np.uint16)
+        self._found: Array = np.empty(expected, np.uint16)
         self._end = 0
 
     def add(self, ids: Array) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from forebay.errors import ForebayError, SourceChanged, SourceInvalid
+from forebay.errors import ForebayError, SourceChanged, SourceInvalid, is_url
 from forebay.source import Failure, Part, PartDigest, Sample, SourceFile, TextBatch
 from forebay.sources.bucket_files import open_file
 from forebay.sources.compression import OpenStream, preview_stream, stream_at
@@ -26,7 +26,6 @@ from forebay.sources.paths import (
     empty,
     found_files,
     full_path,
-    is_url,
     named_below,
     not_utf8,
     too_large,

@@ -109,7 +109,7 @@ def test_a_byte_order_mark_at_the_start_of_a_file_is_left_out(tmp_path, ending, 
 def test_a_file_that_was_cut_elsewhere_is_not_read(tmp_path):
     path = write(tmp_path, "a.txt", b"one||two||three")
     source = fb.sources.text(path, separator="||")
-    parts = fb.testing.source_contract.parts_of(source, 1, 1)
+    parts = fb.testing.kind_contracts.parts_of(source, 1, 1)
     path.write_bytes(b"one, two, three")
     with pytest.raises(SourceChanged, match=r"a\.txt.*no document that starts at byte 5"):
         list(source.read(parts[1]))

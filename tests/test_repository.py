@@ -79,6 +79,15 @@ def test_every_extra_is_tried_by_the_check_of_the_wheel() -> None:
     assert set(runpy.run_path(str(ROOT / "tools" / "smoke.py"))["SMOKES"]) == names - {"core"}
 
 
+def test_ci_runs_the_tests_and_then_two_minutes_of_faults() -> None:
+    steps = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")]
+    assert steps[0] == "set -euo pipefail"  # the first step that fails ends it
+    assert steps[2:] == ["make test", "make campaign"]
+    made = re.search(r"^campaign:.*\n\t(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert made is not None
+    assert made[1] == "$(BIN)/python -m tests.campaign --seed $(SEED) --minutes 2 --all"
+
+
 def test_modules_of_tests_have_different_names() -> None:
     """pytest imports them by their file name alone."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))

@@ -55,12 +55,19 @@ class Rows:
 def join_rows(made: Sequence[Rows], columns: Sequence[Column]) -> Rows:
     """The rows of several slices, one after the other, and the sums of their statistics."""
     names = {name: None for rows in made for name in rows.statistics}
-    sums = {name: np.sum([rows.statistics[name] for rows in made if name in rows.statistics], axis=0) for name in names}
+    sums = {name: _summed(name, [rows.statistics[name] for rows in made if name in rows.statistics]) for name in names}
     return Rows(
         {column.name: join([rows.columns[column.name] for rows in made]) for column in columns},
         tuple(failure for rows in made for failure in rows.failures),
-        {name: value.tolist() for name, value in sums.items()},
+        sums,
     )
+
+
+def _summed(name: str, values: Sequence[Any]) -> Any:
+    try:
+        return np.asarray(np.sum(values, axis=0)).tolist()
+    except (TypeError, ValueError) as error:
+        raise RecipeInvalid(f"the statistic '{name}' cannot be summed: {error}; store a number or a list") from error
 
 
 Identity = Callable[[Sample], bytes | None]

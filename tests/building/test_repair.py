@@ -247,6 +247,24 @@ def test_a_lost_growth_is_named_and_comes_back_by_growing_again(tmp_path: Path) 
     assert chunk_digests(root) == before
 
 
+def test_a_growth_whose_plan_is_damaged_as_well_comes_back_by_growing_again(tmp_path: Path) -> None:
+    root, recipe = tmp_path / "cache", fb.RawRecipe(chunk_bytes=200)
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name}{at} is a line of some length\n" for at in range(20)))
+    both = fb.sources.lines(tmp_path / "a.txt", tmp_path / "b.txt")
+    fb.build(root, fb.sources.lines(tmp_path / "a.txt"), recipe, workers=0)
+    fb.grow(root, both, workers=0)
+    before = chunk_digests(root)
+    newest, segment = root / "generations/000001.safetensors", root / "plan/000001.safetensors"
+    newest.unlink()
+    newest.mkdir()
+    segment.write_bytes(segment.read_bytes() + b"more")
+    assert f"`forebay grow {root} SOURCE`" in fb.repair(root, workers=0).replaced["plan/000001.safetensors"]
+    newest.rmdir()  # the user does that
+    assert fb.grow(root, both, workers=0).rows == 40
+    assert chunk_digests(root) == before
+
+
 def test_where_no_generation_is_left_sound_chunks_are_listed_again(tmp_path: Path) -> None:
     """A cache with one generation must not be lost with it: chunks prove themselves, or are made again."""
     root = number_cache(tmp_path)

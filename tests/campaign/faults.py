@@ -303,7 +303,7 @@ def _clear_the_way(trial: Trial, done: Sequence[Done]) -> None:
         path = trial.root / each.key
         if each.name == "directory" and path.is_dir():
             path.rmdir()
-        elif each.name in ("dangling", "fifo") and os.path.lexists(path):
+        elif each.name in ("dangling", "fifo") and (path.is_symlink() or path.is_fifo()):  # not what a repair put there
             path.unlink()
 
 

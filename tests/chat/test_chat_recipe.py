@@ -242,6 +242,18 @@ def test_tokens_that_are_those_of_all_texts_but_not_of_each_are_refused(chatml: 
         encode_documents(documents, Other(ids + len(tokens.table), ends), tokens)
 
 
+def test_a_conversation_that_would_take_too_much_memory_is_a_failure(chatml: str) -> None:
+    def sample(name: str, size: int) -> fb.Sample:
+        turns = [{"role": "user", "content": "x" * size}, {"role": "assistant", "content": "yes"}]
+        return fb.Sample(name, json.dumps({"messages": turns}))
+
+    samples = [sample("small", 9), sample("large", 4_000_000), sample("other", 9)]
+    rows = ChatRecipe(tokenizer=chatml, sequence_length=64).make(samples)
+    assert [(failure.sample, failure.reason) for failure in rows.failures] == [("large", "too-large")]
+    assert "split the conversation" in rows.failures[0].detail
+    assert rows.statistics["conversations"] == 2
+
+
 def test_a_token_that_removes_white_space_is_named_where_it_does(tmp_path: Path) -> None:
     """As the control tokens of Phi-3 do: texts without white space beside them are encoded like any other."""
     file = json.loads(byte_level(CHATML.special))

@@ -180,6 +180,7 @@ def test_a_token_that_joins_the_prompt_with_one_candidate_is_not_the_prompt_of_t
         ({"prompt": "Hi", "chosen": [HELLO, HI], "rejected": "b"}, "no-response"),
         ({"prompt": "Hi", "chosen": "<|im_end|>", "rejected": "b"}, "control-token"),
         ({"prompt": "Hi " * 200, "chosen": "a", "rejected": "b"}, "too-long"),
+        ({"prompt": "x" * 2_000_000, "chosen": "a", "rejected": "b"}, "too-large"),  # once for each candidate
         ([1], "not-a-record"),
     ],
 )

@@ -499,7 +499,7 @@ def test_a_bug_shows_where_it_is_and_asks_to_report_it(monkeypatch: pytest.Monke
     result = CliRunner().invoke(cli, ["gaps", "cache"])
     assert result.exit_code == 1
     assert "ZeroDivisionError: a bug" in result.stderr
-    assert result.stderr.endswith("please report it with the lines above\n")
+    assert "a report needs the lines above, the command, and what `forebay doctor` prints" in result.stderr
 
 
 class OutOfMemoryError(RuntimeError):

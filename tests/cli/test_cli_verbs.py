@@ -331,6 +331,27 @@ def test_status_says_that_a_published_chunk_is_lost_and_advises_repair(tmp_path:
     run("status", root)
 
 
+def test_a_chunk_that_no_repair_makes_again_leads_to_a_way_out(tmp_path: Path):
+    for name in ("a.txt", "b.txt"):
+        write_lines(tmp_path / "data", name)
+    root = tmp_path / "cache"
+    run("build", "raw", tmp_path / "data", "--into", root, "--workers", 0, "--chunk-bytes", 500)
+    run("copy", root, tmp_path / "backup")
+    chunk_path(root, 0).unlink()
+    assert "--drop-missing" not in run("verify", root, code=1).out
+    (tmp_path / "data/a.txt").unlink()
+    run("repair", root, "--workers", 0, code=1)
+    for verb in ("verify", "status"):
+        shown = " ".join(run(verb, root, code=1).out.split())
+        assert f"forebay repair {root} --from COPY" in shown
+        assert f"forebay refresh {root} --drop-missing" in shown
+    run("repair", root, "--workers", 0, "--from", tmp_path / "backup")
+    run("verify", root)
+    chunk_path(root, 0).unlink()
+    run("refresh", root, "--workers", 0, "--drop-missing")
+    run("verify", root)
+
+
 def test_a_lost_plan_comes_back_on_the_command_line(tmp_path: Path):
     """The generation names the source, so nobody has to."""
     root, _ = build_lines(tmp_path)

@@ -1,6 +1,7 @@
 """Hostile sources, manifests, tokenizers, answers of a hub and old caches, and the commands that meet them."""
 
 import bz2
+import gzip
 import json
 import lzma
 import os
@@ -17,6 +18,8 @@ import pyarrow.parquet as pq
 import zstandard
 from tests.campaign.faults import Trial, as_record
 from tests.campaign.trial import remove, run_verb
+
+from forebay.tokens.vocabulary import GPT2, load_vocabulary
 
 SECONDS = 10.0
 Commands = list[tuple[str, ...]]
@@ -62,6 +65,49 @@ def _one_cell(folder: Path, root: Path) -> Commands:
         pa.table({"text": ["y" * (400 << 20)]}), folder / "a.parquet", compression="zstd", use_dictionary=False
     )
     return [_build("tokens", folder / "a.parquet", root)]
+
+
+def _equal_texts(text: Callable[[], str], rows: int) -> Make:
+    """A text that a small file holds for some rows."""
+
+    def make(folder: Path, root: Path) -> Commands:
+        table = pa.table({"text": pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([text()]))})
+        pq.write_table(table, folder / "a.parquet", compression="zstd")
+        return [("estimate", "tokens", str(folder / "a.parquet")), _build("tokens", folder / "a.parquet", root)]
+
+    return make
+
+
+def _text_file(text: Callable[[], str], *more: str) -> Make:
+    def make(folder: Path, root: Path) -> Commands:
+        (folder / "a.txt").write_text(text())
+        return [_build("tokens", folder / "a.txt", root, *more)]
+
+    return make
+
+
+def _packed_lines(text: Callable[[], str]) -> Make:
+    def make(folder: Path, root: Path) -> Commands:
+        content = json.dumps({"text": text()}, ensure_ascii=False).encode() + b"\n"
+        (folder / "a.jsonl.gz").write_bytes(gzip.compress(content, 1))
+        return [_build("tokens", folder / "a.jsonl.gz", root)]
+
+    return make
+
+
+def _whole_texts(folder: Path, root: Path) -> Commands:
+    """A tokenizer that gets texts whole, and the encoder that takes most memory for them."""
+    document = json.loads(load_vocabulary(GPT2).json)
+    split = {"type": "Split", "pattern": {"Regex": r"\s+|\S+"}, "behavior": "Isolated", "invert": False}
+    document["pre_tokenizer"] = {
+        "type": "Sequence",
+        "pretokenizers": [split, {**document["decoder"], "use_regex": False}],
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    (folder / "a.txt").write_text("a " * 749_000)
+    (folder / "b.txt").write_text("a " * (8 << 20))
+    whole = ("--tokenizer", str(folder / "tokenizer.json"), "--encoder", "tokenizers")
+    return [_build("tokens", folder / name, root, *whole) for name in ("a.txt", "b.txt")]
 
 
 def _flipped_parquet(folder: Path, root: Path) -> Commands:
@@ -170,7 +216,18 @@ INPUTS: dict[str, Make] = {
     "line in .xz": _stream(".xz", 200 << 20),
     "parquet dictionary": _dictionary,
     "parquet cell": _one_cell,
+    "parquet of one word": _equal_texts(lambda: "x" * (16 << 20), 20),
+    "parquet of short words": _equal_texts(lambda: "a " * (8 << 20), 8),
+    "parquet of the longest texts": _equal_texts(lambda: "a " * (31 << 20), 4),
+    "parquet in four bytes": _equal_texts(lambda: "\U0001f469" + "a " * (31 << 20), 3),
     "parquet flipped": _flipped_parquet,
+    "text of one word": _text_file(lambda: "x" * (62 << 20)),
+    "text of spaces": _text_file(lambda: " " * (62 << 20)),
+    "text in four bytes": _text_file(lambda: "\U0001f469" + "a " * (31 << 20)),
+    "text of long words": _text_file(lambda: ("!" * 3_900_000 + "a ") * 3),
+    "line of runs in .gz": _packed_lines(lambda: "\n" * 3_990_000 + "a"),
+    "line of other letters in .gz": _packed_lines(lambda: "字，" * (8 << 20)),
+    "tokenizer without cuts": _whole_texts,
     "images": _images,
     "manifest": _manifest,
     "odd json": _odd_json,

@@ -7,7 +7,16 @@ from tests.hostile.conftest import Corpus
 from tests.hostile.inputs import INPUTS
 
 LONG = pytest.mark.long
-SLOW = ("line in .bz2", "line in .xz")  # bounded where "line in .gz" is
+SLOW = (
+    *("line in .bz2", "line in .xz"),  # bounded where "line in .gz" is
+    *(
+        "line of runs in .gz",
+        "line of other letters in .gz",
+        "parquet of short words",
+        "parquet in four bytes",
+    ),  # as "text in four bytes"
+    *("text of one word", "text of spaces", "text of long words"),  # as "parquet of one word"
+)
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="the campaign forks and watches children as Linux does")
 
 

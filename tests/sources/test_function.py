@@ -49,7 +49,7 @@ def test_a_build_asks_for_every_slice_once(tmp_path):
 
 def test_reading_and_then_hashing_a_slice_asks_once():
     source = fb.sources.function(functions.numbered, slices=3)
-    (part, *_) = fb.testing.source_contract.parts_of(source, 1, 1)
+    (part, *_) = fb.testing.kind_contracts.parts_of(source, 1, 1)
     functions.CALLS.clear()
     list(source.read(part))
     just_read = source.digest(part.file, 0, 1)

@@ -125,7 +125,7 @@ def test_line_numbers_count_from_the_beginning_of_the_file_in_any_order_of_readi
     good, bad = b'{"text": "good"}\n', b"bad\n"
     content = b"".join(bad if number % 1000 == 0 else good for number in range(1, 30_001))
     source = fb.sources.jsonl(write(tmp_path, f"a.jsonl{ending}", content))
-    parts = fb.testing.source_contract.parts_of(source, 70_000, 50_000)
+    parts = fb.testing.kind_contracts.parts_of(source, 70_000, 50_000)
     assert len(parts) > 5
     for order in (parts, parts[::-1]):
         found = [one.detail for part in order for one in source.read(part) if isinstance(one, Failure)]
@@ -146,7 +146,7 @@ def test_blank_lines_are_passed_over_and_still_counted(tmp_path, ending):
 def test_what_was_planned_reads_the_same_after_the_file_grew_behind_its_blank_end(tmp_path, ending):
     path = write(tmp_path, f"a.jsonl{ending}", b'{"text": "a"}\n\n')
     source = fb.sources.jsonl(path)
-    (part,) = fb.testing.source_contract.parts_of(source, 1 << 40, 1 << 40)
+    (part,) = fb.testing.kind_contracts.parts_of(source, 1 << 40, 1 << 40)
     with path.open("ab") as file:
         file.write(STORED[ending](b'{"text": "b"}\n'))
     assert list(source.read(part)) == [Sample(f"a.jsonl{ending}@0", "a")]
@@ -212,7 +212,7 @@ def test_folders_and_globs_take_the_files_of_this_kind_only(tmp_path):
 def test_one_stream_is_read_by_two_at_once(tmp_path):
     lines = b"".join(json.dumps({"text": str(number)}).encode() + b"\n" for number in range(50_000))
     source = fb.sources.jsonl(write(tmp_path, "a.jsonl.gz", lines))
-    parts = fb.testing.source_contract.parts_of(source, 300_000, 300_000)
+    parts = fb.testing.kind_contracts.parts_of(source, 300_000, 300_000)
     left, right = source.read(parts[0]), source.read(parts[1])
     pairs = list(zip(left, right, strict=False))
     assert [one.data for one, _ in pairs] == [str(number) for number in range(len(pairs))]

@@ -109,7 +109,7 @@ def test_a_byte_order_mark_at_the_start_of_a_file_is_left_out(tmp_path, ending, 
 def test_a_file_that_was_cut_elsewhere_is_not_read(tmp_path):
     path = write(tmp_path, "a.txt", b"one||two||three")
     source = fb.sources.text(path, separator="||")
-    parts = fb.testing.source_contract.parts_of(source, 1, 1)
+    parts = fb.testing.kind_contracts.parts_of(source, 1, 1)
     path.write_bytes(b"one, two, three")
     with pytest.raises(SourceChanged, match=r"a\.txt.*no document that starts at byte 5"):
         list(source.read(parts[1]))
@@ -126,3 +126,20 @@ def test_folders_take_text_files_and_compressed_ones_of_the_suffixes_asked_for(t
 def test_a_separator_of_nothing_is_refused(tmp_path):
     with pytest.raises(SourceInvalid, match="at least one character"):
         fb.sources.text(tmp_path, separator="")
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_a_separator_that_only_differs_by_windows_line_ends_is_named(tmp_path: Path, ending: str) -> None:
+    write(tmp_path, f"a.txt{ending}", b"one\r\n---\r\ntwo\r\n")
+    found = fb.sources.text(tmp_path, separator="\n---\n").notes()
+    assert "has Windows line ends" in found[0]
+    assert r"pass '\r\n---\r\n'" in found[0]
+    assert fb.sources.text(tmp_path, separator="\r\n---\r\n").notes() == ()
+    assert fb.sources.text(tmp_path, separator="---").notes() == ()
+
+
+@pytest.mark.parametrize("content", [b"one\n---\ntwo\r\n---\r\n", b"one\r\ntwo", b""])
+def test_other_files_get_no_note_about_line_ends(tmp_path: Path, content: bytes) -> None:
+    write(tmp_path, "a.txt", content)
+    assert fb.sources.text(tmp_path, separator="\n---\n").notes() == ()
+    assert fb.sources.text(tmp_path / "none.txt", separator="\n---\n").notes() == ()

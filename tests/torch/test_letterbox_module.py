@@ -161,6 +161,38 @@ def test_onnxruntime_gives_the_pixels_of_every_filter(resample: str, tmp_path: P
         assert_graph_equals_training(graph, noise(width, height, "full"), recipe)
 
 
+@pytest.mark.parametrize("resample", ["bilinear", "bicubic", "lanczos"])
+def test_without_float64_pixels_differ_by_one_at_most(resample: str) -> None:
+    recipe = fb.ImageRecipe(size=SIZE, resample=resample, pad_color=(1, 114, 250))
+    module = LetterboxModule(recipe, precision=torch.float32)
+    differing = 0
+    for size in [*TELLING_SIZES, (301, 212), (97, 460), (1000, 31)]:
+        for contrast in ("grey", "full"):
+            pixels = module(torch.from_numpy(noise(*size, contrast)))["pixels"][0].numpy().astype(int)
+            wrong = np.abs(pixels - prepare(noise(*size, contrast), recipe).pixels)
+            assert wrong.max() <= 1, size
+            differing += np.count_nonzero(wrong)
+    assert differing < 2000  # of 230,000 and more: only what lies between two values
+
+
+def test_without_float64_the_graph_has_none() -> None:
+    module = LetterboxModule(RECIPE, normalize="imagenet", dtype=torch.float32, patch=PATCH, precision=torch.float32)
+    dynamic = ({0: DYNAMIC, 1: DYNAMIC},)
+    exported = torch.export.export(module, (torch.from_numpy(noise(60, 90)),), dynamic_shapes=dynamic)
+    assert "float64" not in str(exported.graph_module.code) + str(exported.graph)
+    assert "f64" not in str(exported)
+    wide = torch.export.export(LetterboxModule(RECIPE), (torch.from_numpy(noise(60, 90)),), dynamic_shapes=dynamic)
+    assert "f64" in str(wide)
+
+
+@pytest.mark.parametrize(
+    ("resample", "precision"), [("box", torch.float32), ("nearest", torch.float32), ("bilinear", torch.float16)]
+)
+def test_a_precision_that_gives_other_pixels_is_refused(resample: str, precision: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=r"precision must be torch\.float64"):
+        LetterboxModule(fb.ImageRecipe(size=SIZE, resample=resample), precision=precision)
+
+
 def test_torch_gives_the_tensors_of_training() -> None:
     module = LetterboxModule(RECIPE, normalize="imagenet", dtype=torch.float32, patch=PATCH)
     for size in ((60, 90), (90, 60), (48, 30), (700, 60), (12, 33)):

@@ -161,6 +161,8 @@ DEFAULT_CHUNK_BYTES = 32 * 1024 * 1024
 DEFAULT_CHUNK_SAMPLES = 1000
 SAMPLE_PLACES = 24
 MOST_BUDGETS = 4
+TRIAL_BYTES = 96 * 1024 * 1024  # of rows that a trial makes
+SPREAD = 4  # places are tried in this many rounds
 MOST_FILES_PER_PLACE = 1000
 WITHOUT_LOOKUPS = 1.1  # how much more of a stream is read for the same: nothing is looked up in it
 SAMPLE_WEIGHT = {"bytes": 4 * 1024 * 1024, "samples": 512}
@@ -279,18 +281,27 @@ def _planning_budget(source: Source, total: int, recipe: Recipe) -> int:
 
 
 def _made(recipe: Recipe, glances: Sequence["TrialSamples"]) -> list[tuple["TrialSamples", Rows]]:
-    """What the recipe makes of each place: what belongs together in the source stays together."""
-    made: list[tuple[TrialSamples, Rows]] = []
+    """What the recipe makes of each place: what belongs together in the source stays together.
+
+    Two places are tried whatever they give, others while their rows fit into memory, spread over the source.
+    """
+    found: dict[int, tuple[TrialSamples, Rows]] = {}
     failed: Exception | None = None
-    for glance in glances:
+    held = 0
+    for at in sorted(range(len(glances)), key=lambda at: (at % SPREAD, at)):
+        if len(found) > 1 and held >= TRIAL_BYTES:
+            break
         try:
-            made.append((glance, recipe.make(glance)))
+            rows = recipe.make(glances[at])
+            found[at] = glances[at], rows
+            held += sum(column.nbytes for column in rows.columns.values())
         except FunctionFailed as error:
             failed = error
         except (OSError, ForebayError):
             raise
         except Exception as error:  # a recipe may raise anything
             failed = error
+    made = [found[at] for at in sorted(found)]
     if isinstance(failed, FunctionFailed) and not made:
         raise failed
     if failed is not None and not made:
@@ -317,7 +328,12 @@ class TrialSamples(BatchedSamples):
 
     def __iter__(self) -> Iterator[Sample]:
         for found in self.batches():
-            yield from found.samples() if isinstance(found, SampleBatch) else (found,)
+            if isinstance(found, SampleBatch):
+                yield from found.samples()
+            else:
+                given = [found]
+                del found
+                yield given.pop()  # no reference to it stays here: it may be large, and the next one is read then
 
     def batches(self) -> Iterator[Sample | SampleBatch]:
         for part in self._parts:
@@ -330,7 +346,9 @@ class TrialSamples(BatchedSamples):
                 self.count += 1
                 if isinstance(found, Sample):
                     self.ids.add(found.id)
-                    yield found
+                    given = [found]
+                    del found
+                    yield given.pop()
                 else:
                     self.ids.add(found.sample)
                     self.failures.append(found)

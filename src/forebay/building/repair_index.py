@@ -254,7 +254,11 @@ def _drop_loose_segments(store: Store, basis: Generation, was_exchanged: bool, m
         number = layout.parse_segment(entry.key)
         if number is not None and number >= last and entry.key == layout.plan_segment(number):
             store.delete(entry.key)
-            why = "no generation lists it, and it does not continue the plan; run `grow` or `refresh` again"
+            why = (
+                "no generation lists it, and it does not continue the plan; what it added comes back with "
+                f"`forebay grow {store.address} SOURCE` and all files of the source, or with "
+                f"`forebay refresh {store.address}`"
+            )
             mending.replaced[entry.key] = why
 
 

@@ -32,7 +32,7 @@ from forebay.chat.conversations import (
 )
 from forebay.chat.encoding import Encoded, encode_documents, open_chat_encoder
 from forebay.chat.layouts import Document
-from forebay.chat.recipe import ChatRecipe, Rendered, in_batches, untrained_documents
+from forebay.chat.recipe import ChatRecipe, Rendered, in_batches, size_problem, untrained_documents
 from forebay.columns import DTYPES, Array, Column, Ragged
 from forebay.errors import DocumentTooLong, RecipeInvalid
 from forebay.fields import Size
@@ -138,6 +138,9 @@ class PreferenceRecipe(ChatRecipe, frozen=True, kw_only=True, forbid_unknown_fie
             except UnicodeEncodeError as error:
                 failed.append((number, Failure(sample.id, "not-utf8", f"half of a surrogate pair at {error.start:,}")))
             else:
+                if (problem := size_problem(documents, self._encoder)) is not None:
+                    failed.append((number, Failure(sample.id, "too-large", problem)))
+                    continue
                 yield RenderedGroup(number, sample.id, documents, len(group.prompt), group.scores)
 
     def _conversation(self, group: "Candidates", messages: Sequence[Any], nfc: bool) -> Conversation:

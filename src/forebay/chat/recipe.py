@@ -46,6 +46,7 @@ from forebay.format import layout
 from forebay.masks.train_on import GENERATED, KINDS, ROLES, SPAN_FIELDS
 from forebay.recipe import ChunkTarget, RecipeHooks, RecipeMeta, Rows, canonical_json, check_fields
 from forebay.source import BatchedSamples, Failure, Sample, SampleBatch
+from forebay.tokens.long_texts import MAX_UNCUT_BYTES
 from forebay.tokens.recipe import BLOCK_TOKENS, MOST_TOKENS, token_figures
 from forebay.tokens.vocabulary import (
     CONSTANT,
@@ -290,6 +291,9 @@ class ChatRecipe(
             except UnicodeEncodeError as error:
                 failed.append((number, Failure(sample.id, "not-utf8", f"half of a surrogate pair at {error.start:,}")))
             else:
+                if (problem := size_problem(documents, self._encoder)) is not None:
+                    failed.append((number, Failure(sample.id, "too-large", problem)))
+                    continue
                 yield Rendered(number, sample.id, documents)
 
     def _not_packed(self, samples: Iterable[Sample], gathered: Gathered | None) -> Iterator[tuple[int, Sample]]:
@@ -387,13 +391,24 @@ def _check_signature(packed: PackedConversations, made_by: str) -> None:
         )
 
 
+def size_problem(documents: Sequence[Document], encoder: Callable[[], EncoderName]) -> str | None:
+    """Why the documents of a sample are not encoded: that would take some hundred times their size in memory."""
+    size = sum(len(document.raw) for document in documents)
+    if size <= min(MAX_UNCUT_BYTES.values()) or size <= (most := MAX_UNCUT_BYTES[encoder()]):
+        return None
+    return f"it is rendered as {size:,} bytes; at most {most:,} are encoded, so split the conversation"
+
+
 def in_batches(rendered: Iterator[Rendered]) -> Iterator[list[Rendered]]:
     batch: list[Rendered] = []
     characters = 0
     for sample in rendered:
+        added = sum(len(document.text) for document in sample.documents)
+        if batch and characters + added > 2 * BATCH_CHARS:
+            yield batch
+            batch, characters = [], 0
         batch.append(sample)
-        for document in sample.documents:
-            characters += len(document.text)
+        characters += added
         if characters >= BATCH_CHARS or len(batch) >= BATCH_DOCUMENTS:
             yield batch
             batch, characters = [], 0

@@ -211,7 +211,10 @@ def _stop(number: int, frame: object) -> NoReturn:
 
 FAILURE, USAGE, STOPPED = 1, 2, 130
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-REPORT = "this is a bug in forebay; please report it with the lines above"
+REPORT = (
+    "this is a bug in forebay; a report needs the lines above, the command, and what `forebay doctor` prints (how to: "
+    'CONTRIBUTING.md of the source, "Report a problem")'
+)
 _COMMAND = re.compile(r"`(forebay [^`…]*)`")
 
 

@@ -33,6 +33,7 @@ from forebay.store.base import Buffer
 
 _NUMBERS = ("chunk", "revision", "rows", "samples", "failures", "size", "head_size")
 _DIGESTS = {"head": 16, "sha256": 32, "content": 16, "ids": 16, "base": 16}
+_BEYOND_INT64 = 2.0**63
 _MOST = 1 << 62  # rows or bytes, also summed over chunks
 _LIMITS = {"chunk": MAX_NUMBER, "revision": MAX_REVISION}
 _STATISTICS = (np.dtype("<i8"), np.dtype("<f8"))
@@ -130,7 +131,7 @@ class ChunkTable:
     def totals(self) -> dict[str, int | float | list[int]]:
         """The sums of the statistics that recipes count."""
         return {
-            name: values.sum(axis=0).tolist() for name, values in self.statistics.items() if is_counted_by_recipe(name)
+            name: _summed(values).tolist() for name, values in self.statistics.items() if is_counted_by_recipe(name)
         }
 
     def made_by(self, position: int) -> int:
@@ -301,6 +302,14 @@ def _is_sound(name: str, values: Array, count: int) -> bool:
     if name.startswith("statistics."):
         return values.dtype in _STATISTICS and values.ndim in (1, 2) and len(values) == count
     return values.ndim > 0 and len(values) == count
+
+
+def _summed(values: Array) -> Array:
+    """Sums over chunks: integers, but floats where 64 bits cannot hold them."""
+    wide: Array = values.astype(np.float64)
+    is_exact = values.dtype.kind == "f" or np.abs(wide).sum(axis=0).max(initial=0) < _BEYOND_INT64
+    summed: Array = (values if is_exact else wide).sum(axis=0)
+    return summed
 
 
 def _statistic(name: str, values: list[int | float | list[int] | None]) -> Array:

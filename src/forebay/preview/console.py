@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forebay.cache.records import GONE
-from forebay.preview.words import harmless, printable
+from forebay.preview.words import command_line, harmless, printable
 
 _PIPE_WIDTH = 1000  # lines in a file or a pipe are not wrapped
 
@@ -82,3 +82,18 @@ def beginning(heading: str, rows: Sequence[tuple[str, ...]], style: str) -> list
 
 def next_command(command: str) -> Text:
     return Text.assemble("next: ", (command, "cyan"))
+
+
+def repair_command(root: str, files_are_gone: bool) -> Text:
+    """`repair`, and what to do about chunks that it cannot make again, because files of the source are gone."""
+    found = next_command(command_line("repair", root))
+    if not files_are_gone:
+        return found
+    copied, dropped = command_line("repair", root, "--from"), command_line("refresh", root, "--drop-missing")
+    return Text.assemble(
+        found,
+        "\nA chunk of a deleted file comes back with that file, or from a copy: ",
+        (f"{copied} COPY", "cyan"),
+        "\nTo drop the samples of deleted files instead: ",
+        (dropped, "cyan"),
+    )

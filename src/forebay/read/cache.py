@@ -285,7 +285,10 @@ class Cache:
                 yield {name: values[row] for name, values in columns.items()}
 
     def read(self, rows: ArrayLike, columns: Sequence[str] | None = None) -> dict[str, Array | Ragged]:
-        """Some rows, in the order passed, repeats allowed: one array, or one `Ragged`, per column."""
+        """Some rows, in the order passed, repeats allowed: one array, or one `Ragged`, per column.
+
+        A negative number is an `IndexError`: in computed numbers it is a mistake, and the last row would hide it.
+        """
         numbers = _whole_numbers(rows)
         while True:
             try:

@@ -9,6 +9,7 @@ Text is stored as strings, as bytes, or as indices into a dictionary.
 """
 
 import os
+from collections import deque
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
@@ -276,20 +277,25 @@ def documents(values: pa.Array, path: str, first_row: int, limit: int) -> Iterat
     stored = _stored(values)
     sizes = pc.binary_length(stored)
     if (pc.max(sizes).as_py() or 0) <= limit:
-        yield from _documents(_plain(stored), path, first_row)
+        plain = deque(_plain(stored))
+        del values, stored  # both may be large, and are not needed while documents are handed out
+        yield from _documents(plain, path, first_row)
         return
     for index, size in enumerate(sizes.to_pylist()):
         if size is not None and size > limit:
             yield too_large(f"{path}#{first_row + index}", size, limit, f"row {first_row + index}: ")
         else:
-            yield from _documents(_plain(stored.slice(index, 1)), path, first_row + index)
+            yield from _documents(deque(_plain(stored.slice(index, 1))), path, first_row + index)
 
 
-def _documents(values: list[str | bytes | None], path: str, first_row: int) -> Iterator[Sample | Failure]:
-    for row, value in enumerate(values, first_row):
+def _documents(values: deque[str | bytes | None], path: str, first_row: int) -> Iterator[Sample | Failure]:
+    for row in range(first_row, first_row + len(values)):
+        value = values.popleft()
         sample = f"{path}#{row}"
         if isinstance(value, str) and value:
-            yield Sample(sample, value)
+            found = [Sample(sample, value)]
+            del value
+            yield found.pop()  # no reference to the text stays here
         elif value == "" or value == b"":
             yield empty(sample, f"row {row}")
         elif value is None:

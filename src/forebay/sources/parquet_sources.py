@@ -44,6 +44,7 @@ from forebay.sources.paths import (
 
 try:
     import pyarrow as pa
+    import pyarrow.compute as pc
     from pyarrow.parquet import ParquetFile as ParquetFile
 except ModuleNotFoundError as missing:
     raise LibraryMissing("pyarrow", "reading Parquet files", "tokens") from missing
@@ -251,9 +252,12 @@ def _batches(
 
 def _unpacked_bytes(column: pa.Array) -> int:
     """The bytes of all values of a column, also where equal ones are stored once."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()  # a batch of repeated values has few rows
-    return int(column.nbytes)
+    if not pa.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    if not holds_text(column.type.value_type):
+        return int(column.dictionary_decode().nbytes)  # a batch of repeated values has few rows
+    sizes = pc.binary_length(column.dictionary.cast(pa.large_binary()))
+    return int(pc.sum(pc.take(sizes, column.indices)).as_py() or 0) + 8 * len(column)
 
 
 def _batch_rows(parquet: ParquetFile, columns: tuple[str, ...], group: int, path: str, max_sample_bytes: int) -> int:

@@ -3,15 +3,17 @@
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedReader, BytesIO, RawIOBase
+from itertools import islice
 from typing import ClassVar, cast
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from forebay.errors import SourceChanged, SourceInvalid
+from forebay.errors import ForebayError, SourceChanged, SourceInvalid, is_url
 from forebay.source import Failure, Part, PartDigest, Sample, SourceFile, TextBatch
 from forebay.sources.bucket_files import open_file
 from forebay.sources.compression import OpenStream, preview_stream, stream_at
@@ -22,6 +24,7 @@ from forebay.sources.paths import (
     check_readable,
     checked_limit,
     empty,
+    found_files,
     full_path,
     named_below,
     not_utf8,
@@ -32,6 +35,7 @@ from forebay.sources.paths import (
 from forebay.sources.pieces import Block, LongPiece, Reading, cut_between_pieces, handed_out, piece_bounds, piece_ends
 
 _PIECE = 1 << 20
+_LOOKED_FILES = 8
 
 
 def cut_whole(root: str, file: SourceFile, start: int, max_sample_bytes: int) -> Iterator[int]:
@@ -108,14 +112,35 @@ class TextSource(LocalFiles):
         return with_stream_suffixes(self.suffixes)
 
     def notes(self) -> tuple[str, ...]:
+        if self.separator is not None:
+            return self._other_line_ends(self.separator)
         names = (*self.patterns, *self.suffixes)
         tables = [name for name in names if without_stream_suffix(name).lower().endswith(_TABLES)]
-        if not tables or self.separator is not None:
+        if not tables:
             return ()
         return (
             f"a table is read as plain text, each file as one document ('{tables[0]}'): to read one column, write it "
             f"as JSON lines or Parquet and name the column (text=…, --text …)",
         )
+
+    def _other_line_ends(self, separator: str) -> tuple[str, ...]:
+        """A note if the first files have the separator with Windows line ends only: it would separate nothing."""
+        windows = separator.replace("\n", "\r\n")
+        if "\r" in separator or windows == separator or is_url(self.root):
+            return ()
+        found = found_files([full_path(self.root, pattern) for pattern in self.patterns], self._suffixes())
+        with suppress(OSError, ForebayError):  # planning names a file that cannot be read
+            for path in (file.path for file in islice(found, _LOOKED_FILES)):
+                file = self.look(os.path.relpath(path, self.root))
+                with preview_stream(path, file, 0, self.max_sample_bytes) if file.stream else open(path, "rb") as raw:
+                    begin = raw.read(_PIECE)
+                if separator.encode() not in begin and windows.encode() in begin:
+                    return (
+                        f"'{path}' has Windows line ends, so the separator {separator!r} is not found in its first "
+                        f"{len(begin):,} bytes; pass {windows!r} to separate documents there (separator=…, "
+                        f"--separator …)",
+                    )
+        return ()
 
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         if self.separator is None:

@@ -20,7 +20,7 @@ from forebay.columns import Array, Ragged
 from forebay.compiled import native
 from forebay.errors import DocumentTooLong, TokenizerUnusable
 from forebay.source import BatchedSamples, Failure, Sample, SampleBatch, TextBatch
-from forebay.tokens.vocabulary import Encoder
+from forebay.tokens.long_texts import PiecewiseEncoder
 
 BATCH_CHARS = 1 << 20
 BATCH_DOCUMENTS = 1024
@@ -42,6 +42,10 @@ class Frame:
         """The ids of documents with begin and end tokens, and the length of each."""
         lengths = np.diff(offsets) + len(self.begin) + len(self.end)
         framed = np.empty(int(lengths.sum()), self.dtype)
+        if len(lengths) == 1:  # it may be long
+            framed[: len(self.begin)], framed[len(framed) - len(self.end) :] = self.begin, self.end
+            framed[len(self.begin) : len(framed) - len(self.end)] = ids
+            return framed, lengths
         stops = np.cumsum(lengths)
         inside = np.ones(len(framed), np.bool_)
         for edge, number in [(stops - lengths, self.begin), (stops - 1, self.end)]:
@@ -70,18 +74,20 @@ class Documents:
         return tuple(failure for _, failure in sorted(self.failed, key=lambda each: each[0]))
 
 
-def encode_documents(samples: Iterable[Sample], encoder: Encoder, frame: Frame) -> Documents:
-    """Encode all samples. What is not text, is empty, becomes no token, or forges a control token is a failure."""
+def encode_documents(samples: Iterable[Sample], encoder: PiecewiseEncoder, frame: Frame) -> Documents:
+    """Encode all samples. What is not text, is empty, too large, becomes no token, or forges a control token fails."""
     ids: list[Array] = [np.zeros(0, frame.dtype)]
     lengths: list[Array] = [np.zeros(0, np.int64)]
     numbers: list[int] = []
     found = Documents(ids, lengths[0], lengths[0], [])
-    for batch in _batches(samples, found, numbers):
+    for batch in _batches(samples, encoder, found, numbers):
         encoded = _encoded(batch, encoder, frame)
         refused = _refused(*encoded, frame)
         if refused:
             encoded = _encoded(_without_refused(refused, batch, found, numbers), encoder, frame)
+        del batch  # before more memory is taken, and before the next one is read
         framed, each = frame.around(*encoded)
+        del encoded
         ids.append(framed)
         lengths.append(each)
     found.lengths = np.concatenate(lengths)
@@ -89,18 +95,20 @@ def encode_documents(samples: Iterable[Sample], encoder: Encoder, frame: Frame) 
     return found
 
 
-def _batches(samples: Iterable[Sample], found: Documents, numbers: list[int]) -> Iterator[list[str]]:
+def _batches(
+    samples: Iterable[Sample], encoder: PiecewiseEncoder, found: Documents, numbers: list[int]
+) -> Iterator[list[str]]:
     """The texts of the samples in batches for the encoder; failures and the names of the others go to `found`."""
     batch: list[str] = []
     number = characters = 0
-    for given in _texts_together(samples):
+    for given in _texts_together(samples, encoder):
         if isinstance(given, TextBatch):
             batch += given.texts
             found.names += given.ids
             numbers.extend(range(number, number := number + len(given.texts)))
             characters += sum(map(len, given.texts))
         else:
-            text = _text(given)
+            text = _text(given, encoder)
             if isinstance(text, Failure):
                 found.failed.append((number, text))
             else:
@@ -113,22 +121,24 @@ def _batches(samples: Iterable[Sample], found: Documents, numbers: list[int]) ->
         del given
         if characters >= BATCH_CHARS or len(batch) >= BATCH_DOCUMENTS:
             found.characters += characters
-            yield batch
-            batch, characters = [], 0
+            full, batch, characters = [batch], [], 0
+            yield full.pop()  # no reference to it stays here
     if batch:
         found.characters += characters
         yield batch
 
 
-def _texts_together(samples: Iterable[Sample]) -> Iterator[Sample | TextBatch]:
+def _texts_together(samples: Iterable[Sample], encoder: PiecewiseEncoder) -> Iterator[Sample | TextBatch]:
     for found in samples.batches() if isinstance(samples, BatchedSamples) else samples:
-        if isinstance(found, SampleBatch) and not isinstance(found, TextBatch):
+        if isinstance(found, SampleBatch) and not (isinstance(found, TextBatch) and encoder.are_short(found.texts)):
             yield from found.samples()
         else:
-            yield found
+            given = [found]
+            del found
+            yield given.pop()  # no reference to it stays here: it may be large
 
 
-def _text(sample: Sample) -> str | Failure:
+def _text(sample: Sample, encoder: PiecewiseEncoder) -> str | Failure:
     data = sample.data
     if isinstance(data, bytes):
         try:
@@ -139,10 +149,11 @@ def _text(sample: Sample) -> str | Failure:
         return Failure(sample.id, "not-text", f"it is of type {type(data).__name__}")
     if not data:
         return Failure(sample.id, "empty", "the document has no text")
-    return data
+    problem = encoder.problem(data)
+    return data if problem is None else Failure(sample.id, "too-large", problem)
 
 
-def _encoded(batch: list[str], encoder: Encoder, frame: Frame) -> tuple[Array, Array]:
+def _encoded(batch: list[str], encoder: PiecewiseEncoder, frame: Frame) -> tuple[Array, Array]:
     ids, offsets = encoder.encode(batch)
     if len(ids) and int(ids.max()) >= frame.size:
         raise TokenizerUnusable("", f"it returned the id {int(ids.max()):,}, but its vocabulary has {frame.size:,} ids")

@@ -11,8 +11,10 @@ from msgspec import Meta
 
 from forebay.columns import DTYPES, Array, CodecField, Column, Dtype, LevelField
 from forebay.errors import RecipeInvalid
+from forebay.fields import Size
 from forebay.recipe import ChunkTarget, RecipeHooks, RecipeMeta, Rows, check_fields
 from forebay.source import Sample
+from forebay.tokens.long_texts import MAX_UNCUT_BYTES, PiecewiseEncoder
 from forebay.tokens.packing import Documents, Frame, LongDocuments, Packed, cut_long, encode_documents, pack_rows
 from forebay.tokens.vocabulary import (
     CONSTANT,
@@ -152,6 +154,13 @@ class TokenRecipe(
         Literal["auto", "fastokens", "tokenizers"],
         Meta(description="Tokenizer backend; auto uses fastokens if it matches the reference."),
     ] = "auto"
+    max_uncut_bytes: Annotated[  # unset, it is not part of the fingerprint
+        Size | msgspec.UnsetType,
+        Meta(
+            description="Fail documents with a longer part that has no place to cut for the tokenizer.",
+            extra={"default": "4MB; with tokenizers 1.5MB"},
+        ),
+    ] = msgspec.UNSET
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -190,7 +199,7 @@ class TokenRecipe(
         """The recipe with its encoder chosen and its tokens as ids, and notes about the choice."""
         vocabulary = self.vocabulary()
         own = msgspec.structs.replace(self, **self._ids(vocabulary)._asdict())
-        texts = [sample.data[:SAMPLE_CHARS] for sample in samples() if isinstance(sample.data, str)]
+        texts = [text for text in map(_beginning, samples()) if text]
         wanted = self.encoder if kept is None or self.encoder != "auto" else kept.get("encoder", "auto")
         encoder, notes = choose_encoder(wanted, vocabulary, texts, planned=kept is not None)
         return msgspec.structs.replace(own, encoder=encoder), notes
@@ -218,7 +227,10 @@ class TokenRecipe(
     def make(self, samples: Iterable[Sample]) -> Rows:
         vocabulary = self.vocabulary()
         frame = self._frame(vocabulary)
-        documents = encode_documents(samples, open_encoder(self._encoder(), vocabulary), frame)
+        name = self._encoder()
+        most = MAX_UNCUT_BYTES[name] if self.max_uncut_bytes is msgspec.UNSET else self.max_uncut_bytes
+        encoder = PiecewiseEncoder(open_encoder(name, vocabulary), vocabulary, most)
+        documents = encode_documents(samples, encoder, frame)
         cut = cut_long(documents, self.sequence_length, self.long_documents)
         packed = pack_rows(documents, cut.lengths, self.sequence_length, self._ids(vocabulary).pad)
         return Rows(
@@ -266,6 +278,10 @@ class TokenRecipe(
         if self.encoder != "auto":
             return self.encoder
         return choose_encoder("auto", self.vocabulary(), (), planned=False)[0]
+
+
+def _beginning(sample: Sample) -> str:
+    return sample.data[:SAMPLE_CHARS] if isinstance(sample.data, str) else ""
 
 
 def _text_identity(sample: Sample) -> bytes | None:

@@ -185,6 +185,9 @@ class _AddedToken(msgspec.Struct, frozen=True):
     id: int
     content: str
     special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
 
 
 class _Model(msgspec.Struct, frozen=True):
@@ -221,8 +224,8 @@ class Vocabulary:
     @property
     def text(self) -> str:
         """The file as text for a library to load; raises `TokenizerUnusable` if it may expand texts too much."""
-        parts = {name: value for name, value in msgspec.structs.asdict(self._document).items() if name != "model"}
-        problem = expansion_problem({**parts, "model": msgspec.structs.asdict(self._document.model)})
+        parts = {name: value for name, value in msgspec.structs.asdict(self.document).items() if name != "model"}
+        problem = expansion_problem({**parts, "model": msgspec.structs.asdict(self.document.model)})
         if problem:
             raise TokenizerUnusable(self.name, f"{problem}; use another tokenizer")
         return self.json.decode()
@@ -230,7 +233,7 @@ class Vocabulary:
     @cached_property
     def ids(self) -> Mapping[str, int]:
         """The ids of all tokens of the model and all added tokens."""
-        found = self._document.model.vocab
+        found = self.document.model.vocab
         known = dict(found) if isinstance(found, dict) else {piece: at for at, (piece, _) in enumerate(found)}
         return known | {token.content: token.id for token in self._added}
 
@@ -249,7 +252,7 @@ class Vocabulary:
 
         An ordinary token that is chosen as begin or end stays allowed, and so does the unknown token.
         """
-        model = self._document.model
+        model = self.document.model
         unknown = {self.ids.get(model.unk_token or "", -1), model.unk_id}
         ends = {token.id for token in self._added} | {self.ids[token] for token in END_TOKENS if token in self.ids}
         return frozenset(({self.ids[token] for token in self.special} | ends.intersection(chosen)) - unknown)
@@ -278,10 +281,10 @@ class Vocabulary:
 
     @property
     def _added(self) -> Sequence[_AddedToken]:
-        return self._document.added_tokens or ()
+        return self.document.added_tokens or ()
 
     @cached_property
-    def _document(self) -> _TokenizerFile:
+    def document(self) -> _TokenizerFile:
         try:
             document = msgspec.json.decode(self.json, type=_TokenizerFile)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

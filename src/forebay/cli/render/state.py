@@ -25,7 +25,16 @@ from forebay.cache.records import (
     TierContents,
     TierFill,
 )
-from forebay.preview.console import BUILD_ANEW, beginning, facts, listing, next_command, stale_files, title
+from forebay.preview.console import (
+    BUILD_ANEW,
+    beginning,
+    facts,
+    listing,
+    next_command,
+    repair_command,
+    stale_files,
+    title,
+)
 from forebay.preview.words import command_line, counted, human_bytes, human_time, in_ranges, printable
 from forebay.teachers import Alignment, LayerAlignment, TeacherEstimate
 from forebay.tiers.tier_value import RecipeShare, TierClearReport, TierSummary, TierVerifyReport, WarmReport
@@ -147,7 +156,7 @@ def _next_step(status: Status) -> Iterator[Text]:
     if any(layer.suspect for layer in status.layers):
         yield next_command(command_line("verify", status.root))
     elif any(layer.lost for layer in status.layers):
-        yield next_command(command_line("repair", status.root))
+        yield repair_command(status.root, GONE in status.stale.values())
     elif not status.refreshable and (status.needs_source or any(how != GONE for how in status.stale.values())):
         yield BUILD_ANEW
     elif any(how != GONE for how in status.stale.values()):

@@ -103,27 +103,33 @@ class Kernel(NamedTuple):
     support: float
 
 
-def resize_weights(length: int, fitted: Tensor, positions: Tensor, resample: str) -> Tensor:
+def resize_weights(
+    length: int, fitted: Tensor, positions: Tensor, resample: str, precision: torch.dtype = torch.float64
+) -> Tensor:
     """Return the weights `[positions, length]` of a line's pixels in the given pixels of it, resized to `fitted`.
 
-    They are whole numbers in float64 that sum to about 2²². A line becomes shorter or keeps its length.
+    In float64 they are whole numbers that sum to about 2²², in float32 they sum to 1. A line becomes shorter or keeps
+    its length.
     """
-    scale = torch.scalar_tensor(length, dtype=torch.float64, device=positions.device) / fitted
+    scale = torch.scalar_tensor(length, dtype=precision, device=positions.device) / fitted
     pixels = torch.arange(length, device=positions.device)
     if resample == "nearest":
         return (pixels == _nearest(scale, positions)[:, None]).double() * float(1 << PRECISION_BITS)
     kernel = KERNELS[resample]
-    centers = (positions.double() + 0.5) * scale
+    centers = (positions.to(precision) + 0.5) * scale
     weights = kernel.weight((pixels - centers[:, None] + 0.5) * torch.reciprocal(scale))
     # Pillow rounds the position of the first pixel (a cast truncates, as in C). The kernel alone may include the one
     # before it at the edge of a box; at the other end they agree.
     first = (centers - kernel.support * scale + 0.5).long()[:, None]
     weights = torch.where(pixels >= first, weights, 0.0)
-    return _in_fixed_point(weights / weights.sum(dim=1, keepdim=True))
+    weights = weights / weights.sum(dim=1, keepdim=True)
+    return _in_fixed_point(weights) if precision == torch.float64 else weights
 
 
 def resized_line(sums: Tensor) -> Tensor:
     """Return the pixels for sums of weighted pixels: rounded, and clamped to 0 … 255."""
+    if sums.dtype != torch.float64:
+        return torch.floor(sums + 0.5).clamp(0, 255)
     half = 1 << (PRECISION_BITS - 1)
     return torch.floor((sums + half) * 2.0**-PRECISION_BITS).clamp(0, 255)
 
@@ -139,7 +145,7 @@ def _in_fixed_point(weights: Tensor) -> Tensor:
     return (weights * float(1 << PRECISION_BITS) + rounding).long().double()
 
 
-def _box(distance: Tensor) -> Tensor:
+def _box(distance: Tensor) -> Tensor:  # float64 only
     return ((distance > -0.5) & (distance <= 0.5)).double()
 
 
@@ -161,7 +167,7 @@ def _lanczos(distance: Tensor) -> Tensor:
 
 def _sinc(x: Tensor) -> Tensor:
     # A tensor, because the exporter writes a plain number as float32, which rounds π.
-    turned = torch.where(x == 0.0, 1.0, x) * torch.tensor(math.pi, dtype=torch.float64, device=x.device)
+    turned = torch.where(x == 0.0, 1.0, x) * torch.tensor(math.pi, dtype=x.dtype, device=x.device)
     return torch.where(x == 0.0, 1.0, torch.sin(turned) / turned)
 
 
@@ -190,8 +196,10 @@ class LetterboxModule(nn.Module):
 
     Apply EXIF orientation, alpha and 16-bit conversion before, as `forebay.images.prepare` does. The effects of "jpeg"
     storage and "fast" decoding on pixels are not reproduced. An image so small that all of its tokens are ignored is
-    refused; an exported graph cannot raise, so there its whole `token_mask` is True. The products are dense and in
-    float64: 6 · size operations per pixel of the image, 2.7 · 10⁹ per megapixel at 448.
+    refused; an exported graph cannot raise, so there its whole `token_mask` is True. The products are dense:
+    6 · size operations per pixel of the image, 2.7 · 10⁹ per megapixel at 448. They are in float64, which some runtimes
+    do not have (TensorRT, WebGPU, Core ML): `precision=torch.float32` has no float64 in the graph, and pixels differ by
+    at most 1 from those of training. The resamplers "nearest" and "box" need float64.
     """
 
     def __init__(
@@ -202,10 +210,13 @@ class LetterboxModule(nn.Module):
         dtype: torch.dtype = torch.uint8,
         patch: int | None = None,
         threshold: float = IGNORE_THRESHOLD,
+        precision: torch.dtype = torch.float64,
     ) -> None:
         super().__init__()
         kept = image_recipe(recipe)
         _check_dtype(dtype, normalize)
+        _check_precision(precision, kept.resample)
+        self.precision = precision
         self.size, self.resample, self.pad_color = kept.size, kept.resample, kept.pad_color
         self.dtype, self.patch = dtype, patch
         self._tokens = None if patch is None else TokenMasks(kept.size, patch, threshold)
@@ -239,7 +250,10 @@ class LetterboxModule(nn.Module):
         places = torch.arange(self.size, device=start.device) - start
         # Padding gets the weights of the nearest content, and is overwritten with the pad colour.
         nearest = torch.minimum(places.clamp(min=0), fitted - 1)
-        return _Line((places >= 0) & (places < fitted), resize_weights(length, fitted, nearest, self.resample))
+        return _Line((places >= 0) & (places < fitted), self._weights(length, fitted, nearest))
+
+    def _weights(self, length: int, fitted: Tensor, positions: Tensor) -> Tensor:
+        return resize_weights(length, fitted, positions, self.resample, self.precision)
 
     def _values(self, pixels: Tensor) -> Tensor:
         if self.dtype == torch.uint8:
@@ -254,7 +268,7 @@ class LetterboxModule(nn.Module):
         return patch * patch - rows[:, None] * columns[None, :] >= self._least_padded
 
     def _pad(self, device: torch.device) -> Tensor:
-        return torch.tensor(self.pad_color, dtype=torch.float64, device=device)[:, None, None]
+        return torch.tensor(self.pad_color, dtype=self.precision, device=device)[:, None, None]
 
     def _refuse(self, width: int, height: int) -> None:
         """Raise for an image that training refuses: without a pixel, or without a kept token."""
@@ -281,7 +295,7 @@ def _resized(planes: Tensor, across: Tensor, down: Tensor, box: Tensor) -> Tenso
     """Return the planes times `across` `[width, size]` and `down` `[size, height]`, in Pillow's order."""
     height, width = planes.shape[-2:]
     vertical_first = height - box[3] > 2 * (width - box[2])
-    operands = (planes.double(), across.contiguous(), down)
+    operands = (planes.to(across.dtype), across.contiguous(), down)
     if torch.compiler.is_exporting():  # eager `cond` would compile
         both_ways: Tensor = torch.cond(vertical_first, _down_then_across, _across_then_down, operands)
         return both_ways
@@ -316,6 +330,16 @@ def _check_dtype(dtype: torch.dtype, normalize: Normalize) -> None:
         raise ValueError(f"dtype must be torch.uint8 or a float type (got {dtype})")
     if dtype == torch.uint8 and normalize is not None:
         raise ValueError(f"normalize needs a float dtype (got {normalize!r} with uint8)")
+
+
+def _check_precision(precision: torch.dtype, resample: str) -> None:
+    if precision not in (torch.float64, torch.float32):
+        raise ValueError(f"precision must be torch.float64 or torch.float32 (got {precision})")
+    if precision == torch.float32 and resample in ("nearest", "box"):
+        raise ValueError(
+            f"precision must be torch.float64 for resample={resample!r}, which takes a pixel or leaves it (got "
+            f"{precision})"
+        )
 
 
 def _least_padded(patch: int, threshold: float) -> int:

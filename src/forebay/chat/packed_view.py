@@ -125,7 +125,7 @@ def packed_view(
     """Return the conversations of a chat cache in rows of another length, packed when they are read.
 
     `long` says what happens to conversations longer than a row, by default as in the cache's recipe. `chunks` is the
-    packing window: the documents of so many neighbouring chunks are packed together.
+    packing window: how many neighbouring chunks have their documents packed together.
     """
     return PackedView(cache, _checked_packing(cache, sequence_length, long, chunks))
 

@@ -33,6 +33,12 @@ import forebay as fb
 root, source, fields = json.loads(sys.argv[1])
 fb.build(root, fb.sources.lines(source), fb.ChatRecipe(**fields), workers=1)
 """
+AGAIN = """
+import sys
+import forebay as fb
+from forebay.chat import repack
+fb.build(sys.argv[1], *repack(sys.argv[2], sequence_length=256), workers=1)
+"""
 
 
 def write_chats(path: Path, count: int) -> Path:
@@ -269,6 +275,19 @@ def test_a_part_of_a_cache_is_enough_to_plan_chunks_of_the_size_that_was_asked_f
     rows = np.diff(fb.open_cache(tmp_path / "longer").chunk_starts)
     assert len(rows) > 1
     assert 100 < rows[0] < 170
+
+
+def test_packing_again_gives_the_same_bytes_for_any_workers_and_after_kills(built: Path, tmp_path: Path) -> None:
+    source, recipe = repack(built / "cache", sequence_length=256)
+    for name, workers in (("one", 0), ("two", 2)):
+        fb.build(tmp_path / name, source, recipe, workers=workers)
+    assert len(chunk_digests(tmp_path / "one")) > 5
+    assert chunk_digests(tmp_path / "two") == chunk_digests(tmp_path / "one")
+    root = tmp_path / "killed"
+    for chunks in (1, 4):
+        kill_at(chunks, root, [sys.executable, "-c", AGAIN, str(root), str(built / "cache")])
+    fb.build(root, source, recipe, workers=0, lease_seconds=0.1)
+    assert chunk_digests(root) == chunk_digests(tmp_path / "one")
 
 
 def test_a_small_cache_is_packed_again_without_worker_processes(built: Path, tmp_path: Path) -> None:

@@ -1,15 +1,19 @@
 """Window shuffle over compressed caches: every block is decoded once an epoch, by one rank."""
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 from tests.token_caches import numbers_of, token_cache
 
 import forebay as fb
 from forebay.errors import WindowTooLarge
+from forebay.feeding.stream import CacheStream
 from forebay.order.window import Window
+from forebay.recipe import ChunkTarget
 from forebay.torch import Ingredient, Loader, Mixture
 
 BLOCK, CHUNK = 4, 40
@@ -93,6 +97,34 @@ def test_a_window_of_a_mixture_that_memory_cannot_hold_is_refused_at_the_start_a
 def test_a_window_larger_than_the_cache_needs_no_more_than_its_rows(even: Path) -> None:
     rows = numbers_of(Loader(fb.open_cache(even, memory=100_000), global_batch_size=8, shuffle="window"))
     assert sorted(row for batch in rows for row in batch) == list(range(640))
+
+
+class Wide(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of a megabyte, in blocks of eight."""
+
+    kind: ClassVar[str] = "wide"
+    revision: ClassVar[int] = 1
+
+    def columns(self) -> tuple[fb.Column, ...]:
+        return (fb.Column(name="wide", dtype="uint8", shape=(1 << 20,), codec="zstd", rows_per_block=8),)
+
+    def chunk_target(self) -> ChunkTarget:
+        return ChunkTarget(rows=16)
+
+    def make(self, samples: Iterable[fb.Sample]) -> fb.Rows:
+        return fb.Rows({"wide": np.zeros((sum(1 for _ in samples), 1 << 20), np.uint8)})
+
+
+def test_large_blocks_are_mixed_in_as_many_lanes_as_stay_decoded(tmp_path: Path) -> None:
+    (tmp_path / "samples.txt").write_text("x\n" * 128)
+    fb.build(tmp_path / "cache", fb.sources.lines(tmp_path / "samples.txt"), Wide(), workers=0)
+    cache = fb.open_cache(tmp_path / "cache")
+    loader = Loader(cache, global_batch_size=8, identify=["row"])
+    assert isinstance(loader.stream, CacheStream)
+    assert loader.stream.ordering.window is not None
+    assert loader.stream.ordering.window.lanes == 12
+    assert sorted(row for batch in loader for row in batch["row"].tolist()) == list(range(128))
+    assert cache.statistics().misses == 128 // 8
 
 
 def test_quality_of_the_window_is_told(even: Path) -> None:

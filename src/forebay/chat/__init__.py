@@ -2,6 +2,7 @@
 
 from forebay.chat.cache_source import ChatCacheSource, repack
 from forebay.chat.conversations import Conversation, FieldNames, read_conversation
+from forebay.chat.packed_view import PackedView, packed_view
 from forebay.chat.preferences import PreferenceRecipe
 from forebay.chat.recipe import ChatRecipe
 from forebay.chat.template import ChatTemplate, TemplateSource, load_template
@@ -13,9 +14,11 @@ __all__ = [
     "ChatTemplate",
     "Conversation",
     "FieldNames",
+    "PackedView",
     "PreferenceRecipe",
     "TemplateSource",
     "load_template",
+    "packed_view",
     "prepared",
     "read_conversation",
     "repack",

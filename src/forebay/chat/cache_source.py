@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from forebay.chat.conversation_packing import PackedConversations, ranges
+from forebay.chat.conversation_packing import PackedConversations, stored_documents
 from forebay.chat.recipe import ChatRecipe
 from forebay.columns import Array, Ragged
 from forebay.errors import SourceInvalid
@@ -227,26 +227,20 @@ def _conversations(rows: Mapping[str, Array | Ragged], path: str, made_by: str) 
     assert isinstance(documents, Ragged)
     assert isinstance(spans, Ragged)
     check_roles_and_kinds(spans.values)  # a chunk's statistics have a count for each, whatever its number
-    each = lengths.values.astype(np.int64)
-    row = np.repeat(np.arange(len(tokens)), lengths.lengths.astype(np.int64))
-    passed = np.cumsum(each) - each
-    used = np.bincount(row, weights=each, minlength=len(tokens)).astype(np.int64)
-    begins = passed - (np.cumsum(used) - used)[row]  # in the row
-    span_row = np.repeat(np.arange(len(tokens)), spans.lengths.astype(np.int64))
     width = tokens.shape[1]
-    starts = row * width + begins
-    owner = np.searchsorted(starts, span_row * width + spans.values[:, 0], side="right") - 1
-    counts = np.bincount(owner, minlength=len(each))
-    order = np.lexsort((documents.values[:, 1], documents.values[:, 0]))
-    places = spans.values.take(ranges((np.cumsum(counts) - counts)[order], counts[order]), axis=0)
-    places[:, :2] -= np.repeat(begins[order].astype(np.uint32), counts[order])[:, None]
+    try:
+        found = stored_documents(lengths, documents, width)
+        places, counts = found.spans(spans, width)
+    except ValueError as error:
+        raise SourceInvalid(f"'{path}' cannot be packed again: {error}") from error
+    order = found.order
     return PackedConversations(
         path,
         tokens.reshape(-1),
-        starts[order],
-        each[order],
+        (found.row * width + found.starts)[order],
+        found.lengths[order],
         places,
-        counts[order],
+        counts,
         documents.values[order, 0].astype(np.int64),
         made_by,
     )

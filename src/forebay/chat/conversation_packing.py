@@ -108,6 +108,46 @@ class ChunkNames(Sequence[str]):
         raise IndexError(at)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredDocuments:
+    """Where the documents of a chunk lie in its rows; `order` is that of samples, and of documents in a sample."""
+
+    row: Array  # (documents,) ascending
+    starts: Array  # (documents,) in the row
+    lengths: Array  # (documents,) tokens
+    order: Array  # (documents,)
+
+    def spans(self, spans: Ragged, width: int) -> tuple[Array, Array]:
+        """The spans of documents in their order, counted from the beginning of each, and how many each has."""
+        row = np.repeat(np.arange(len(spans)), spans.lengths.astype(np.int64))
+        begins = self.row * width + self.starts
+        owner = np.searchsorted(begins, row * width + spans.values[:, 0], side="right") - 1
+        if (owner < 0).any():
+            raise ValueError("it has a span before its first document")
+        counts = np.bincount(owner, minlength=len(begins))
+        places = spans.values.take(ranges((np.cumsum(counts) - counts)[self.order], counts[self.order]), axis=0)
+        places[:, :2] -= np.repeat(self.starts[self.order].astype(np.uint32), counts[self.order])[:, None]
+        return places, counts[self.order]
+
+
+def stored_documents(lengths: Ragged, documents: Ragged, width: int) -> StoredDocuments:
+    """The documents of a chunk, from its columns `seq_lens` and `documents`.
+
+    Raises ValueError where a row has more tokens than `width`, or not as many lengths as documents.
+    """
+    counts = lengths.lengths.astype(np.int64)
+    if not np.array_equal(lengths.offsets, documents.offsets):
+        raise ValueError("its rows have not as many lengths as documents")
+    each = lengths.values.astype(np.int64)
+    row = np.repeat(np.arange(len(counts)), counts)
+    passed = np.concatenate([[0], np.cumsum(each)])
+    edges = passed[lengths.offsets.astype(np.int64)]
+    if (np.diff(edges) > width).any():
+        raise ValueError(f"a row has documents of more than {width:,} tokens")
+    order = np.lexsort((documents.values[:, 1], documents.values[:, 0]))
+    return StoredDocuments(row, passed[:-1] - edges[row], each, order)
+
+
 @dataclass(slots=True)
 class Gathered:
     """Collects encoded documents, batch by batch, or those of chunks of a cache."""
@@ -198,8 +238,8 @@ def pack_conversations(made: Conversations, cut: ConversationCut, capacity: int,
     packed = pack_rows(documents, cut.lengths, capacity, pad)
     placed = packed.documents.values[:, 0].astype(np.int64)  # documents in the order of rows
     edges = packed.documents.offsets
-    identity = np.column_stack([made.numbers, _offsets_in_samples(made)])[placed].astype(np.uint32)
-    spans, counts = _kept_spans(made, cut)
+    identity = np.column_stack([made.numbers, offsets_in_samples(made)])[placed].astype(np.uint32)
+    spans, counts = kept_spans(made, cut)
     ends = np.cumsum(counts)
     each = ranges((ends - counts)[placed], counts[placed])
     lengths = packed.seq_lens.values.astype(np.int64)
@@ -213,11 +253,11 @@ def pack_conversations(made: Conversations, cut: ConversationCut, capacity: int,
         "seq_lens": packed.seq_lens,
         "documents": Ragged(identity, edges),
         "spans": Ragged(moved, span_edges),
-        "last_turn": Ragged(_last_turns(made, spans, counts)[placed].astype(np.uint32), edges),
+        "last_turn": Ragged(last_turns(made, spans, counts)[placed].astype(np.uint32), edges),
     }
 
 
-def _offsets_in_samples(made: Conversations) -> Array:
+def offsets_in_samples(made: Conversations) -> Array:
     """Where each document begins if the documents of its sample stand one behind the other."""
     passed = np.cumsum(made.lengths) - made.lengths
     first = np.ones(len(made.numbers), np.bool_)
@@ -226,7 +266,7 @@ def _offsets_in_samples(made: Conversations) -> Array:
     return passed - begins
 
 
-def _kept_spans(made: Conversations, cut: ConversationCut) -> tuple[Array, Array]:
+def kept_spans(made: Conversations, cut: ConversationCut) -> tuple[Array, Array]:
     """The spans of what is kept of each document, and how many."""
     if cut.lengths is made.lengths:
         return made.spans, made.span_counts
@@ -235,7 +275,7 @@ def _kept_spans(made: Conversations, cut: ConversationCut) -> tuple[Array, Array
     return made.spans[inside], np.bincount(document[inside], minlength=len(made.lengths))
 
 
-def _last_turns(made: Conversations, spans: Array, counts: Array) -> Array:
+def last_turns(made: Conversations, spans: Array, counts: Array) -> Array:
     """The last generated message of the conversation that each document belongs to."""
     document = np.repeat(np.arange(len(counts)), counts)
     last = np.zeros(int(made.numbers.max(initial=-1)) + 1, np.int64)

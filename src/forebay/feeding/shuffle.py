@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from forebay.errors import WindowTooLarge, choice_error, is_url
 from forebay.order.orders import Ordering
 from forebay.order.window import LANES, Window
-from forebay.read.cache import Cache
+from forebay.read.cache import DEFAULT_MEMORY, Cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,10 @@ def choose_ordering(
 def suitable_window(cache: Cache, columns: Sequence[str], lanes: int = LANES) -> Window:
     """Return a window whose units cut no block of these columns, with as many rows as fit in `WINDOW_BYTES`."""
     unit = lcm(*(cache.column(name).block_rows for name in decoded_columns(cache, columns)))
-    rows = WINDOW_BYTES // (lanes * max(1, cache.row_bytes(columns)))
+    row_bytes = max(1, cache.row_bytes(columns))
+    if 2 * lanes * unit * row_bytes > DEFAULT_MEMORY:  # the blocks of so many units would not stay decoded
+        lanes = max(1, WINDOW_BYTES // (unit * row_bytes))
+    rows = WINDOW_BYTES // (lanes * row_bytes)
     if is_url(cache.root):
         return Window(rows=max(unit, rows), unit=unit, chunks=REMOTE_CHUNKS, lanes=lanes)
     return Window(rows=max(unit, rows), unit=unit, lanes=lanes)

@@ -194,14 +194,9 @@ class Replaced(NamedTuple):
         alike[there] = np.diff(reading.chunk_starts)[at[there]] == np.diff(pinned.chunk_starts)[there]
         same = alike.copy()
         for layer in pinned.layers:
-            digests = [_content_digests(cache, layer, chunks[alike]) for cache in (pinned, reading)]
+            digests = [cache.content_digests(layer, chunks[alike]) for cache in (pinned, reading)]
             same[alike] &= (digests[0] == digests[1]).all(axis=1)
         return cls(chunks[~alike], chunks[alike & ~same])
-
-
-def _content_digests(cache: Cache, layer: str, chunks: Numbers) -> Array:
-    table = cache.generation.table(layer)
-    return table.digests["content"][np.searchsorted(table.chunks, chunks)]
 
 
 Policy = Literal["pinned", "epoch", "within"]

@@ -177,6 +177,11 @@ class Cache:
         digest.update(contents.tobytes())
         return digest.hexdigest()
 
+    def content_digests(self, layer: str, chunks: NDArray[np.int64]) -> Array:
+        """The digests of some chunks of a layer, by their numbers."""
+        table = self.generation.table(layer)
+        return table.digests["content"][np.searchsorted(table.chunks, chunks)]
+
     def column(self, name: str) -> Column:
         """The declaration of a column."""
         return self._find(name)[1]

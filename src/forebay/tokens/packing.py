@@ -356,12 +356,12 @@ def _laid_out(documents: Documents, placed: DocumentPieces, row: Array, edges: A
     flat, part_start = tokens.reshape(-1), 0
     for ids in documents.ids:
         here = np.flatnonzero((sources >= part_start) & (sources < part_start + len(ids)))
-        _copy_runs(flat, ids, *_runs(targets[here], sources[here] - part_start, placed.length[here]))
+        copy_runs(flat, ids, *_runs(targets[here], sources[here] - part_start, placed.length[here]))
         part_start += len(ids)
     return tokens
 
 
-def _copy_runs(out: Array, ids: Array, targets: Array, starts: Array, lengths: Array) -> None:
+def copy_runs(out: Array, ids: Array, targets: Array, starts: Array, lengths: Array) -> None:
     """Runs are long: copying each is several times faster than indexing per token."""
     if _native_copy_runs is not None:
         in_bytes = (each * out.itemsize for each in (targets, starts, lengths))

@@ -1,0 +1,519 @@
+"""A chat cache packed into rows of another length while it is read: nothing is written, copied or tokenized.
+
+    longer = forebay.chat.packed_view(fb.open_cache("caches/sft"), sequence_length=8192)
+    Loader(longer, global_batch_size=8)
+
+stored row   ┌ conversation 0 ──────────┬ conversation 4 ──┬ padding ┐
+row of view  ┌ conversation 4 ──┬ conversation 7 ─────┬ conversation 9 ───┬ padding ┐
+
+The packing is an effect of the lengths of documents, which the cache stores: best fit over the documents of each chunk,
+or of several chunks, as `ChatRecipe` packs them. A row is gathered from the stored rows that its documents lie in, all
+in the same chunks. What is kept in memory is the number of rows per chunk, and the documents of the rows of some
+chunks, by bytes.
+"""
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, SupportsIndex
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.cache.catalog import Home
+from forebay.chat.conversation_packing import (
+    ChunkNames,
+    Conversations,
+    Long,
+    cut_long,
+    kept_spans,
+    last_turns,
+    offsets_in_samples,
+    ranges,
+    stored_documents,
+)
+from forebay.columns import Array, Column, Ragged
+from forebay.errors import ChunkCorrupt, SourceInvalid
+from forebay.format import layout
+from forebay.read.cache import Cache, Origin
+from forebay.read.chunk_maps import ChunkFinder, RowLocations, by_position, slices
+from forebay.read.column_readers import ColumnReader
+from forebay.read.gather import BlockCache, BlockStatistics, RowAddresses
+from forebay.recipe import RecipeDocument, canonical_json
+from forebay.tokens.packing import copy_runs, pack_best_fit, split_documents
+from forebay.tokens.recipe import MOST_TOKENS
+
+KIND = "chat"
+COLUMNS = ("tokens", "seq_lens", "documents", "spans", "last_turn")
+PIECE_BYTES = 32 << 20  # of stored rows that are gathered at once
+TABLE_SHARE = 4  # a quarter of a cache's memory, for the documents of rows
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How the documents of a cache are laid into rows."""
+
+    sequence_length: int
+    long: Long
+    chunks: int  # whose documents are packed together
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What packing all windows of a cache showed."""
+
+    rows: tuple[int, ...]  # of each window
+    cut: int  # documents
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedRows:
+    """The documents of the rows of one window, in the order of rows."""
+
+    edges: Array  # (rows + 1,) the first document of each row
+    table: Array  # (documents, 8) int64, the columns below: one copy takes the documents of some rows
+    cut: int = 0
+    dropped: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.edges.nbytes + self.table.nbytes
+
+    @property
+    def rows(self) -> Array:
+        """The stored row that each document lies in."""
+        return self.table[:, 0]
+
+    @property
+    def starts(self) -> Array:
+        """Where it begins there."""
+        return self.table[:, 1]
+
+    @property
+    def places(self) -> Array:
+        """Which of that row's documents it is."""
+        return self.table[:, 2]
+
+    @property
+    def lengths(self) -> Array:
+        """How many of its tokens are kept."""
+        return self.table[:, 3]
+
+    @property
+    def begins(self) -> Array:
+        """Where it begins in its row of the view."""
+        return self.table[:, 4]
+
+    @property
+    def identity(self) -> Array:
+        """The number of its sample in the window, and its offset there: the column `documents`."""
+        return self.table[:, 5:7]
+
+    @property
+    def last_turn(self) -> Array:
+        """The last turn of its conversation, where documents were cut; -1: as it is stored."""
+        return self.table[:, 7]
+
+
+def packed_view(
+    cache: Cache, *, sequence_length: int | None = None, long: Long | None = None, chunks: int = 1
+) -> "PackedView":
+    """Return the conversations of a chat cache in rows of another length, packed when they are read.
+
+    `long` says what happens to conversations longer than a row, by default as in the cache's recipe. `chunks` is the
+    packing window: how many neighbouring chunks have their documents packed together.
+    """
+    return PackedView(cache, _checked_packing(cache, sequence_length, long, chunks))
+
+
+class PackedView(Cache):
+    """A chat cache in rows of another length. It has the columns of the base layer, and no further layers."""
+
+    def __init__(self, stored: Cache, packing: Packing, counts: "Counts | None" = None) -> None:
+        self._check_columns(stored)
+        super().__init__(
+            stored.store,
+            stored.generation,
+            (stored.generation.base,),
+            stored._options,
+            pinned_explicitly=stored.pinned_explicitly,
+        )
+        self.stored, self.packing, self.pad = stored, packing, _padding(stored)
+        numbers = stored.chunk_numbers // packing.chunks
+        self._firsts = np.flatnonzero(np.diff(numbers, prepend=-1))  # position of the first chunk of each window
+        self._stops = np.append(self._firsts[1:], len(numbers)).astype(np.int64)
+        self._chunks = stored.chunk_numbers[self._firsts]
+        self.counts = self._counted() if counts is None else counts
+        self._starts = _edges(np.array(self.counts.rows, np.int64))
+        self._count = int(self._starts[-1])
+        self._finder = ChunkFinder(self._starts)
+        self._columns = {name: Home(self._base, self._declare(stored.column(name))) for name in COLUMNS}
+        self._requested = {None: list(COLUMNS)}
+
+    @property
+    def documents_cut(self) -> int:
+        """Documents that the view cut at a turn, because they are longer than a row."""
+        return self.counts.cut
+
+    @property
+    def documents_dropped(self) -> int:
+        """Documents that the view leaves out, because they are longer than a row."""
+        return self.counts.dropped
+
+    @cached_property
+    def content_digest(self) -> str:
+        """A digest of the stored chunks and of the packing."""
+        return self._mark(self.stored.content_digest)
+
+    def content_digests(self, layer: str, chunks: NDArray[np.int64]) -> Array:
+        """A digest of the chunks of each window."""
+        found = []
+        for window in np.searchsorted(self._chunks, chunks).tolist():
+            numbers = self.stored.chunk_numbers[self._firsts[window] : self._stops[window]]
+            whole = numbers.tobytes() + self.stored.content_digests(layer, numbers).tobytes()
+            found.append(hashlib.blake2b(whole, digest_size=16).digest())
+        return np.frombuffer(b"".join(found), np.uint8).reshape(-1, 16)
+
+    def recipe(self, layer: str) -> RecipeDocument:
+        """The recipe of the stored rows, with the fields and columns of this view."""
+        kept = super().recipe(layer)
+        if layer != self._base:
+            return kept
+        fields = {**kept.fields, "sequence_length": self.packing.sequence_length, "long": self.packing.long}
+        columns = tuple(column for _, column in self._columns.values())
+        return msgspec.structs.replace(kept, fields=fields, columns=columns, fingerprint=self._mark(kept.fingerprint))
+
+    def __repr__(self) -> str:
+        length = self.packing.sequence_length
+        return f"<PackedView of {self.stored!r} as {len(self):,} rows of {length:,} tokens>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process need not pack every chunk to know how many rows it has.
+        return PackedView, (self.stored, self.packing, self.counts)
+
+    def origin(self, row: SupportsIndex) -> Origin:
+        """Where a row came from: the parts of source files of its chunks."""
+        number = self._number(row)
+        (name,) = self.row_ids([number])
+        (window,) = self.chunk_positions(np.array([number]))
+        starts = self.stored.chunk_starts[self._firsts[window] : self._stops[window] + 1]
+        firsts = starts[:-1][np.diff(starts) > 0]
+        return Origin(name.chunk, name.row, "", tuple(part for at in firsts for part in self.stored.origin(at).parts))
+
+    def at_generation(self, number: int) -> Cache:
+        return self if number == self.generation.number else PackedView(self.stored.at_generation(number), self.packing)
+
+    def file_bytes(self, columns: Sequence[str]) -> list[NDArray[np.int64]]:
+        return [
+            np.add.reduceat(sizes, self._firsts) if len(sizes) else sizes for sizes in self.stored.file_bytes(columns)
+        ]
+
+    def columns_by_layer(self, columns: Sequence[str]) -> dict[str, list[Column]]:
+        """None: no block of a file has the rows of this view, so none can be fetched by itself."""
+        return {}
+
+    def open_chunk(self, position: int, columns: Sequence[str]) -> None:
+        for each in self._positions(position):
+            self.stored.open_chunk(each, columns)
+
+    def keep_chunk(self, position: int, columns: Sequence[str]) -> bool:
+        return all([self.stored.keep_chunk(each, columns) for each in self._positions(position)])
+
+    def allow_passing(self, size: int, columns: Sequence[str]) -> None:
+        self.stored.allow_passing(size, columns)
+
+    def close_changed(self) -> None:
+        self.stored.close_changed()
+
+    def statistics(self) -> BlockStatistics:
+        return self.stored.statistics()
+
+    def packed(self, window: int) -> PackedRows:
+        """The documents of the rows of a window, packed again if they are not in memory."""
+        return self._tables.get((KIND, window), lambda: self._packed(window))
+
+    def documents_at(self, place: RowLocations) -> PackedRows:
+        """The documents of some rows. The columns of a batch are read one after the other: the last rows are kept."""
+        kept: tuple[RowLocations, PackedRows] | None = getattr(self._recent, "found", None)
+        if kept is None or not all(map(np.array_equal, kept[0], place)):
+            kept = self._recent.found = place, self._documents_at(place)
+        return kept[1]
+
+    def _documents_at(self, place: RowLocations) -> PackedRows:
+        counts, tables = np.zeros(len(place.rows), np.int64), [np.zeros((0, 8), np.int64)]
+        firsts = np.zeros(len(place.rows), np.int64)
+        passed = 0
+        for window, here in by_position(place.positions):
+            packed, rows = self.packed(window), place.rows[here]
+            counts[here] = packed.edges[rows + 1] - packed.edges[rows]
+            firsts[here] = packed.edges[rows]
+            tables.append(packed.table.take(ranges(firsts[here], counts[here]), axis=0))
+            firsts[here] = passed + np.cumsum(counts[here]) - counts[here]
+            passed += len(tables[-1])
+        return PackedRows(_edges(counts), np.concatenate(tables).take(ranges(firsts, counts), axis=0))
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._recent = threading.local()
+        self._tables: BlockCache[PackedRows] = BlockCache(self._options.memory // TABLE_SHARE)
+
+    def _drop_copy(self, error: ChunkCorrupt) -> None:
+        raise error  # the stored cache fetched the chunk again before
+
+    def _value_bytes(self, name: str) -> float:
+        column = self.column(name)
+        if not column.ragged or not len(self):
+            return column.item_bytes
+        return self.stored._value_bytes(name) * len(self.stored) / len(self)
+
+    def _reader(self, name: str) -> ColumnReader:
+        reader = self._readers.get(name)
+        if reader is None:
+            reader = self._readers.setdefault(name, ViewReader(self, self.column(name)))
+        return reader
+
+    def _whole(self, name: str, position: int) -> Array | Ragged:
+        count = int(self._starts[position + 1] - self._starts[position])
+        return self._reader(name).read(RowLocations(np.full(count, position), np.arange(count)))
+
+    def _positions(self, window: int) -> range:
+        return range(int(self._firsts[window]), int(self._stops[window]))
+
+    def _counted(self) -> "Counts":
+        """Pack all windows; as many as fit in memory are kept."""
+        rows, cut, dropped = [], 0, 0
+        for window in range(len(self._chunks)):
+            packed = self.packed(window)
+            rows.append(len(packed.edges) - 1)
+            cut += packed.cut
+            dropped += packed.dropped
+        return Counts(tuple(rows), cut, dropped)
+
+    def _declare(self, column: Column) -> Column:
+        """A column of the view. Rows of a window share their blocks: all are decoded to read some of them."""
+        shape = (self.packing.sequence_length,) if column.name == "tokens" else column.shape
+        block = int(np.diff(self._starts).max(initial=1))
+        return msgspec.structs.replace(column, shape=shape, rows_per_block=max(1, block))
+
+    def _mark(self, kept: str) -> str:
+        return hashlib.sha256(canonical_json([kept, asdict(self.packing)])).hexdigest()[: max(16, len(kept))]
+
+    @staticmethod
+    def _check_columns(cache: Cache) -> None:
+        if isinstance(cache, PackedView):
+            raise SourceInvalid(f"{cache!r} is packed when it is read; pass the cache that it was made from")
+        if (kind := cache.recipe(cache.generation.base).kind) != KIND:
+            raise SourceInvalid(f"'{cache.root}' is a cache of {kind}; only one of chat can be packed again")
+        if cache.layers != (cache.generation.base,):
+            raise SourceInvalid(f"'{cache.root}' was opened with further layers, whose rows are not packed again")
+        for name, (dtypes, sides, ragged) in _KNOWN.items():
+            column = cache.column(name) if name in cache.columns else None
+            if column is None or column.dtype not in dtypes or column.ragged != ragged or len(column.shape) != sides:
+                raise SourceInvalid(f"'{cache.root}' has no column '{name}' as a chat cache has it")
+
+    def _packed(self, window: int) -> PackedRows:
+        width, capacity = int(self.stored.column("tokens").shape[0]), self.packing.sequence_length
+        positions = self._positions(window)
+        found = [self._stored(position, width) for position in positions]
+        lengths, rows, starts, places = (np.concatenate([each[at] for each in found]) for at in range(4))
+        numbers = _renumbered([each[4] for each in found])
+        names = ChunkNames([(self._path(position), each[4]) for position, each in zip(positions, found, strict=True)])
+        made = Conversations((), starts, lengths, _NO_SPANS, np.zeros(len(lengths), np.int64), numbers, names)
+        last = np.full(len(lengths), -1, np.int64)
+        if (lengths > capacity).any():
+            parts = [self._spans(position, width) for position in positions]
+            made.spans, made.span_counts = (np.concatenate(each) for each in zip(*parts, strict=True))
+        cut = cut_long(made, capacity, self.packing.long)
+        if cut.lengths is not made.lengths:
+            last = last_turns(made, *kept_spans(made, cut))
+        pieces = split_documents(cut.lengths, capacity)
+        bins = pack_best_fit(pieces.length, capacity)
+        placed = pieces.document[np.argsort(bins, kind="stable")]
+        edges = _edges(np.bincount(bins)) if len(bins) else np.zeros(1, np.int64)
+        taken = cut.lengths[placed]
+        passed = np.cumsum(taken) - taken
+        first = np.repeat(passed[edges[:-1]] if len(taken) else passed, np.diff(edges))
+        of_documents = np.column_stack([rows, starts, places, cut.lengths, numbers, offsets_in_samples(made), last])
+        table = np.insert(of_documents[placed], 4, passed - first, axis=1)
+        return PackedRows(edges, table, cut.truncated, cut.dropped)
+
+    def _stored(self, position: int, width: int) -> tuple[Array, Array, Array, Array, Array]:
+        """The documents of a chunk in the order of conversations: lengths, rows, starts, places, numbers."""
+        read = self.stored.chunk(position, ["seq_lens", "documents"])
+        lengths, documents = read["seq_lens"], read["documents"]
+        assert isinstance(lengths, Ragged)
+        assert isinstance(documents, Ragged)
+        try:
+            found = stored_documents(lengths, documents, width)
+        except ValueError as error:
+            raise self._corrupt(position, str(error)) from error
+        order, row = found.order, found.row[found.order]
+        place = (np.arange(len(order)) - lengths.offsets.astype(np.int64)[found.row])[order]
+        first = int(self.stored.chunk_starts[position])
+        return (
+            found.lengths[order],
+            first + row,
+            found.starts[order],
+            place,
+            documents.values[order, 0].astype(np.int64),
+        )
+
+    def _spans(self, position: int, width: int) -> tuple[Array, Array]:
+        """The spans of a chunk in the order of `_stored`, counted from the beginning of their documents."""
+        read = self.stored.chunk(position, ["seq_lens", "documents", "spans"])
+        lengths, documents, spans = (read[name] for name in ("seq_lens", "documents", "spans"))
+        assert isinstance(lengths, Ragged)
+        assert isinstance(documents, Ragged)
+        assert isinstance(spans, Ragged)
+        try:
+            return stored_documents(lengths, documents, width).spans(spans, width)
+        except ValueError as error:
+            raise self._corrupt(position, str(error)) from error
+
+    def corrupt_row(self, row: int, problem: str) -> ChunkCorrupt:
+        """The error for a stored row."""
+        (position,) = self.stored.chunk_positions(np.array([row]))
+        return self._corrupt(int(position), problem)
+
+    def _corrupt(self, position: int, problem: str) -> ChunkCorrupt:
+        return ChunkCorrupt(self.root, self._base, int(self.stored.chunk_numbers[position]), problem)
+
+    def _path(self, position: int) -> str:
+        return layout.chunk(self._base, int(self.stored.chunk_numbers[position]))
+
+
+class ViewReader:
+    """Reads a column of a view from the stored rows that documents lie in."""
+
+    def __init__(self, view: PackedView, column: Column) -> None:
+        self._view, self._column = view, column
+        gather: dict[str, Callable[[PackedRows], Array | Ragged]] = {
+            "tokens": self._tokens,
+            "seq_lens": lambda found: Ragged(found.lengths.astype(np.uint32), found.edges),
+            "documents": lambda found: Ragged(found.identity.astype(np.uint32), found.edges),
+            "spans": self._spans,
+            "last_turn": self._last_turns,
+        }
+        self._gather = gather[column.name]
+
+    def read(self, place: RowLocations) -> Array | Ragged:
+        return self._gather(self._view.documents_at(place))
+
+    def read_numbers(self, numbers: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
+        return None
+
+    def read_slices(self, place: RowLocations, starts: NDArray[np.int64], length: int) -> Array:
+        rows = self.read(place)
+        if isinstance(rows, Ragged):
+            raise TypeError(f"'{self._column.name}' is ragged; slices need a column with fixed shape")
+        sliced: Array = rows[np.arange(len(rows))[:, None], starts[:, None] + np.arange(length)]
+        return sliced
+
+    def read_batches(self, place: RowLocations, size: int) -> Iterator[Array | Ragged]:
+        return (self.read(place.part(some)) for some in slices(len(place.rows), size))
+
+    def locate_batches(self, place: RowLocations, size: int) -> Iterator[RowAddresses]:
+        return (RowAddresses.of(self._column, rows) for rows in self.read_batches(place, size))
+
+    def views(self, place: RowLocations) -> Iterator[Array]:
+        for rows in self.read_batches(place, 1):
+            yield rows[0]
+
+    def _tokens(self, found: PackedRows) -> Array:
+        length, stored = self._column.shape[0], self._view.stored
+        count = len(found.edges) - 1
+        tokens = np.full((count, length), self._view.pad, self._column.array_dtype)
+        targets = np.repeat(np.arange(count) * length, np.diff(found.edges)) + found.begins
+        width = stored.column("tokens").shape[0]
+        step = max(1, PIECE_BYTES // (width * tokens.itemsize))
+        for some in slices(len(found.rows), step):
+            rows, which = np.unique(found.rows[some], return_inverse=True)
+            source = stored.read(rows, ["tokens"])["tokens"]
+            assert not isinstance(source, Ragged)
+            starts = which * width + found.starts[some]
+            copy_runs(tokens.reshape(-1), source.reshape(-1), targets[some], starts, found.lengths[some])
+        return tokens
+
+    def _spans(self, found: PackedRows) -> Ragged:
+        rows, which = np.unique(found.rows, return_inverse=True)
+        spans = self._view.stored.read(rows, ["spans"])["spans"]
+        assert isinstance(spans, Ragged)
+        width = 1 + int(self._view.stored.column("tokens").shape[0])
+        row = np.repeat(np.arange(len(rows)), spans.lengths.astype(np.int64))
+        keys = row * width + spans.values[:, 0]
+        wrong = row[1:][keys[1:] < keys[:-1]]
+        if len(wrong):
+            raise self._view.corrupt_row(int(rows[wrong[0]]), "its spans are not in the order of tokens")
+        begins = which * width + found.starts
+        first = np.searchsorted(keys, begins)
+        counts = np.searchsorted(keys, begins + found.lengths) - first
+        values = spans.values.take(ranges(first, counts), axis=0)
+        document = np.repeat(np.arange(len(counts)), counts)
+        stops = (found.starts + found.lengths)[document]
+        wrong = document[(values[:, 1] > stops) | (values[:, 1] < values[:, 0])]
+        if len(wrong):
+            raise self._view.corrupt_row(int(found.rows[wrong[0]]), "it has a span that crosses documents")
+        values[:, :2] += (found.begins - found.starts).astype(np.uint32)[document][:, None]
+        return Ragged(values, _edges(counts)[found.edges])
+
+    def _last_turns(self, found: PackedRows) -> Ragged:
+        if not len(found.last_turn) or found.last_turn.min() >= 0:
+            return Ragged(found.last_turn.astype(np.uint32), found.edges)
+        rows, which = np.unique(found.rows, return_inverse=True)
+        stored = self._view.stored.read(rows, ["last_turn"])["last_turn"]
+        assert isinstance(stored, Ragged)
+        outside = found.places >= stored.lengths.astype(np.int64)[which]
+        if outside.any():
+            raise self._view.corrupt_row(int(found.rows[outside][0]), "it has fewer last turns than documents")
+        kept = stored.values[stored.offsets.astype(np.int64)[which] + found.places]
+        return Ragged(np.where(found.last_turn < 0, kept, found.last_turn).astype(np.uint32), found.edges)
+
+
+# dtypes, sides of a value, ragged
+_KNOWN: dict[str, tuple[tuple[str, ...], int, bool]] = {
+    "tokens": (("uint16", "uint32"), 1, False),
+    "seq_lens": (("uint32",), 0, True),
+    "documents": (("uint32",), 1, True),
+    "spans": (("uint32",), 1, True),
+    "last_turn": (("uint32",), 0, True),
+}
+_NO_SPANS = np.zeros((0, 5), np.uint32)
+
+
+def _edges(counts: Array) -> Array:
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+
+def _renumbered(numbers: Sequence[Array]) -> Array:
+    """The conversations of several chunks, counted from 0; the numbers of each chunk ascend."""
+    found, passed = [np.zeros(0, np.int64)], 0
+    for each in numbers:
+        own = np.cumsum(np.diff(each, prepend=each[:1]) != 0)
+        found.append(passed + own)
+        passed += int(own[-1]) + 1 if len(own) else 0
+    return np.concatenate(found)
+
+
+def _padding(cache: Cache) -> int:
+    """The token that the rows of a cache are padded with; a build writes its number into the recipe."""
+    pad, most = cache.recipe(cache.generation.base).fields.get("pad"), np.iinfo(cache.column("tokens").array_dtype).max
+    if not isinstance(pad, int) or not 0 <= pad <= most:
+        raise SourceInvalid(f"the recipe of '{cache.root}' has the padding {str(pad)[:80]!r}, which is not a token")
+    return pad
+
+
+def _checked_packing(cache: Cache, sequence_length: int | None, long: Long | None, chunks: int) -> Packing:
+    fields = cache.recipe(cache.generation.base).fields
+    length = fields.get("sequence_length") if sequence_length is None else sequence_length
+    if not isinstance(length, int) or not 1 <= length <= MOST_TOKENS:
+        raise ValueError(f"sequence_length must be from 1 to {MOST_TOKENS:,} (got {length!r})")
+    policy = fields.get("long", "error") if long is None else long
+    if policy not in ("error", "drop", "truncate"):
+        raise ValueError(f"long must be 'error', 'drop' or 'truncate' (got {policy!r})")
+    if not isinstance(chunks, int) or chunks < 1:
+        raise ValueError(f"chunks must be at least 1 (got {chunks!r})")
+    return Packing(length, policy, chunks)

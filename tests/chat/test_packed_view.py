@@ -1,0 +1,430 @@
+"""A chat cache in rows of another length, packed when it is read: the rows that a build of that length has."""
+
+import json
+import pickle
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.chat.stock_templates import CHATML, HARMONY, Stock
+from tests.chat.test_chat_builds import documents, model, write_chats
+
+import forebay as fb
+from forebay.building.chunk_maker import ChunkSamples
+from forebay.chat import PackedView, packed_view, repack, write_sft
+from forebay.columns import Column
+from forebay.errors import ChunkCorrupt, DocumentTooLong, SourceInvalid, StateMismatch
+from forebay.recipe import ChunkTarget
+from forebay.source import Part
+from forebay.torch import Loader, PackedSelfAttention, Split, Window, document_leaks
+
+Long = Literal["error", "drop", "truncate"]
+
+
+@pytest.fixture(scope="module", params=[CHATML, HARMONY], ids=lambda stock: stock.name)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of several chunks; that of the second template has several documents for some conversations."""
+    stock: Stock = request.param
+    made = tmp_path_factory.mktemp("view")
+    fields: dict[str, Any] = {"sequence_length": 512, "chunk_size": 4}
+    recipe = fb.ChatRecipe(tokenizer=model(made / "model", stock), **fields)
+    fb.build(made / "cache", fb.sources.lines(write_chats(made / "chats.jsonl", 90)), recipe, workers=0)
+    return made
+
+
+def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    assert list(one) == list(other)
+    for name, column in one.items():
+        pairs = [
+            (each.values, each.offsets) if isinstance(each, fb.Ragged) else (each,) for each in (column, other[name])
+        ]
+        for mine, theirs in zip(*pairs, strict=True):
+            np.testing.assert_array_equal(mine, theirs, name)
+        assert pairs[0][0].dtype == pairs[1][0].dtype
+
+
+def packed_again(root: Path, chunks: Sequence[int], **fields: Any) -> fb.Rows:
+    """What a build makes of some chunks of a cache."""
+    source, recipe = repack(root, **fields)
+    files = source.files()
+    return recipe.make(ChunkSamples(source, [Part(files[at], 0, source.weight(files[at])) for at in chunks]))
+
+
+@pytest.mark.parametrize("length", [512, 700, 2048])
+def test_the_rows_are_those_of_a_build_from_the_conversations(folder: Path, length: int, tmp_path: Path) -> None:
+    cache = fb.open_cache(folder / "cache")
+    direct = fb.ChatRecipe(tokenizer=str(folder / "model"), sequence_length=length)
+    fb.build(tmp_path / "direct", fb.sources.lines(folder / "chats.jsonl"), direct, workers=0)
+    (built,) = fb.open_cache(tmp_path / "direct").chunks()
+    view = packed_view(cache, sequence_length=length, chunks=len(cache.chunk_numbers))
+    same(view.chunk(0), built)
+    assert len(view) == len(built["tokens"]) > 2
+    assert view.column("tokens").shape == (length,)
+    assert (view.documents_cut, view.documents_dropped) == (0, 0)
+
+
+@pytest.mark.parametrize("long", ["drop", "truncate"])
+def test_conversations_that_do_not_fit_are_treated_as_in_a_build(folder: Path, long: Long) -> None:
+    cache = fb.open_cache(folder / "cache")
+    view = packed_view(cache, sequence_length=110, long=long)
+    cut = dropped = 0
+    for position, rows in enumerate(view.chunks()):
+        made = packed_again(folder / "cache", [position], sequence_length=110, long=long)
+        same(rows, made.columns)
+        cut += made.statistics["documents_cut"]
+        dropped += made.statistics["documents_dropped"]
+    assert (view.documents_cut, view.documents_dropped) == (cut, dropped)
+    assert cut + dropped
+    with pytest.raises(DocumentTooLong, match=r"safetensors#\d+' has \d+ tokens but a row holds 110"):
+        packed_view(cache, sequence_length=110)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    length=st.integers(1, 1500),
+    chunks=st.integers(1, 5),
+    long=st.sampled_from(["drop", "truncate"]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_any_length_and_window_gives_the_rows_of_a_build_in_any_order(
+    folder: Path, length: int, chunks: int, long: Long, seed: int
+) -> None:
+    cache = fb.open_cache(folder / "cache")
+    view = packed_view(cache, sequence_length=length, long=long, chunks=chunks)
+    count = len(cache.chunk_numbers)
+    windows = [range(at, min(at + chunks, count)) for at in range(0, count, chunks)]
+    made = [
+        packed_again(folder / "cache", window, sequence_length=length, long=long, deduplicate=False).columns
+        for window in windows
+    ]
+    assert np.diff(view.chunk_starts).tolist() == [len(each["tokens"]) for each in made]
+    for window, rows in enumerate(made):
+        same(view.chunk(window), rows)
+    chosen = [random.Random(seed).randrange(len(view)) for _ in range(20)] if len(view) else []
+    read = view.read(chosen)
+    for at, row in enumerate(chosen):
+        window = int(np.searchsorted(view.chunk_starts, row, side="right")) - 1
+        inside = row - int(view.chunk_starts[window])
+        for name, values in made[window].items():
+            np.testing.assert_array_equal(read[name][at], values[inside])
+            np.testing.assert_array_equal(view[row][name], values[inside])
+
+
+def test_no_row_is_an_empty_batch(folder: Path) -> None:
+    view = packed_view(fb.open_cache(folder / "cache"), sequence_length=700)
+    read = view.read([])
+    assert read["tokens"].shape == (0, 700)
+    assert len(read["spans"]) == len(read["last_turn"]) == 0
+    with pytest.raises(IndexError):
+        view.read([len(view)])
+
+
+@pytest.mark.parametrize("train_on", [("response", "stop"), {"response": 1.0, "header": 0.5}])
+def test_batches_are_those_of_a_cache_that_was_built_so(folder: Path, train_on: Any, tmp_path: Path) -> None:
+    source, recipe = repack(folder / "cache", sequence_length=700, chunk_size=1000)
+    fb.build(tmp_path / "again", source, recipe, workers=0)
+    cache = fb.open_cache(folder / "cache")
+    view = packed_view(cache, sequence_length=700, chunks=len(cache.chunk_numbers))
+    usual: dict[str, Any] = {"global_batch_size": 4, "seed": 3, "train_on": train_on}
+    for options in ({"shuffle": None}, {"shuffle": "global", "threads": 2}):
+        mine, theirs = (Loader(each, **usual, **options) for each in (view, fb.open_cache(tmp_path / "again")))
+        batches = list(zip(mine, theirs, strict=True))
+        assert len(batches) > 2
+        for one, other in batches:
+            assert one.keys() == other.keys()
+            for name in one:
+                assert torch.equal(one[name], other[name]), name
+
+
+def test_a_loader_resumes_at_the_same_row_and_knows_another_packing(folder: Path) -> None:
+    cache = fb.open_cache(folder / "cache")
+    loader = Loader(packed_view(cache, sequence_length=700), global_batch_size=2, seed=1)
+    first = iter(loader)
+    for _ in range(3):
+        next(first)
+    state = json.loads(json.dumps(loader.state_dict()))
+    again = Loader(packed_view(fb.open_cache(folder / "cache"), sequence_length=700), global_batch_size=2, seed=1)
+    again.load_state_dict(state)
+    for one, other in zip(first, again, strict=True):
+        assert torch.equal(one["tokens"], other["tokens"])
+    for other_rows in (
+        cache,
+        packed_view(cache, sequence_length=701),
+        packed_view(cache, sequence_length=700, chunks=2),
+    ):
+        with pytest.raises(StateMismatch):
+            Loader(other_rows, global_batch_size=2, seed=1).load_state_dict(state)
+
+
+@pytest.mark.filterwarnings("ignore:the .* side of")  # few chunks
+def test_shuffles_by_window_and_splits_take_every_row_once(folder: Path) -> None:
+    view = packed_view(fb.open_cache(folder / "cache"), sequence_length=700)
+    window = Loader(view, global_batch_size=1, shuffle="window", window=Window(rows=8, unit=2), identify=["row"])
+    assert sorted(int(batch["row"][0]) for batch in window) == list(range(len(view)))
+    halves = [
+        Loader(view, global_batch_size=1, selection=Split(side, 0.3, by="chunk"), identify=["row"])
+        for side in ("train", "validation")
+    ]
+    assert sorted(int(batch["row"][0]) for half in halves for batch in half) == list(range(len(view)))
+
+
+def test_a_window_shuffle_decodes_every_block_once(folder: Path) -> None:
+    """All rows of a chunk are mixed before those of the next, so few chunks must stay decoded."""
+    whole = fb.open_cache(folder / "cache")
+    decoded = [sum(values.nbytes for values in chunk.values()) for chunk in whole.chunks()]
+    cache = fb.open_cache(folder / "cache", memory=3 * max(decoded))
+    assert len(decoded) > 5
+    view = packed_view(cache, sequence_length=700)
+    unit = view.column("tokens").block_rows
+    window = Window(rows=unit, unit=unit, chunks=1, lanes=1)
+    before = cache.statistics().misses
+    loader = Loader(view, global_batch_size=2, shuffle="window", window=window, drop_last=False, threads=0)
+    assert sum(len(batch["tokens"]) for batch in loader) >= len(view)
+    blocks = sum(-(-int(rows) // whole.column("tokens").block_rows) for rows in np.diff(whole.chunk_starts))
+    assert cache.statistics().misses - before == 3 * blocks  # of tokens, spans and last turns
+
+
+def test_conversations_of_a_row_do_not_see_each_other(folder: Path) -> None:
+    view = packed_view(fb.open_cache(folder / "cache"), sequence_length=700)
+    batch = next(iter(Loader(view, global_batch_size=2, shuffle=None)))
+    assert int((batch["seq_lens"][0] > 0).sum()) > 1
+    torch.manual_seed(0)
+    embedding, attention = torch.nn.Embedding(1000, 16), PackedSelfAttention(16, 2, backend="dense")
+
+    def run(tokens: torch.Tensor) -> torch.Tensor:
+        return attention(embedding(tokens), batch["seq_lens"])
+
+    assert document_leaks(run, batch["tokens"], batch["seq_lens"]) == []
+
+
+def test_other_processes_and_threads_read_the_same_rows(folder: Path) -> None:
+    view = packed_view(fb.open_cache(folder / "cache"), sequence_length=700)
+    again = pickle.loads(pickle.dumps(view))
+    assert isinstance(again, PackedView)
+    assert again.content_digest == view.content_digest != view.stored.content_digest
+    whole = view.read(np.arange(len(view)))
+    same(again.read(np.arange(len(view))), whole)
+    orders = [random.Random(seed).sample(range(len(view)), len(view)) for seed in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        for order, read in zip(orders, pool.map(view.read, orders), strict=True):
+            np.testing.assert_array_equal(read["tokens"], whole["tokens"][order])
+            for at, row in enumerate(order):
+                np.testing.assert_array_equal(read["spans"][at], whole["spans"][row])
+
+
+def test_little_memory_packs_chunks_again_and_reads_the_same_rows(folder: Path) -> None:
+    view = packed_view(fb.open_cache(folder / "cache"), sequence_length=700)
+    poor = packed_view(fb.open_cache(folder / "cache", memory=0), sequence_length=700)
+    rows = np.arange(len(view))[::-1]
+    same(poor.read(rows), view.read(rows))
+    assert poor._tables.statistics().bytes == 0
+
+
+def test_a_cache_that_grew_is_packed_with_what_is_new(tmp_path: Path) -> None:
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_size=4)
+    fb.build(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "a.jsonl", 40)), recipe, workers=0)
+    before = packed_view(fb.open_cache(tmp_path / "cache"), sequence_length=700)
+    grown: list[Any] = []
+    usual: dict[str, Any] = {"global_batch_size": 1, "seed": 1, "on_growth": grown.append, "identify": ["row_id"]}
+    loaders = [Loader(before, growth=growth, **usual) for growth in ("pinned", "epoch")]
+    fb.grow(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "b.jsonl", 20)), workers=0)
+    after = packed_view(fb.open_cache(tmp_path / "cache"), sequence_length=700)
+    assert documents(before.at_generation(after.generation.number)) == documents(after)
+    assert len(after) > len(before)
+    for loader, then in zip(loaders, (before, after), strict=True):
+        assert [sum(1 for _ in loader) for _ in range(2)] == [len(before), len(then)]
+    assert [(each.old_rows, each.new_rows) for each in grown] == [(len(before), len(after))]
+
+
+def test_a_window_that_grew_during_an_epoch_is_not_taken_for_the_same_rows(tmp_path: Path) -> None:
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_size=4)
+    fb.build(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "a.jsonl", 40)), recipe, workers=0)
+    cache = fb.open_cache(tmp_path / "cache")
+    chunks = len(cache.chunk_numbers) + 1
+    loader = Loader(packed_view(cache, sequence_length=700, chunks=chunks), global_batch_size=1, seed=1)
+    next(iter(loader))
+    fb.grow(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "b.jsonl", 20)), workers=0)
+    newest = fb.open_cache(tmp_path / "cache").generation.number
+    with pytest.raises(StateMismatch):
+        loader.move_to(newest)
+
+
+def test_a_view_is_shown_written_and_traced_as_a_cache(folder: Path, tmp_path: Path) -> None:
+    cache = fb.open_cache(folder / "cache")
+    view = packed_view(cache, sequence_length=700)
+    assert documents(view) == documents(cache)
+    assert view.text(0)[0].strip()
+    shown: Any = fb.peek(view, 2)
+    assert shown.rows == len(view)
+    assert shown.shown[0].pieces[0].spans
+    assert {file.rsplit("/")[-1] for file in view.origin(len(view) - 1).files} == {"chats.jsonl"}
+    assert write_sft(view, tmp_path / "view.parquet") == write_sft(cache, tmp_path / "cache.parquet")
+    assert write_sft(view, tmp_path / "packed.parquet", packed=True) == len(view)
+    assert view.recipe("chat").fields["sequence_length"] == 700
+    assert view.recipe("chat").fingerprint != cache.recipe("chat").fingerprint
+
+
+def test_a_keyed_cache_is_checked(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fb.copy(folder / "cache", tmp_path / "copy")
+    monkeypatch.setenv("FOREBAY_HMAC_KEY", "11" * 32)
+    fb.rekey(tmp_path / "copy")
+    view = packed_view(fb.open_cache(tmp_path / "copy"), sequence_length=700)
+    assert documents(view) == documents(packed_view(fb.open_cache(tmp_path / "copy"), sequence_length=512))
+
+
+@pytest.mark.parametrize("at", [0.3, 0.6, 0.9])
+def test_a_damaged_chunk_is_named(folder: Path, at: float, tmp_path: Path) -> None:
+    fb.copy(folder / "cache", tmp_path / "copy")
+    path = tmp_path / "copy" / "layers" / "chat" / "000001.safetensors"
+    content = bytearray(path.read_bytes())
+    data = int.from_bytes(content[:8], "little") + 8
+    content[data + int(at * (len(content) - data))] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ChunkCorrupt, match="chunk 1 of layer 'chat'"):
+        list(packed_view(fb.open_cache(tmp_path / "copy"), sequence_length=700).chunks())
+
+
+def test_only_a_chat_cache_is_packed_again(folder: Path, tmp_path: Path) -> None:
+    pairs = [{"prompt": "Who?", "chosen": "I.", "rejected": "You."}] * 3
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in pairs))
+    tokenizer = str(folder / "model")
+    recipes: dict[str, Any] = {
+        "preferences": fb.PreferenceRecipe(tokenizer=tokenizer, sequence_length=128),
+        "tokens": fb.TokenRecipe(tokenizer=f"{tokenizer}/tokenizer.json", sequence_length=64, eos=None),
+        "raw": fb.RawRecipe(),
+    }
+    for kind, recipe in recipes.items():
+        fb.build(tmp_path / kind, fb.sources.lines(tmp_path / "pairs.jsonl"), recipe, workers=0)
+        with pytest.raises(SourceInvalid, match=f"is a cache of {kind}; only one of chat can be packed again"):
+            packed_view(fb.open_cache(tmp_path / kind), sequence_length=64)
+    view = packed_view(fb.open_cache(folder / "cache"), sequence_length=700)
+    with pytest.raises(SourceInvalid, match="pass the cache that it was made from"):
+        packed_view(view, sequence_length=800)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"sequence_length": 0}, {"chunks": 0}, {"long": "split"}, {"sequence_length": "8"}]
+)
+def test_a_wrong_argument_is_named(folder: Path, arguments: dict[str, Any]) -> None:
+    (name,) = arguments
+    with pytest.raises(ValueError, match=f"^{name} must be"):
+        packed_view(fb.open_cache(folder / "cache"), **arguments)
+
+
+class Forged(msgspec.Struct, frozen=True, kw_only=True):
+    """A recipe that says it is of chat, and makes two rows of two documents with something wrong in them."""
+
+    kind: ClassVar[str] = "chat"
+    revision: ClassVar[int] = 1
+
+    change: str = ""
+    sequence_length: int = 8
+    long: str = "truncate"
+    pad: int | str = 0
+
+    def columns(self) -> tuple[Column, ...]:
+        dtype: Any = "float32" if self.change == "dtype" else "uint16"
+        return (
+            Column(name="tokens", dtype=dtype, shape=(8,)),
+            Column(name="seq_lens", dtype="uint32", ragged=True),
+            Column(name="documents", dtype="uint32", shape=(2,), ragged=True),
+            Column(name="spans", dtype="uint32", shape=(5,), ragged=True),
+            Column(name="last_turn", dtype="uint32", ragged=True),
+        )
+
+    def chunk_target(self) -> ChunkTarget:
+        return ChunkTarget(rows=10)
+
+    def make(self, samples: Iterable[fb.Sample]) -> fb.Rows:
+        list(samples)
+        lengths = [[3, 2], [4, 4]]
+        numbers = [[[0, 0], [1, 0]], [[2, 0], [3, 0]]]
+        spans = [[[0, 3, 3, 6, 1], [3, 5, 3, 6, 1]], [[0, 4, 3, 6, 1], [4, 8, 3, 6, 1]]]
+        last = [[1, 1], [1, 1]]
+        match self.change:
+            case "long":
+                lengths[0] = [3, 4_000_000_000]
+            case "sum":
+                lengths[1] = [4, 5]
+            case "wrap":
+                lengths[1] = [4_294_967_295, 4_294_967_295]
+            case "documents":
+                numbers[0] = [[0, 0]]
+            case "order":
+                spans[0] = spans[0][::-1]
+            case "stop":
+                spans[1][0][1] = 4_294_967_295
+            case "start":
+                spans[0][1][0] = 4_294_967_295
+            case "crossing":
+                spans[1][0][1] = 5
+            case "backwards":
+                spans[1][1][1] = 3
+            case "turns":
+                last[1] = [1]
+        ragged = fb.Ragged.of
+        columns: dict[str, Any] = {
+            "tokens": np.arange(16).reshape(2, 8).astype(self.columns()[0].array_dtype),
+            "seq_lens": ragged([np.array(each, np.uint32) for each in lengths], np.dtype("u4")),
+            "documents": ragged([np.array(each, np.uint32) for each in numbers], np.dtype("u4"), (2,)),
+            "spans": ragged([np.array(each, np.uint32) for each in spans], np.dtype("u4"), (5,)),
+            "last_turn": ragged([np.array(each, np.uint32) for each in last], np.dtype("u4")),
+        }
+        return fb.Rows(columns)
+
+
+FORGED = {
+    "long": "a row has documents of more than 8 tokens",
+    "sum": "a row has documents of more than 8 tokens",
+    "wrap": "a row has documents of more than 8 tokens",
+    "documents": "its rows have not as many lengths as documents",
+    "order": "its spans are not in the order of tokens",
+    "start": "its spans are not in the order of tokens",
+    "stop": "a span that crosses documents",
+    "crossing": "a span that crosses documents",
+    "backwards": "its spans are not in the order of tokens|a span that crosses documents",
+    "turns": "fewer last turns than documents",
+}
+
+
+def forged(tmp_path: Path, **fields: Any) -> fb.Cache:
+    (tmp_path / "one.txt").write_text("one\n")
+    fb.build(tmp_path / "forged", fb.sources.lines(tmp_path / "one.txt"), Forged(**fields), workers=0)
+    return fb.open_cache(tmp_path / "forged")
+
+
+@pytest.mark.parametrize("length", [5, 16])
+@pytest.mark.parametrize("change", ["", *FORGED])
+def test_impossible_numbers_of_a_forged_cache_are_refused(change: str, length: int, tmp_path: Path) -> None:
+    cache = forged(tmp_path, change=change)
+    if not change:
+        assert packed_view(cache, sequence_length=16).chunk(0)["seq_lens"].values.tolist() == [3, 2, 4, 4]
+        return
+    with pytest.raises(ChunkCorrupt, match=FORGED[change]):
+        packed_view(cache, sequence_length=length).chunk(0)
+
+
+@pytest.mark.parametrize("change", FORGED)
+def test_spans_of_a_forged_cache_that_is_cut_stay_in_their_rows(change: str, tmp_path: Path) -> None:
+    try:
+        rows = packed_view(forged(tmp_path, change=change), sequence_length=3).chunk(0)
+    except ChunkCorrupt:
+        return
+    spans = rows["spans"]
+    assert isinstance(spans, fb.Ragged)
+    assert (spans.values[:, 0] <= spans.values[:, 1]).all()
+    assert spans.values[:, 1].max(initial=0) <= 3
+
+
+@pytest.mark.parametrize("fields", [{"change": "dtype"}, {"pad": "x"}, {"pad": -1}, {"pad": 1 << 16}])
+def test_a_forged_recipe_is_refused(fields: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(SourceInvalid, match=r"no column 'tokens' as a chat cache has it|is not a token"):
+        packed_view(forged(tmp_path, **fields), sequence_length=16)

@@ -8,7 +8,8 @@ The order is a function, so the chunks of the next positions are known, also bey
                     └── at most `ahead_bytes` of chunks ─┘
 
 A few threads open the chunks in that order, each file once; the threads that make batches find them open, or wait for
-the same fetch. Errors are left to them: they meet the same one.
+the same fetch. Errors are left to them: they meet the same one. Where the tier keeps every chunk that a rank needs,
+nothing runs ahead: its rows would be located twice, for nothing.
 
 What training from a remote cache will fetch, exact because the order is a function; and fetching it beforehand.
 
@@ -79,33 +80,54 @@ def chunks_needed(stream: Stream, ranks: Ranks, start: Place, end: Callable[[int
     for number in count(epoch):
         if end(number) <= 0:
             return
-        seen: set[tuple[int, int]] = set()
-        first, rows = position, _FIRST_ROWS
-        while first < end(number):
+        unseen = [np.ones(len(cache.chunk_numbers), np.bool_) for cache in stream.caches]
+        left, first, rows = sum(map(len, unseen)), position, _FIRST_ROWS
+        while first < end(number) and left:
             last = min(end(number), first + rows * ranks.world_size)
             mine = np.arange(first + (ranks.rank - first) % ranks.world_size, last, ranks.world_size)
             first, rows = last, min(2 * rows, _LOCATED_ROWS)
-            for at, source, chunk in _first_uses(stream, number, mine):
-                if (source, chunk) not in seen:
-                    seen.add((source, chunk))
-                    yield Need((number, at), source, chunk)
+            for at, source, chunk in _first_uses(stream, number, mine, unseen):
+                unseen[source][chunk] = False
+                left -= 1
+                yield Need((number, at), source, chunk)
         position = 0
 
 
-def _first_uses(stream: Stream, epoch: int, positions: Numbers) -> list[tuple[int, int, int]]:
-    """(position, source, chunk) where each chunk of some positions is needed first, in order of positions."""
+def _first_uses(
+    stream: Stream, epoch: int, positions: Numbers, unseen: Sequence[NDArray[np.bool_]]
+) -> list[tuple[int, int, int]]:
+    """(position, source, chunk) where each unseen chunk of some positions is needed first, in order of positions."""
     if not len(positions):
         return []
     located = stream.locate(epoch, positions)
     sources = np.zeros_like(positions) if located.sources is None else located.sources
-    chunks = np.empty_like(positions)
+    chunks, is_new = np.empty_like(positions), np.empty(len(positions), np.bool_)
     for source, cache in enumerate(stream.caches):
         here = sources == source
         chunks[here] = cache.chunk_positions(located.rows[here])
+        is_new[here] = unseen[source][chunks[here]]
+    positions, sources, chunks = positions[is_new], sources[is_new], chunks[is_new]
     _, firsts = np.unique(chunks * len(stream.caches) + sources, return_index=True)
     firsts.sort()
     found = zip(positions[firsts].tolist(), sources[firsts].tolist(), chunks[firsts].tolist(), strict=True)
     return list(found)
+
+
+def _is_all_here(stream: Stream, columns: Sequence[str], ranks: Ranks) -> bool:
+    """Whether tiers keep the chunks that a rank needs of every remote cache, in all epochs."""
+    remote = [(at, cache) for at, cache in enumerate(stream.caches) if cache.is_remote]
+    return all(cache.has_copies(_chunks_of_rank(stream, at, ranks), columns) for at, cache in remote)
+
+
+def _chunks_of_rank(stream: Stream, source: int, ranks: Ranks) -> Numbers:
+    """The chunks that a rank may need of a cache: those of its lanes where these are known, else all."""
+    cache = stream.caches[source]
+    if isinstance(stream, CacheStream) and stream.ordering.window is not None and stream.selections == (None,):
+        window = stream.ordering.window
+        if stream.generations == (cache.generation.number,):
+            lanes = lanes_of(ranks.rank, ranks.world_size, window.lanes)
+            return WindowOrder(_counts(cache), stream.seed, window).chunks_of(lanes)
+    return np.arange(len(cache.chunk_numbers))
 
 
 def allow_passing(stream: Stream, columns: Sequence[str], ranks: Ranks, ahead_bytes: int) -> None:
@@ -139,7 +161,8 @@ class ChunkAhead:
         ahead_bytes: int = AHEAD_BYTES,
         threads: int = THREADS,
     ) -> None:
-        self.stream, self._columns, self._process = stream, columns, _process
+        self.stream, self._columns, self._ranks, self._process = stream, columns, ranks, _process
+        self._end, self._start = end, start
         self._caches: list[Cache] = list(stream.caches)
         self._sizes = [cache.chunk_bytes(columns) for cache in self._caches]
         self._needs = chunks_needed(stream, ranks, start, end)
@@ -149,18 +172,20 @@ class ChunkAhead:
         self._ahead: deque[tuple[Place, int]] = deque()  # place and size of chunks that no batch needs yet
         self._bytes = 0
         self.place = start
-        self._stopped = False
-        self._threads = [
-            threading.Thread(target=self._work, name=f"forebay-fetch-{number}", daemon=True)
-            for number in range(threads)
-        ]
+        self._stopped = self._is_idle = False
+        self._threads = threads
         _running.add(self)
-        for thread in self._threads:
-            thread.start()
+        self._start_thread(0, self._begin)
 
     def follows(self, stream: Stream, place: Place) -> bool:
-        """Whether this runs ahead of that place, in this process."""
-        return not self._stopped and self._process is _process and self.stream is stream and self.place <= place
+        """Whether this runs ahead of that place, in this process.
+
+        It does not where the rows of that epoch were not known, or where nothing had to be fetched in one before it:
+        what the tier keeps is asked once an epoch.
+        """
+        if self._stopped or self._process is not _process or self.stream is not stream or place < self.place:
+            return False
+        return place[0] == self._start[0] or (not self._is_idle and self._end(place[0]) > 0)
 
     def reached(self, place: Place) -> None:
         """Batches are made up to a place: chunks needed later are ahead of them."""
@@ -177,6 +202,21 @@ class ChunkAhead:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+
+    def _start_thread(self, number: int, work: Callable[[], None]) -> None:
+        threading.Thread(target=work, name=f"forebay-fetch-{number}", daemon=True).start()
+
+    def _begin(self) -> None:
+        """Fetch with all threads, unless everything is here."""
+        try:
+            self._is_idle = _is_all_here(self.stream, self._columns, self._ranks)
+        except Exception:  # whoever needs a chunk raises it, at its batch
+            self._is_idle = False
+        if self._is_idle:
+            return
+        for number in range(1, self._threads):
+            self._start_thread(number, self._work)
+        self._work()
 
     def _work(self) -> None:
         while (need := self._take()) is not None:

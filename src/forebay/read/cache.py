@@ -469,6 +469,15 @@ class Cache:
             return False
         return all([self._keep(self.store, layer, position) for layer in self._layers_of(columns)])
 
+    def has_copies(self, positions: NDArray[np.int64], columns: Sequence[str]) -> bool:
+        """Whether a tier keeps the files of some chunks; False where there is no tier."""
+        if not isinstance(self.store, TieredStore):
+            return False
+        tables = [self.generation.table(layer) for layer in self._layers_of(columns)]
+        places = [np.searchsorted(table.chunks, self._chunks[positions]) for table in tables]
+        digests = [table.digests["sha256"][at] for table, at in zip(tables, places, strict=True)]
+        return self.store.has_copies(np.concatenate(digests))
+
     def _keep(self, store: TieredStore, layer: str, position: int) -> bool:
         record = self.record(layer, position)
         try:

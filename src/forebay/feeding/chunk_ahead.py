@@ -326,18 +326,32 @@ def warm_tier(
     cache: Cache,
     *,
     lanes: Sequence[int] | None = None,
+    node: int | None = None,
+    nodes: int = 1,
+    ranks_per_node: int = 1,
     seed: int = 0,
     window: Window | None = None,
     columns: Sequence[str] | None = None,
     threads: int = THREADS,
     on_progress: OnProgress | None = None,
 ) -> TierFill:
-    """Fetch the chunks of a cache into its tier: all, or those that some lanes of the window shuffle need."""
+    """Fetch the chunks of a cache into its tier: all, or those that some lanes of the window shuffle need.
+
+    `node` stands for the lanes of one of several nodes, counted from 0, that train together.
+    """
     store = cache.store
     if not isinstance(store, TieredStore):
         raise ValueError(f"'{cache.root}' was opened without a tier; pass tier= to open_cache")
     names, started = list(columns or cache.default_columns), time.monotonic()
     chunks = np.arange(len(cache.chunk_numbers))
+    if node is not None:
+        if lanes is not None:
+            raise ValueError(f"lanes are those of node {node}; pass one of both")
+        if not 0 <= node < nodes:
+            raise ValueError(f"node must be from 0 to {nodes - 1} (got {node}); pass nodes=, the number of them")
+        _, window = _window_ordering(cache, names, seed, window)
+        order = WindowOrder(_counts(cache), seed, window)
+        chunks = _chunks_of_node(order, window, node, ranks_per_node, nodes * ranks_per_node)
     if lanes is not None:
         _, window = _window_ordering(cache, names, seed, window)
         wrong = [lane for lane in lanes if not 0 <= lane < window.lanes]

@@ -430,7 +430,7 @@ class ObjectStore(Store):
         return _ways_to_copy[self.address]
 
     def _probe_copy(self, copying: str) -> bool | None:
-        """Whether a copy on condition is refused, and leaves what is there; None where errors hide the answer.
+        """Whether a copy on condition is refused and changes nothing; None where errors hide the answer.
 
         A conflict may mean anything, so one refusal of that kind is not enough.
         """

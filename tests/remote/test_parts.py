@@ -280,7 +280,7 @@ def test_errors_of_a_moment_do_not_decide_how_all_large_values_are_sent(
         store.create("probed", [b""])
         proxy.set_faults([Fault("server-error", "write")])  # every copy
         assert store._way_to_copy() is None
-        proxy.set_faults([])
+        proxy.set_faults([Fault("flipped-bit", "read", most=1)])
         assert store._way_to_copy() == "multipart"
     assert caplog.records == []
 

@@ -449,7 +449,7 @@ class ObjectStore(Store):
                 except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
                     refusals += source == other
                     if refusals == _REFUSALS or (refusals and _is_certain(error)):
-                        return self._whole(copy, None) == first.encode()
+                        return self._has_bytes(Upload(self.address, copy, [first.encode()]))
                 except (exceptions.BaseError, OSError) as error:
                     if not _may_pass(error):  # it does not know this request
                         return False

@@ -115,19 +115,19 @@ def _first_uses(
 
 def _is_all_here(stream: Stream, columns: Sequence[str], ranks: Ranks) -> bool:
     """Whether tiers keep the chunks that a rank needs of every remote cache, in all epochs."""
-    remote = [(at, cache) for at, cache in enumerate(stream.caches) if cache.is_remote]
-    return all(cache.has_copies(_chunks_of_rank(stream, at, ranks), columns) for at, cache in remote)
 
+    def lanes(count: int) -> Sequence[int]:
+        return lanes_of(ranks.rank, ranks.world_size, count)
 
-def _chunks_of_rank(stream: Stream, source: int, ranks: Ranks) -> Numbers:
-    """The chunks that a rank may need of a cache: those of its lanes where these are known, else all."""
-    cache = stream.caches[source]
-    if isinstance(stream, CacheStream) and stream.ordering.window is not None and stream.selections == (None,):
-        window = stream.ordering.window
-        if stream.generations == (cache.generation.number,):
-            lanes = lanes_of(ranks.rank, ranks.world_size, window.lanes)
-            return WindowOrder(_counts(cache), stream.seed, window).chunks_of(lanes)
-    return np.arange(len(cache.chunk_numbers))
+    for cache in (cache for cache in stream.caches if cache.is_remote):
+        kept = cache.kept_digests()
+        if not kept:  # the chunks of a rank need not be known
+            return False
+        chunks = stream.chunks_of_lanes(lanes) if isinstance(stream, CacheStream) else None
+        needed = np.arange(len(cache.chunk_numbers)) if chunks is None else chunks
+        if not all(digest in kept for digest in cache.file_digests(needed, columns)):
+            return False
+    return True
 
 
 def allow_passing(stream: Stream, columns: Sequence[str], ranks: Ranks, ahead_bytes: int) -> None:

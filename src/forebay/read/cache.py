@@ -469,14 +469,16 @@ class Cache:
             return False
         return all([self._keep(self.store, layer, position) for layer in self._layers_of(columns)])
 
-    def has_copies(self, positions: NDArray[np.int64], columns: Sequence[str]) -> bool:
-        """Whether a tier keeps the files of some chunks; False where there is no tier."""
-        if not isinstance(self.store, TieredStore):
-            return False
-        tables = [self.generation.table(layer) for layer in self._layers_of(columns)]
-        places = [np.searchsorted(table.chunks, self._chunks[positions]) for table in tables]
-        digests = [table.digests["sha256"][at] for table, at in zip(tables, places, strict=True)]
-        return self.store.has_copies(np.concatenate(digests))
+    def kept_digests(self) -> frozenset[str]:
+        """The SHA-256 of the files that a tier keeps of this cache; none where there is no tier."""
+        return self.store.kept_digests() if isinstance(self.store, TieredStore) else frozenset()
+
+    def file_digests(self, positions: NDArray[np.int64], columns: Sequence[str]) -> Iterator[str]:
+        """The SHA-256 of the files of some chunks that these columns are in."""
+        for layer in self._layers_of(columns):
+            table = self.generation.table(layer)
+            for digest in table.digests["sha256"][np.searchsorted(table.chunks, self._chunks[positions])]:
+                yield digest.tobytes().hex()
 
     def _keep(self, store: TieredStore, layer: str, position: int) -> bool:
         record = self.record(layer, position)

@@ -41,9 +41,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from forebay import errors
 from forebay.errors import ForebayError, IndexCorrupt, StoreFull, StoreRefused, StoreUnavailable, is_url
 from forebay.store.base import (
@@ -225,10 +222,9 @@ class TieredStore(Store):
         assert expect.sha256 is not None
         return os.path.exists(os.path.join(self.tier.path, self.tier.chunk(self._cache_id, expect.sha256)))
 
-    def has_copies(self, digests: NDArray[np.uint8]) -> bool:
-        """Whether the tier keeps all chunks of these SHA-256, one a row, by the names in its folder."""
-        kept = self.tier.digests(self._cache_id)
-        return len(kept) > 0 and all(digest.tobytes().hex() in kept for digest in digests)
+    def kept_digests(self) -> frozenset[str]:
+        """The SHA-256 of the chunks that the tier keeps of this cache, by the names in its folder."""
+        return self.tier.digests(self._cache_id)
 
     def _document(self, key: str) -> memoryview:
         if key in self._current or self._is_away:

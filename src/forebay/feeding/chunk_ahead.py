@@ -172,7 +172,8 @@ class ChunkAhead:
         self._ahead: deque[tuple[Place, int]] = deque()  # place and size of chunks that no batch needs yet
         self._bytes = 0
         self.place = start
-        self._stopped = self._is_idle = False
+        self._stopped = False
+        self._is_idle: bool | None = None  # until the tier was asked
         self._threads = threads
         _running.add(self)
         self._start_thread(0, self._begin)

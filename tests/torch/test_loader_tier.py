@@ -194,10 +194,6 @@ def test_nothing_runs_ahead_of_a_warm_tier(root: Path, tmp_path: Path, world_siz
     assert (kept == ROWS // CHUNK) == (world_size == 1), "one of four ranks has a part of the chunks"
 
     store.tier.clean()
-    fresh = loader_of(tiered(root, tmp_path / "tier"), **options)
-    next(iter(fresh))
-    assert not is_idle(fresh)
-    fresh._ahead.stop()
     next(iter(loader))
     assert not is_idle(loader), "the tier is asked again in the next epoch"
 

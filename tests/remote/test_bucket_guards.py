@@ -41,6 +41,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_not_mixed(
     with FaultProxy(s3) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         monkeypatch.setattr(bucket_client, "_RETRIES", {"max_retries": 0})  # else the client resumes by itself
+        monkeypatch.setattr(object_store, "PIECE_BYTES", 1 << 10)
         store = open_store(f"{bucket}/guards")
         put_plainly(store, "x", WITHOUT_SUM)
         proxy.set_faults([Fault("short-body", "read", most=1)])

@@ -8,7 +8,7 @@ from tests.remote.test_lying_services import service as lying  # noqa: F401, a f
 
 from forebay.errors import StoreRefused
 from forebay.store import bucket_client, object_store, open_store
-from forebay.store.base import BadCopy, Expected
+from forebay.store.base import BadCopy, Expected, Missing
 from forebay.store.bucket_client import Upload, parse_url
 from forebay.store.object_store import ObjectStore
 from forebay.testing.faults import Fault, FaultProxy
@@ -170,3 +170,17 @@ def test_the_environment_says_how_a_service_copies(plain: pytest.MonkeyPatch) ->
     assert bucket_client.copy_ways("gs") == ("",)
     plain.setenv("AWS_COPY_IF_NOT_EXISTS", "multipart")
     assert bucket_client.copy_ways("s3") == ("",)
+
+
+def test_an_empty_range_of_a_missing_object_is_missing(store: ObjectStore) -> None:
+    with pytest.raises(Missing):
+        store.read("nothing", 3, 3)
+    put_plainly(store, "something", b"abc")
+    assert store.read("something", 3, 3) == b""
+
+
+def test_a_prefix_that_could_lead_elsewhere_is_refused(store: ObjectStore) -> None:
+    with pytest.raises(StoreRefused):
+        list(store.entries("../x"))
+    with pytest.raises(StoreRefused):
+        store.folders("../x")

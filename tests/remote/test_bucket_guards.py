@@ -184,3 +184,8 @@ def test_a_prefix_that_could_lead_elsewhere_is_refused(store: ObjectStore) -> No
         list(store.entries("../x"))
     with pytest.raises(StoreRefused):
         store.folders("../x")
+
+
+def test_entries_are_sorted_whatever_the_service_does(lying) -> None:  # noqa: F811
+    lying.pages = iter([LastPage(FULL[::-1])])
+    assert [entry.key for entry in ObjectStore("s3://bucket").entries("")] == FULL

@@ -25,7 +25,13 @@ def write(rows: np.ndarray, folder: str) -> None:
 
 def opened(url: str, folder: str, limit: int, workers: int) -> Iterable[torch.Tensor]:
     clean_stale_shared_memory()
-    bounds = {"cache_limit": limit, "shuffle_block_size": LIMITED_ROWS, "predownload": 8 * BATCH} if limit else {}
+    bounds = {
+        "cache_limit": limit,
+        "shuffle_block_size": LIMITED_ROWS,
+        "num_canonical_nodes": 1,
+        "predownload": 8 * BATCH,
+    }
+    bounds = bounds if limit else {}
     dataset = StreamingDataset(
         remote=url, local=folder, shuffle=True, batch_size=BATCH, **{"predownload": 64 * BATCH, **bounds}
     )

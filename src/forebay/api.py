@@ -372,16 +372,27 @@ def warm_cache(
     *,
     tier_bytes: int | str | None = None,
     lanes: Sequence[int] | None = None,
+    node: int | None = None,
+    nodes: int = 1,
+    ranks_per_node: int = 1,
     seed: int = 0,
     layers: Sequence[str] | None = None,
     on_progress: OnProgress | None = None,
 ) -> TierFill:
     """Fetch the chunks of a remote cache into a tier before training: all, or those of some window-shuffle lanes.
 
-    The lanes of a node are those of its ranks: `forebay estimate CACHE --remote` shows how much each node needs.
+    `node=1, nodes=4` fetches what the second of four nodes needs: `forebay estimate CACHE --remote` shows how much.
     """
     cache = open_cache(root, layers=layers, tier=tier, tier_bytes=tier_bytes)
-    return warm_tier(cache, lanes=lanes, seed=seed, on_progress=on_progress)
+    return warm_tier(
+        cache,
+        lanes=lanes,
+        node=node,
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        seed=seed,
+        on_progress=on_progress,
+    )
 
 
 def tier_contents(path: str | os.PathLike[str]) -> TierContents:

@@ -43,10 +43,22 @@ def test_a_tier_that_is_full_is_an_exit_code_of_1(root: Path, tmp_path: Path) ->
     assert "the tier is full" in run("warm", root, *options, code=1).out
 
 
+def test_a_machine_of_several_gets_its_part(root: Path, tmp_path: Path) -> None:
+    sizes = [
+        run("warm", root, "--tier", tmp_path / str(node), "--node", node, "--nodes", 2, "--ranks", 2, "--json").json
+        for node in range(2)
+    ]
+    whole = run("warm", root, "--tier", tmp_path / "all", "--json").json
+    assert all(part["fetched_chunks"] < whole["chunks"] for part in sizes)
+    assert sum(part["fetched_chunks"] for part in sizes) >= whole["chunks"]
+
+
 def test_mistakes_are_one_line(root: Path, tmp_path: Path) -> None:
     for words, code, part in [
         (("warm", root), 2, "Pass --tier DIR"),
         (("warm", root, "--tier", "x", "--lanes", "a"), 2, "use 0-15 or 0,4,8-11"),
+        (("warm", root, "--tier", "x", "--node", "4", "--nodes", "4"), 2, "--node counts from 0"),
+        (("warm", root, "--tier", "x", "--node", "0", "--lanes", "0"), 2, "Pass --lanes or --node, not both"),
         (("warm", root, root, "--tier", tmp_path / "t"), 2, "--tier takes one cache, not 2"),
         (("estimate", root, "--remote", "--bandwidth", "fast"), 2, "use 1Gbit or 100MB"),
         (("tier", "list", tmp_path), 1, "it is not a tier of chunks"),

@@ -80,6 +80,22 @@ def test_warm_lanes_are_those_of_a_rank(root: Path, tmp_path: Path) -> None:
     assert fetched_in(tiered(root, tmp_path / "tier"), 0, range(2), 4) > 0
 
 
+def test_a_tier_that_was_warmed_for_a_node_needs_no_download(root: Path, tmp_path: Path) -> None:
+    store = tiered(root, tmp_path / "tier")
+    fill = warm_tier(fb.open_cache(store), node=1, nodes=2, ranks_per_node=2, window=WINDOW)
+    assert fill.fetched_chunks == fill.chunks < 60
+    assert fetched_in(tiered(root, tmp_path / "tier"), 0, range(2, 4), 4) == 0
+    assert fetched_in(tiered(root, tmp_path / "tier"), 0, range(2), 4) > 0
+
+
+def test_a_node_that_does_not_exist_is_refused(root: Path, tmp_path: Path) -> None:
+    cache = fb.open_cache(tiered(root, tmp_path / "tier"))
+    with pytest.raises(ValueError, match="node must be from 0 to 1"):
+        warm_tier(cache, node=2, nodes=2, window=WINDOW)
+    with pytest.raises(ValueError, match="pass one of both"):
+        warm_tier(cache, node=0, lanes=[0], window=WINDOW)
+
+
 def estimate_chunks(root: Path, rank: int) -> int:
     loader = Loader(fb.open_cache(root), global_batch_size=4, shuffle="window", window=WINDOW, rank=rank, world_size=4)
     return len({row // 10 for batch in numbers_of(loader) for row in batch})

@@ -249,6 +249,57 @@ def test_a_service_that_does_not_copy_gets_large_values_whole(
         assert store.read("one") == VALUE
 
 
+@pytest.mark.parametrize("kind", ["conflict", "lost-reply", "reset-after", "server-error", "throttled"])
+@pytest.mark.parametrize("nth", range(4))
+def test_a_wrong_answer_does_not_vouch_for_a_condition_that_a_service_ignores(
+    s3: str, bucket: str, in_parts: None, monkeypatch: pytest.MonkeyPatch, kind: str, nth: int
+) -> None:
+    """This server overwrites by `CopyObject`, whatever its condition says: only a copy in parts is safe here."""
+    monkeypatch.setattr("forebay.store.bucket_client._RETRIES", {"max_retries": 0})
+    with FaultProxy(s3) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        store = open_store(f"{bucket}/ignores")
+        store.create("probed", [b""])
+        proxy.set_faults(
+            [Fault("latency", "create", most=nth, seconds=0), Fault(kind, "create", "ignores/.uploads/", most=1)]
+        )
+        assert store.create("large", [VALUE])
+        assert store._way_to_copy() == "multipart"
+        assert store.read("large") == VALUE
+        assert aside(store) == []
+
+
+def test_errors_of_a_moment_do_not_decide_how_all_large_values_are_sent(
+    s3: str, bucket: str, in_parts: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("forebay.store.bucket_client._RETRIES", {"max_retries": 0})
+    monkeypatch.setattr("forebay.store.object_store._PAUSES", (0.01,) * 5 + (0.02,))
+    with FaultProxy(s3) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        store = open_store(f"{bucket}/moment")
+        store.create("probed", [b""])
+        proxy.set_faults([Fault("server-error", "write")])  # every copy
+        assert store._way_to_copy() is None
+        proxy.set_faults([Fault("flipped-bit", "read", most=1)])
+        assert store._way_to_copy() == "multipart"
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("mine", [b"1 of the values", b"0 of the values"])
+def test_a_wrong_bit_does_not_decide_whose_an_object_is(
+    s3: str, bucket: str, in_parts: None, monkeypatch: pytest.MonkeyPatch, mine: bytes
+) -> None:
+    """Without metadata the bytes say it; one bit makes those of one writer the other's."""
+    with FaultProxy(s3) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        store = open_store(f"{bucket}/bit")
+        store._writer(0).put("value", b"0 of the values", use_multipart=False)
+        upload = Upload(store.address, "value", [mine])
+        for _ in range(30):  # the bit is any of a byte's
+            proxy.set_faults([Fault("flipped-bit", "read", byte=0, most=1)])
+            assert store._owner(upload) is (mine[:1] == b"0")
+
+
 class TestS3InParts(StoreContract):
     """Every promise of a store, where whatever is not empty is sent in parts."""
 

@@ -144,6 +144,70 @@ def test_a_small_cache_is_not_gone_through_for_many_epochs_ahead(root: Path, tmp
     ahead.stop()
 
 
+class Watched(FarFolder):
+    """Notes which thread read a chunk."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
+        self.threads: list[str] = []
+
+    def sent(self, key: str, start: int, value: bytes) -> bytes:
+        if key.startswith("layers/"):
+            self.threads.append(threading.current_thread().name)
+        return value
+
+
+@pytest.mark.parametrize("growth", ["pinned", "epoch", "within"])
+def test_chunks_are_fetched_ahead_in_every_epoch(root: Path, tmp_path: Path, growth: str) -> None:
+    far = Watched(root)
+    store = TieredStore(LocalStore(tmp_path / "tier"), far, limit_bytes=0)
+    cache = fb.open_cache(store, max_maps=40)  # chunks are closed, and fetched again
+    options = {"shuffle": "window", "window": WINDOW, "growth": growth, "threads": 0, "fetch_ahead": 20_000}
+    loader = Loader(cache, global_batch_size=20, **options)
+    for _ in range(3):
+        far.threads.clear()
+        for _, number in zip(loader, range(50), strict=True):
+            if number < 20:
+                time.sleep(0.01)
+        wait_until(lambda: any(name.startswith("forebay-fetch") for name in far.threads), seconds=20)
+
+
+def is_idle(loader: Loader) -> bool:
+    """Whether nothing runs ahead of a loader, once its first thread has asked the tier."""
+    wait_until(lambda: loader._ahead._is_idle is not None)
+    return loader._ahead._is_idle
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_nothing_runs_ahead_of_a_warm_tier(root: Path, tmp_path: Path, world_size: int) -> None:
+    options = {"world_size": world_size, "rank": world_size - 1, "fetch_ahead": 1}
+    numbers_of(loader_of(tiered(root, tmp_path / "tier"), **options))
+    store = tiered(root, tmp_path / "tier")
+    loader = loader_of(store, **options)
+    for _ in range(2):
+        batches = iter(loader)
+        next(batches)
+        assert is_idle(loader)
+        list(batches)
+    assert store.transfers().bytes_fetched == 0
+    kept = store.tier.caches()[0].chunks
+    assert (kept == ROWS // CHUNK) == (world_size == 1), "one of four ranks has a part of the chunks"
+
+    store.tier.clean()
+    next(iter(loader))
+    assert not is_idle(loader), "the tier is asked again in the next epoch"
+
+
+def test_one_missing_copy_is_fetched_ahead(root: Path, tmp_path: Path) -> None:
+    numbers_of(loader_of(tiered(root, tmp_path / "tier")))
+    sorted((tmp_path / "tier" / "caches").glob("*/chunks/*"))[0].unlink()
+    store = tiered(root, tmp_path / "tier")
+    loader = loader_of(store)
+    assert sorted(row for batch in numbers_of(loader) for row in batch) == list(range(ROWS))
+    assert not is_idle(loader)
+    assert store.transfers().fetched == 1
+
+
 def settle(store: TieredStore, at_least: int) -> None:
     """Wait until enough is fetched, and then until nothing more is."""
     wait_until(lambda: store.transfers().fetched >= at_least)

@@ -79,6 +79,13 @@ tier_options: tuple[Decorator, ...] = (
         type=LanesType(),
         help="Lanes of the window shuffle whose chunks to fetch, e.g. 0-15.  [default: all]",
     ),
+    click.option(
+        "--node",
+        type=click.IntRange(min=0),
+        help="Fetch what one of several machines needs, counted from 0, e.g. --node 1 --nodes 4.  [default: all]",
+    ),
+    click.option("--nodes", type=click.IntRange(min=1), default=1, help="Machines that train together, with --node."),
+    click.option("--ranks", type=click.IntRange(min=1), default=1, help="Ranks of each machine, with --node."),
     click.option("--seed", default=0, show_default=True, help="Seed of the loader whose lanes are meant."),
 )
 
@@ -94,12 +101,24 @@ def through_tier(cache: str) -> Root:
         raise click.UsageError(f"{TIER_BYTES_VARIABLE}: {error}") from error
 
 
-def warm_chunks(paths: tuple[str, ...], folder: str, tier_bytes: int | None, lanes: list[int] | None, seed: int) -> Any:
+def warm_chunks(paths: tuple[str, ...], folder: str, tier_bytes: int | None, share: dict[str, Any]) -> Any:
     if len(paths) != 1:
         raise click.UsageError(f"--tier takes one cache, not {len(paths)}.")
+    if share["node"] is not None and share["lanes"] is not None:
+        raise click.UsageError("Pass --lanes or --node, not both.")
+    if share["node"] is not None and share["node"] >= share["nodes"]:
+        raise click.UsageError(f"--node counts from 0: pass --nodes, which is {share['nodes']} now.")
     with shown_progress() as on_progress:
         filled = api.warm_cache(
-            paths[0], folder, tier_bytes=tier_bytes, lanes=lanes, seed=seed, on_progress=on_progress
+            paths[0],
+            folder,
+            tier_bytes=tier_bytes,
+            lanes=share["lanes"],
+            node=share["node"],
+            nodes=share["nodes"],
+            ranks_per_node=share["ranks"],
+            seed=share["seed"],
+            on_progress=on_progress,
         )
     if not filled.refused_chunks:
         return filled
@@ -239,15 +258,15 @@ def clear(path: str, recipe: str | None) -> Any:
 
 _TEXT = """Fill a tier with chunks of a remote cache, or with the rows of all images of a source.
 
-With --tier, fetches the chunks of a cache before training, all or those of some lanes of the window shuffle; chunks
-that are there are kept. Exits 1 if the tier is full.
+With --tier, fetches the chunks of a cache before training: all, those that one of several machines needs, or those of
+some lanes of the window shuffle. Chunks that are there are kept. Exits 1 if the tier is full.
 
 With --l2, takes the sources and the recipe options of `forebay build images`; CachedImages with the same recipe reads
 the rows. Valid rows are kept: run it again to resume. Exits 1 if the tier filled up. A tier with tagged rows needs its
 FOREBAY_HMAC_KEY.
 
 \b
-Example: forebay warm caches/edu --tier /nvme/forebay --lanes 0-15
+Example: forebay warm caches/edu --tier /nvme/forebay --node 0 --nodes 4
          forebay warm photos --l2 tiers/photos
 """
 
@@ -262,15 +281,14 @@ def warm() -> click.Command:
         max_bytes: int | None,
         chunk_tier: str | None,
         tier_bytes: int | None,
-        lanes: list[int] | None,
-        seed: int,
         **flags: Any,
     ) -> Any:
+        share = {name: flags.pop(name) for name in ("lanes", "node", "nodes", "ranks", "seed")}
         if l2 is not None:
             return _warm(kind, l2, max_bytes, flags)
         if chunk_tier is None:
             raise click.UsageError("Pass --tier DIR to fetch chunks of a cache, or --l2 PATH for rows of images.")
-        return warm_chunks(flags["paths"], chunk_tier, tier_bytes, lanes, seed)
+        return warm_chunks(flags["paths"], chunk_tier, tier_bytes, share)
 
     made: click.Command = verb("warm", help=_TEXT)(
         decorated(

@@ -8,7 +8,8 @@ The order is a function, so the chunks of the next positions are known, also bey
                     └── at most `ahead_bytes` of chunks ─┘
 
 A few threads open the chunks in that order, each file once; the threads that make batches find them open, or wait for
-the same fetch. Errors are left to them: they meet the same one.
+the same fetch. Errors are left to them: they meet the same one. Where the tier keeps every chunk that a rank needs,
+nothing runs ahead: its rows would be located twice, for nothing.
 
 What training from a remote cache will fetch, exact because the order is a function; and fetching it beforehand.
 
@@ -79,33 +80,54 @@ def chunks_needed(stream: Stream, ranks: Ranks, start: Place, end: Callable[[int
     for number in count(epoch):
         if end(number) <= 0:
             return
-        seen: set[tuple[int, int]] = set()
-        first, rows = position, _FIRST_ROWS
-        while first < end(number):
+        unseen = [np.ones(len(cache.chunk_numbers), np.bool_) for cache in stream.caches]
+        left, first, rows = sum(map(len, unseen)), position, _FIRST_ROWS
+        while first < end(number) and left:
             last = min(end(number), first + rows * ranks.world_size)
             mine = np.arange(first + (ranks.rank - first) % ranks.world_size, last, ranks.world_size)
             first, rows = last, min(2 * rows, _LOCATED_ROWS)
-            for at, source, chunk in _first_uses(stream, number, mine):
-                if (source, chunk) not in seen:
-                    seen.add((source, chunk))
-                    yield Need((number, at), source, chunk)
+            for at, source, chunk in _first_uses(stream, number, mine, unseen):
+                unseen[source][chunk] = False
+                left -= 1
+                yield Need((number, at), source, chunk)
         position = 0
 
 
-def _first_uses(stream: Stream, epoch: int, positions: Numbers) -> list[tuple[int, int, int]]:
-    """(position, source, chunk) where each chunk of some positions is needed first, in order of positions."""
+def _first_uses(
+    stream: Stream, epoch: int, positions: Numbers, unseen: Sequence[NDArray[np.bool_]]
+) -> list[tuple[int, int, int]]:
+    """(position, source, chunk) where each unseen chunk of some positions is needed first, in order of positions."""
     if not len(positions):
         return []
     located = stream.locate(epoch, positions)
     sources = np.zeros_like(positions) if located.sources is None else located.sources
-    chunks = np.empty_like(positions)
+    chunks, is_new = np.empty_like(positions), np.empty(len(positions), np.bool_)
     for source, cache in enumerate(stream.caches):
         here = sources == source
         chunks[here] = cache.chunk_positions(located.rows[here])
+        is_new[here] = unseen[source][chunks[here]]
+    positions, sources, chunks = positions[is_new], sources[is_new], chunks[is_new]
     _, firsts = np.unique(chunks * len(stream.caches) + sources, return_index=True)
     firsts.sort()
     found = zip(positions[firsts].tolist(), sources[firsts].tolist(), chunks[firsts].tolist(), strict=True)
     return list(found)
+
+
+def _is_all_here(stream: Stream, columns: Sequence[str], ranks: Ranks) -> bool:
+    """Whether tiers keep the chunks that a rank needs of every remote cache, in all epochs."""
+
+    def lanes(count: int) -> Sequence[int]:
+        return lanes_of(ranks.rank, ranks.world_size, count)
+
+    for cache in (cache for cache in stream.caches if cache.is_remote):
+        kept = cache.kept_digests()
+        if not kept:  # the chunks of a rank need not be known
+            return False
+        chunks = stream.chunks_of_lanes(lanes) if isinstance(stream, CacheStream) else None
+        needed = np.arange(len(cache.chunk_numbers)) if chunks is None else chunks
+        if not all(digest in kept for digest in cache.file_digests(needed, columns)):
+            return False
+    return True
 
 
 def allow_passing(stream: Stream, columns: Sequence[str], ranks: Ranks, ahead_bytes: int) -> None:
@@ -139,7 +161,8 @@ class ChunkAhead:
         ahead_bytes: int = AHEAD_BYTES,
         threads: int = THREADS,
     ) -> None:
-        self.stream, self._columns, self._process = stream, columns, _process
+        self.stream, self._columns, self._ranks, self._process = stream, columns, ranks, _process
+        self._end, self._start = end, start
         self._caches: list[Cache] = list(stream.caches)
         self._sizes = [cache.chunk_bytes(columns) for cache in self._caches]
         self._needs = chunks_needed(stream, ranks, start, end)
@@ -150,17 +173,20 @@ class ChunkAhead:
         self._bytes = 0
         self.place = start
         self._stopped = False
-        self._threads = [
-            threading.Thread(target=self._work, name=f"forebay-fetch-{number}", daemon=True)
-            for number in range(threads)
-        ]
+        self._is_idle: bool | None = None  # until the tier was asked
+        self._threads = threads
         _running.add(self)
-        for thread in self._threads:
-            thread.start()
+        self._start_thread(0, self._begin)
 
     def follows(self, stream: Stream, place: Place) -> bool:
-        """Whether this runs ahead of that place, in this process."""
-        return not self._stopped and self._process is _process and self.stream is stream and self.place <= place
+        """Whether this runs ahead of that place, in this process.
+
+        It does not where the rows of that epoch were not known, or where nothing had to be fetched in one before it:
+        what the tier keeps is asked once an epoch.
+        """
+        if self._stopped or self._process is not _process or self.stream is not stream or place < self.place:
+            return False
+        return place[0] == self._start[0] or (not self._is_idle and self._end(place[0]) > 0)
 
     def reached(self, place: Place) -> None:
         """Batches are made up to a place: chunks needed later are ahead of them."""
@@ -177,6 +203,21 @@ class ChunkAhead:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+
+    def _start_thread(self, number: int, work: Callable[[], None]) -> None:
+        threading.Thread(target=work, name=f"forebay-fetch-{number}", daemon=True).start()
+
+    def _begin(self) -> None:
+        """Fetch with all threads, unless everything is here."""
+        try:
+            self._is_idle = _is_all_here(self.stream, self._columns, self._ranks)
+        except Exception:  # whoever needs a chunk raises it, at its batch
+            self._is_idle = False
+        if self._is_idle:
+            return
+        for number in range(1, self._threads):
+            self._start_thread(number, self._work)
+        self._work()
 
     def _work(self) -> None:
         while (need := self._take()) is not None:
@@ -286,18 +327,32 @@ def warm_tier(
     cache: Cache,
     *,
     lanes: Sequence[int] | None = None,
+    node: int | None = None,
+    nodes: int = 1,
+    ranks_per_node: int = 1,
     seed: int = 0,
     window: Window | None = None,
     columns: Sequence[str] | None = None,
     threads: int = THREADS,
     on_progress: OnProgress | None = None,
 ) -> TierFill:
-    """Fetch the chunks of a cache into its tier: all, or those that some lanes of the window shuffle need."""
+    """Fetch the chunks of a cache into its tier: all, or those that some lanes of the window shuffle need.
+
+    `node` stands for the lanes of one of several nodes, counted from 0, that train together.
+    """
     store = cache.store
     if not isinstance(store, TieredStore):
         raise ValueError(f"'{cache.root}' was opened without a tier; pass tier= to open_cache")
     names, started = list(columns or cache.default_columns), time.monotonic()
     chunks = np.arange(len(cache.chunk_numbers))
+    if node is not None:
+        if lanes is not None:
+            raise ValueError(f"lanes are those of node {node}; pass one of both")
+        if not 0 <= node < nodes:
+            raise ValueError(f"node must be from 0 to {nodes - 1} (got {node}); pass nodes=, the number of them")
+        _, window = _window_ordering(cache, names, seed, window)
+        order = WindowOrder(_counts(cache), seed, window)
+        chunks = _chunks_of_node(order, window, node, ranks_per_node, nodes * ranks_per_node)
     if lanes is not None:
         _, window = _window_ordering(cache, names, seed, window)
         wrong = [lane for lane in lanes if not 0 <= lane < window.lanes]

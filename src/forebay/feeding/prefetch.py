@@ -41,7 +41,6 @@ _GROUP_BYTES = 8 * 1024 * 1024
 _HANDOFF_BYTES = 4 * 1024 * 1024
 _HANDOFF_SECONDS = 0.001  # a batch that is made does not wait longer for the others of its handoff
 _MOST, _LEAST = 64, 4
-_REMOTE_GROUP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +61,11 @@ class PrefetchPlan:
         read_bytes: int,
         batch_bytes: int,
         decoded: bool,
-        remote: bool = False,
     ) -> "PrefetchPlan":
         """Plan at most `prefetch` batches ahead; by default as many as fit in 32 MiB, at least 4 and at most 64.
 
         Without blocks to decode, threads share the copying and deriving, so a group is as long as one thread's share of
-        the queue. With blocks to decode, groups are long: one thread decodes the next while another copies. Groups of
-        remote rows are short, since a group waits for all its chunks.
+        the queue. With blocks to decode, groups are long: one thread decodes the next while another copies.
         """
         if threads < 0:
             raise ValueError(f"threads must be at least 0 (got {threads})")
@@ -77,8 +74,6 @@ class PrefetchPlan:
         wanted = prefetch or _between(_LEAST, _AHEAD_BYTES // max(1, batch_bytes), _MOST)
         each = max(1, wanted // (threads + 1))
         group = each if threads > 1 and not decoded else _between(1, _GROUP_BYTES // max(1, read_bytes), _MOST)
-        if remote:
-            group = min(group, _REMOTE_GROUP)
         handoff = _between(1, _HANDOFF_BYTES // max(1, batch_bytes), min(max(1, each // 2), group)) if threads else 1
         return cls(threads, group, handoff, max(1, each // handoff))
 

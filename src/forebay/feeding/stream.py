@@ -34,6 +34,7 @@ from forebay.feeding.shuffle import Ranks
 from forebay.order.bijection import Numbers
 from forebay.order.orders import Ordering, ShuffleQuality, shuffle_quality
 from forebay.order.selected_rows import Selection
+from forebay.order.window import WindowOrder
 from forebay.read.cache import Cache
 
 Weights = NDArray[np.float32]
@@ -298,6 +299,13 @@ class CacheStream:
     def selections(self) -> tuple[Selection | None]:
         """The selected rows of the epoch's first generation; None where all are selected."""
         return (self._segments[0].selection,)
+
+    def chunks_of_lanes(self, lanes: Callable[[int], Sequence[int]]) -> Numbers | None:
+        """The chunks of `lanes(number of lanes)`; None where lanes do not have chunks of the cache as it is pinned."""
+        order, is_whole = self._orders[0], self.generations == (self.cache.generation.number,)
+        if not isinstance(order, WindowOrder) or self._rule is not None or not is_whole:
+            return None
+        return order.chunks_of(lanes(order.window.lanes))
 
     @property
     def generations(self) -> tuple[int, ...]:

@@ -477,6 +477,17 @@ class Cache:
             return False
         return all([self._keep(self.store, layer, position) for layer in self._layers_of(columns)])
 
+    def kept_digests(self) -> frozenset[str]:
+        """The SHA-256 of the files that a tier keeps of this cache; none where there is no tier."""
+        return self.store.kept_digests() if isinstance(self.store, TieredStore) else frozenset()
+
+    def file_digests(self, positions: NDArray[np.int64], columns: Sequence[str]) -> Iterator[str]:
+        """The SHA-256 of the files of some chunks that these columns are in."""
+        for layer in self._layers_of(columns):
+            table = self.generation.table(layer)
+            for digest in table.digests["sha256"][np.searchsorted(table.chunks, self._chunks[positions])]:
+                yield digest.tobytes().hex()
+
     def _keep(self, store: TieredStore, layer: str, position: int) -> bool:
         record = self.record(layer, position)
         try:

@@ -383,7 +383,17 @@ class ObjectStore(Store):
         if not has_its_size:  # of a service that drops metadata
             return False
         with suppress(Missing):
-            return hashlib.sha256(self._whole(upload.key, None)).digest() == upload.sha256
+            return self._has_bytes(upload)
+        return None
+
+    def _has_bytes(self, upload: Upload) -> bool | None:
+        """Whether the object has the bytes of an upload: without metadata, one read may be wrong and two must agree."""
+        before = None
+        for _ in range(ROUNDS):
+            found = hashlib.sha256(self._fetch(upload.key, 0, None)[0].view()).digest()
+            if found == before:
+                return found == upload.sha256
+            before = found
         return None
 
     def _probe(self) -> None:
@@ -403,32 +413,54 @@ class ObjectStore(Store):
         _honours_conditions.add(self.address)
 
     def _way_to_copy(self) -> str | None:
-        """How the service copies an object only if the other key is new; a process tries it once."""
+        """How the service copies an object only if the other key is new; a process tries it until it knows."""
         if self.address not in _ways_to_copy:
-            ways = (way for way in copy_ways(self.scheme) if self._probe_copy(way))
-            _ways_to_copy[self.address] = next(ways, None)
-            if _ways_to_copy[self.address] is None:
-                _log.warning(
-                    "%s cannot copy an object on condition, so large chunks are sent whole, not in parts", self.address
-                )
+            found: bool | None = False
+            for way in copy_ways(self.scheme):
+                found = self._probe_copy(way)
+                if found is None:
+                    return None  # this chunk is sent whole, and the next one asks again
+                if found:
+                    _ways_to_copy[self.address] = way
+                    return way
+            _ways_to_copy[self.address] = None
+            _log.warning(
+                "%s cannot copy an object on condition, so large chunks are sent whole, not in parts", self.address
+            )
         return _ways_to_copy[self.address]
 
-    def _probe_copy(self, copying: str) -> bool:
-        first, second = (f"{ASIDE}{temporary_name()}" for _ in range(2))
+    def _probe_copy(self, copying: str) -> bool | None:
+        """Whether a copy on condition is refused and changes nothing; None where errors hide the answer.
+
+        A conflict may mean anything, so one refusal of that kind is not enough.
+        """
+        first, other, copy = (f"{ASIDE}{temporary_name()}" for _ in range(3))
+        refusals = 0
         try:
-            self._create(Upload(self.address, first, [b"probe"]))
-            with suppress(exceptions.AlreadyExistsError):  # after a lost reply
-                self._copy(first, second, 0, copying)
-            self._copy(first, second, 0, copying)
-        except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
-            return self._meta_or_none(second) is not None
-        except (exceptions.BaseError, FileNotFoundError):  # it does not know this request
+            for key in (first, other):
+                self._create(Upload(self.address, key, [key.encode()]))
+            for pause in _pauses():
+                source = other if self._meta_or_none(copy) else first
+                try:
+                    self._copy(source, copy, 0, copying)
+                    if source == other:
+                        return False  # it has overwritten
+                    continue
+                except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
+                    refusals += source == other
+                    if refusals == _REFUSALS or (refusals and _is_certain(error)):
+                        return self._has_bytes(Upload(self.address, copy, [first.encode()]))
+                except (exceptions.BaseError, OSError) as error:
+                    if not _may_pass(error):  # it does not know this request
+                        return False
+                time.sleep(pause * random.random())
+            return None
+        except Missing:
             return False
         finally:
-            for key in (first, second):
+            for key in (first, other, copy):
                 with suppress(OSError):
                     self.delete(key)
-        return False
 
     def _put_parts(self, upload: Upload, aside: str) -> None:
         client = self._writer(PART_BYTES * PARTS_AT_ONCE)
@@ -610,6 +642,7 @@ def mismatch(value: Buffer, expect: Expected | None) -> str | None:
     return None
 
 
+_REFUSALS = 3  # of copies, none of them certain, that say together that a service honours the condition
 _PAUSES = (0.1, 0.3, 1.0, 2.0, 4.0, 8.0)
 _DENIED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
 _UNREACHED = {
@@ -640,6 +673,17 @@ def _pauses() -> tuple[float, ...]:
 def _is_certain(error: Exception) -> bool:
     """Whether "it exists" is the answer to the only request that was sent, and not a conflict of two in flight."""
     return _RETRIED.search(str(error)) is None and _status(error) in (None, 412)
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the same request may have another answer: after errors of the service or of the line.
+
+    "Not found" is also the answer to the end of a copy in parts that is sent twice.
+    """
+    if isinstance(error, (StoreRefused, exceptions.NotSupportedError, *_DENIED)):
+        return False
+    status = _status(error)
+    return status is None or status in (404, 408, 409, 429) or (status >= 500 and status != 501)
 
 
 def _status(error: Exception) -> int | None:

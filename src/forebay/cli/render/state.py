@@ -329,7 +329,7 @@ def draw_tier_contents(contents: TierContents) -> RenderableType:
         for one in contents.caches
     )
     parts = [title(contents.path, counted(len(contents.caches), "cache"), human_bytes(contents.bytes))]
-    return Group(*parts, *listing("caches", rows), next_command(command_line("tier", "clean", contents.path)))
+    return Group(*parts, *listing("caches", rows))
 
 
 def draw_tier_clean(report: TierClean) -> RenderableType:

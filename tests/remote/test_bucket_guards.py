@@ -1,0 +1,191 @@
+"""Guards of the store of objects and of its client that only odd names, environments and moments reach."""
+
+import numpy as np
+import pytest
+from tests.remote.test_bad_buckets import refused, service  # noqa: F401, a fixture
+from tests.remote.test_lying_services import LastPage
+from tests.remote.test_lying_services import service as lying  # noqa: F401, a fixture
+
+from forebay.errors import StoreRefused
+from forebay.store import bucket_client, object_store, open_store
+from forebay.store.base import BadCopy, Expected, Missing
+from forebay.store.bucket_client import Upload, parse_url
+from forebay.store.object_store import ObjectStore
+from forebay.testing.faults import Fault, FaultProxy
+
+FULL = [f"key{number}" for number in range(10)]  # a page, as `lying` asks for them
+WITHOUT_SUM = bytes(range(256)) * 512
+
+
+@pytest.fixture
+def store(bucket: str) -> ObjectStore:
+    return open_store(f"{bucket}/guards")
+
+
+def put_plainly(store: ObjectStore, key: str, value: bytes) -> None:
+    """As another tool does: without metadata, whatever the name."""
+    store._writer(0).put(key, value, use_multipart=False)
+
+
+def test_objects_with_names_that_no_cache_uses_are_not_listed(store: ObjectStore) -> None:
+    for key in ("a/good", "a/back\\slash", "back\\slash/b"):
+        put_plainly(store, key, b"x")
+    assert [entry.key for entry in store.entries("")] == ["a/good"]
+    assert store.folders("") == ["a"]
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_not_mixed(
+    s3: str, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A range has no digest of its own: only the etag says that the rest belongs to the same object."""
+    with FaultProxy(s3) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        monkeypatch.setattr(bucket_client, "_RETRIES", {"max_retries": 0})  # else the client resumes by itself
+        monkeypatch.setattr(object_store, "PIECE_BYTES", 1 << 10)
+        store = open_store(f"{bucket}/guards")
+        put_plainly(store, "x", WITHOUT_SUM)
+        proxy.set_faults([Fault("short-body", "read", most=1)])
+        monkeypatch.setattr(object_store.time, "sleep", lambda _: put_plainly(store, "x", WITHOUT_SUM[::-1]))
+        assert store.read("x", 1) == WITHOUT_SUM[::-1][1:]
+        assert proxy.injected["short-body"] == 1
+
+
+def test_a_damaged_object_is_returned_as_it_is_after_a_second_read(
+    s3: str, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FaultProxy(s3) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        store = open_store(f"{bucket}/guards")
+        attributes = {bucket_client.SHA256: "0" * 64}
+        store._writer(0).put("x", b"damaged", attributes=attributes, use_multipart=False)
+        assert store.read("x") == b"damaged"
+        assert proxy.requests["read"] == 2
+
+
+def test_a_view_that_differs_is_fetched_once_more(s3: str, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FaultProxy(s3) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        store = open_store(f"{bucket}/guards")
+        put_plainly(store, "x", WITHOUT_SUM)
+        expect = Expected(len(WITHOUT_SUM), object_store.hashlib.sha256(WITHOUT_SUM).digest())
+        proxy.set_faults([Fault("flipped-bit", "read", most=1)])
+        assert store.view("x", expect=expect) == WITHOUT_SUM
+        proxy.set_faults([Fault("flipped-bit", "read", most=2)])
+        with pytest.raises(BadCopy):
+            store.view("x", expect=expect)
+
+
+def test_a_listing_without_order_is_not_resumed(lying, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """What follows its last key is not the rest of it, so the error is the answer."""
+    monkeypatch.setattr(object_store, "_PAUSES", (0.0,) * 5 + (0.01,))
+
+    def pages():
+        yield FULL[::-1]
+        while True:
+            yield ["<broken"]
+
+    lying.pages = pages()
+    with pytest.raises(OSError, match="list"):
+        list(ObjectStore("s3://bucket").walk(""))
+    assert len(lying.requests) <= 5
+
+
+def test_a_sorted_listing_is_resumed_after_its_last_key(lying, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr(object_store, "_PAUSES", (0.0,) * 5 + (0.01,))
+    lying.pages = iter([FULL, ["<broken"], ["<broken"], LastPage(["last"])])
+    assert [entry.key for entry in ObjectStore("s3://bucket").walk("")] == [*FULL, "last"]
+    assert f"start-after={FULL[-1]}" in lying.requests[-1][1]
+
+
+@pytest.mark.parametrize("answer", [(401, "Nothing"), (403, "Nothing")])
+def test_a_refusal_without_a_known_word(service, answer) -> None:  # noqa: F811
+    service.answer = answer
+    assert "the credentials do not allow to read it" in refused("status", "s3://bucket/x")
+
+
+def test_a_region_that_is_only_a_status(service) -> None:  # noqa: F811
+    service.answer = (301, "Nothing")
+    assert "the bucket is in another region" in refused("status", "s3://bucket/x")
+
+
+@pytest.mark.parametrize("answer", [(507, "Nothing"), (400, "QuotaExceeded")])
+def test_a_service_without_room(service, answer, tmp_path) -> None:  # noqa: F811
+    (tmp_path / "a.txt").write_text("one\n")
+    service.writes = answer
+    assert "not enough disk space at 's3://bucket/x'" in refused(
+        "build", "raw", tmp_path / "a.txt", "--into", "s3://bucket/x"
+    )
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3://bucket/../x", "s3://bucket/./x", "s3://bucket/a//../b"])
+def test_a_url_without_a_bucket_or_with_dots_is_refused(url: str) -> None:
+    with pytest.raises(StoreRefused, match="not the URL of a bucket"):
+        parse_url(url)
+
+
+def test_a_url_with_a_secret_is_refused_without_it() -> None:
+    with pytest.raises(StoreRefused) as caught:
+        parse_url("s3://key:hidden@bucket/x?token=hidden")
+    assert "hidden" not in str(caught.value)
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment that names nothing."""
+    names = [*bucket_client._PROXIES, *bucket_client._KEYS, *bucket_client._CREDENTIAL_URLS]
+    names += [name.lower() for name in bucket_client._PROXIES] + list(bucket_client._ENDPOINTS["s3"])
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_the_hosts_that_a_client_may_ask(plain: pytest.MonkeyPatch) -> None:
+    def excluded() -> list[str]:
+        return bucket_client._only_named_hosts("s3")["proxy_excludes"].split(",")
+
+    assert bucket_client._only_named_hosts("s3") == {}, "the provider's own"
+    plain.setenv("AWS_ENDPOINT_URL", "http://storage.example:9000")
+    assert {"storage.example", "amazonaws.com", "169.254.0.0/16"} <= set(excluded())
+    plain.setenv("AWS_ENDPOINT_URL_STS", "https://sts.example")
+    assert "sts.example" in excluded()
+    plain.setenv("AWS_ACCESS_KEY_ID", "key")
+    assert set(excluded()) == {"storage.example", "sts.example"}, "with a key, nobody is asked for credentials"
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        plain.setenv(name, "http://proxy.example")
+        assert bucket_client._only_named_hosts("s3") == {}, "a proxy decides"
+        plain.delenv(name)
+
+
+def test_the_pieces_of_an_upload_are_bytes_and_none_is_empty(plain: pytest.MonkeyPatch) -> None:
+    plain.setattr(bucket_client, "PART_BYTES", 7)
+    data = [b"", np.arange(10, dtype=np.uint16).reshape(2, 5), np.empty((0, 4)), b"end"]
+    pieces = list(Upload("s3://b", "k", data).pieces())
+    assert b"".join(pieces) == b"".join(bytes(each) for each in data)
+    assert all(0 < piece.nbytes <= 7 for piece in pieces)
+
+
+def test_the_environment_says_how_a_service_copies(plain: pytest.MonkeyPatch) -> None:
+    plain.delenv("AWS_COPY_IF_NOT_EXISTS", raising=False)
+    assert bucket_client.copy_ways("s3") == ("header:if-none-match:*", "multipart")
+    assert bucket_client.copy_ways("gs") == ("",)
+    plain.setenv("AWS_COPY_IF_NOT_EXISTS", "multipart")
+    assert bucket_client.copy_ways("s3") == ("",)
+
+
+def test_an_empty_range_of_a_missing_object_is_missing(store: ObjectStore) -> None:
+    with pytest.raises(Missing):
+        store.read("nothing", 3, 3)
+    put_plainly(store, "something", b"abc")
+    assert store.read("something", 3, 3) == b""
+
+
+def test_a_prefix_that_could_lead_elsewhere_is_refused(store: ObjectStore) -> None:
+    with pytest.raises(StoreRefused):
+        list(store.entries("../x"))
+    with pytest.raises(StoreRefused):
+        store.folders("../x")
+
+
+def test_entries_are_sorted_whatever_the_service_does(lying) -> None:  # noqa: F811
+    lying.pages = iter([LastPage(FULL[::-1])])
+    assert [entry.key for entry in ObjectStore("s3://bucket").entries("")] == FULL

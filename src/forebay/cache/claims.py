@@ -37,6 +37,7 @@ from forebay.store.base import Entry, Missing, Owner, Store, read_document, this
 
 LEASE_SECONDS = 60.0
 BEATS_PER_LEASE = 6
+EARLY_BEATS = (0.1, 0.2, 0.4)  # parts of the time between two beats: the first one of a builder says nothing yet
 MOST_BYTES = 64 * 1024  # of a heartbeat
 BUILDERS_PER_LOOK = 16  # other builders, for each beat from one look at them to the next
 MOST_BUILDERS = 10_000  # that are read: a stranger's folder may have any number
@@ -204,7 +205,9 @@ class Heartbeat(threading.Thread):
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        while not self._stopped.wait(self._seconds):
+        for part in itertools.chain(EARLY_BEATS, itertools.repeat(1.0)):
+            if self._stopped.wait(part * self._seconds):
+                return
             self.beat()
             with suppress(OSError, ForebayError):
                 self._on_beat()

@@ -1,6 +1,7 @@
 """What builders ask of the store: as little for a chunk, however many there are of chunks and of builders."""
 
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -12,11 +13,14 @@ from tests.recipes import NOTES, ObedientRecipe, orders, write_orders
 
 import forebay as fb
 from forebay.building import build_options, builder
-from forebay.cache.catalog import load_generation
+from forebay.cache.catalog import generation_numbers, load_generation
 from forebay.cache.claims import BuilderBeat, Claims, OtherBuilders
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.publish import publish
+from forebay.engine import InlineEngine
+from forebay.engine.base import Task
 from forebay.format import layout
+from forebay.format.tensors import VARIABLE
 from forebay.store import LocalStore, MemoryStore
 from forebay.store.base import Entry
 
@@ -224,3 +228,74 @@ def test_a_claim_on_a_chunk_that_was_not_begun_is_given_back_when_others_could_m
     assert seen[:2] == [{0, 1}, {0}]
     assert report.made == 6
     assert fb.status(root).claims == ()
+
+
+def test_status_of_the_index_opens_no_chunk_and_leaves_the_source_alone(tmp_path, monkeypatch):
+    store, source = AskedStore(), source_of(tmp_path, 6)
+    fb.build(store, source, ObedientRecipe(), workers=0, end_chunk=3)
+    beat(store, 1, made=2, seconds=1.0)
+    store.forget()
+    monkeypatch.setattr(os, "stat", lambda *_, **__: pytest.fail("the source was asked"))
+    found = fb.status(store, depth="index")
+    assert (found.layers[0].present, found.layers[0].missing, found.builders[0].host) == (4, (4, 5), "node1")
+    assert [key for verb, key in store.asked if verb == "read" and layout.parse_chunk(key)] == []
+    monkeypatch.undo()
+    fb.status(store)
+    assert [key for verb, key in store.asked if verb == "read" and layout.parse_chunk(key)] != []
+
+
+def test_a_claim_is_held_until_a_generation_lists_its_chunk(tmp_path, monkeypatch):
+    """With a key, a file that no generation lists counts for nothing; without one, its name is enough."""
+    monkeypatch.setenv(VARIABLE, "00" * 32)
+    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.0)
+    store, seen = MemoryStore(), []
+
+    def look(progress: fb.Progress) -> None:
+        if progress.phase == "building":
+            made = {parsed[0] for entry in store.entries(layout.LAYERS) if (parsed := layout.parse_chunk(entry.key))}
+            claimed = {layout.parse_claim(entry.key)[0] for entry in store.entries(layout.CLAIMS)}
+            numbers = generation_numbers(store)
+            listed = set(load_generation(store, numbers[-1]).table(LAYER).chunks.tolist()) if numbers else set()
+            seen.append((made - listed, claimed))
+
+    fb.build(store, source_of(tmp_path, 60), ObedientRecipe(), workers=0, on_progress=look)
+    assert all(unlisted <= claimed for unlisted, claimed in seen)
+    assert max(len(unlisted) for unlisted, _ in seen) >= 3, "some wait until there are enough for a generation"
+
+
+class TaskNoted(InlineEngine):
+    """Keeps the document that workers would get."""
+
+    def start(self, task: Task, slots: int) -> None:
+        self.document = task.document().encode()
+        super().start(task, slots)
+
+
+def test_workers_get_the_same_few_bytes_however_many_files_and_chunks_are_planned(tmp_path):
+    sizes = []
+    for count in (2, 60):
+        for number in range(count):
+            write_orders(tmp_path / f"raw{count}" / f"{number}.txt", orders(2))
+        engine = TaskNoted()
+        cache = LocalStore(tmp_path / f"cache{count}")
+        report = fb.build(cache, fb.sources.lines(tmp_path / f"raw{count}"), ObedientRecipe(), engine=engine)
+        assert report.chunks >= count
+        sizes.append(len(engine.document))
+    assert abs(sizes[1] - sizes[0]) < 16, "but for the digits of names"
+
+
+def test_a_build_asks_for_the_times_of_a_file_once_and_again_where_it_reads_it(tmp_path, monkeypatch):
+    for number in range(12):
+        write_orders(tmp_path / "raw" / f"{number:02d}.txt", orders(2))
+    asked, stat = Counter(), os.stat
+
+    def counted(path, *rest, **options):
+        asked[os.path.basename(path)] += os.fspath(path).endswith(".txt") if isinstance(path, str | Path) else 0
+        return stat(path, *rest, **options)
+
+    monkeypatch.setattr(os, "stat", counted)
+    source, store = fb.sources.lines(tmp_path / "raw"), MemoryStore()
+    for chunk in (0, 1):  # a new build, one that is resumed
+        asked.clear()
+        assert fb.build(store, source, ObedientRecipe(), workers=0, end_chunk=chunk).made == 1
+        assert [asked[f"{number:02d}.txt"] for number in range(2, 12)] == [1] * 10

@@ -187,7 +187,8 @@ def base_workplace(
     """The base layer's work, with what has become of its source since it was planned, and since chunks were `made`."""
     store, source, newest = snapshot.store, listing.source, snapshot.newest
     check_kind(store, source, plan)
-    fresh = check_freshness(store, source, plan, layer, snapshot.table(layer), made=made)
+    listed = listing.walked if made is None else ()
+    fresh = check_freshness(store, source, plan, layer, snapshot.table(layer), made=made, listed=listed)
     job = BaseJob(
         store, layer, recipe, source, fresh.now, plan.digests, skip_unreadable, newest.number if newest else None
     )

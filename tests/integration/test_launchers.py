@@ -216,12 +216,14 @@ def test_makers_have_a_lease_to_list_their_chunks_also_where_generations_follow_
 def test_a_maker_that_lives_and_never_lists_its_chunks_is_not_waited_for_without_end(tmp_path, monkeypatch):
     store, source = with_unlisted_chunks(tmp_path)
     monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.5)
-    counter = itertools.count(1)
+    counter, deadline = itertools.count(1), time.monotonic() + 60
     beat(store, next(counter))
-    report = fb.build(
-        store, source, ObedientRecipe(), workers=0, lease_seconds=0.5,
-        on_progress=lambda progress: beat(store, next(counter)),
-    )  # fmt: skip
+
+    def other_beats(progress: fb.Progress) -> None:
+        assert time.monotonic() < deadline, "it waits without end"
+        beat(store, next(counter))
+
+    report = fb.build(store, source, ObedientRecipe(), workers=0, lease_seconds=0.5, on_progress=other_beats)
     assert (report.made, report.present) == (1, 3)
     assert fb.status(store).complete
 

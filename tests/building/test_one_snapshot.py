@@ -1,8 +1,9 @@
 """A verb reads the newest generation and the plan once, lists chunk files and source once, and passes them on.
 
 Every further read that is counted here is deliberate: publishing reads again what it adds to, since another builder
-may have been faster, but not the plan, of which the digest says whether it is the same; what makes chunks reads the
-plan, or the generation that it is pinned to, by itself, since it may be another process.
+may have been faster, but not the plan, of which the digest says whether it is the same; what was written at the end
+is read back; what makes chunks reads the plan, or the generation that it is pinned to, by itself, since it may be
+another process.
 """
 
 from collections import Counter
@@ -96,7 +97,7 @@ def verbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verbs:
 def test_a_new_build_lists_its_source_once_although_it_surveys_plans_and_compares_it(verbs: Verbs) -> None:
     assert verbs.build() == {
         "source": 1,
-        "generation": 0,
+        "generation": 1,  # what was published, read back
         "plan": 2,  # read back after planning; to make chunks
         "chunks": 2,  # what is there; to publish
     }
@@ -106,7 +107,7 @@ def test_a_resumed_build_reads_the_index_once_and_again_to_publish(verbs: Verbs)
     verbs.build(end_chunk=1)
     assert verbs.build() == {
         "source": 1,
-        "generation": 2,  # the snapshot; to publish
+        "generation": 3,  # the snapshot; to publish; what was published, read back
         "plan": 2,  # the snapshot; to make chunks
         "chunks": 2,  # the snapshot; to publish
     }
@@ -121,7 +122,7 @@ def test_a_further_layer_reads_the_index_once_and_again_to_publish(verbs: Verbs)
     verbs.build()
     assert verbs.layer() == {
         "source": 0,
-        "generation": 3,  # the snapshot; the pinned one; to publish
+        "generation": 5,  # the snapshot; the pinned one; to publish; the begun layer and its chunks, read back
         "plan": 1,  # the snapshot
         "chunks": 2,  # the snapshot; to publish
     }
@@ -157,7 +158,7 @@ def test_growing_lists_the_source_once(verbs: Verbs) -> None:
     write_orders(verbs.raw / "b.txt", orders(2))
     assert verbs.count(fb.grow, verbs.source, recipe=verbs.recipes["surveying"], workers=0) == {
         "source": 1,
-        "generation": 3,  # the snapshot; to publish; what was appended
+        "generation": 4,  # the snapshot; to publish; the chunks, read back; what was appended
         "plan": 2,  # the snapshot; to make chunks
         "chunks": 2,  # the snapshot; to publish
     }

@@ -68,7 +68,7 @@ def publish(
     def drafted() -> tuple[int | None, Generation]:
         return _next(Snapshot.take(store, known=planned), own, versions, skipped, planned, adopts, max_failures)
 
-    return _published(store, drafted)
+    return _published(store, drafted, read_back=adopts is None or bool(adopts))
 
 
 def publish_found(
@@ -149,8 +149,12 @@ def publish_without(store: Store, layers: Collection[str]) -> Generation | None:
     return _published(store, drafted) if generation_numbers(store) else None
 
 
-def _published(store: Store, drafted: Callable[[], tuple[int | None, Generation]]) -> Generation:
+def _published(
+    store: Store, drafted: Callable[[], tuple[int | None, Generation]], read_back: bool = True
+) -> Generation:
     """Create what is drafted; where another builder was first, draft again on top of what it published.
+
+    What a builder lists while it works is not read back: it is when the builder ends, or publishes again.
 
     A name that is taken and not listed is either new and not visible here yet, as on a network file system, or a
     folder or a link that is not a generation: after a few looks the next number is used.
@@ -164,6 +168,8 @@ def _published(store: Store, drafted: Callable[[], tuple[int | None, Generation]
         number += looks // LOOKS
         key, data = layout.generation(number), draft.numbered(number).encode(hmac_key())
         if _created(store, key, data):
+            if read_back:
+                return load_generation(store, number)
             return decode_generation(memoryview(b"".join(data)), store.address, key, hmac_key())
         if number not in generation_numbers(store):
             looks += 1

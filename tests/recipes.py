@@ -9,6 +9,7 @@ A sample is a line of 200 bytes that begins with an order:
     truncate PATH 1      a file loses its second half, once
     rewrite PATH 1       a file gets lines of another length, as many bytes as it had, and its old time, once
     stop PATH 1          it touches a file, then does not return
+    await PATH 1         it waits until a file is there, once
 
 Orders are followed only where a chunk is made: planning tries a recipe on a few samples in the builder itself. What
 must be counted across processes is kept in the folder that FOREBAY_TEST_NOTES names, never in a field: fields are part
@@ -134,6 +135,10 @@ def _follow(sample: Sample) -> None:
         case ["stop", path, times, _] if _is_due(sample, times):
             Path(path).touch()
             time.sleep(600)
+        case ["await", path, times, _] if _is_due(sample, times):
+            deadline = time.monotonic() + 600
+            while not os.path.exists(path) and time.monotonic() < deadline:
+                time.sleep(0.01)
 
 
 def rewrite(path: Path) -> None:

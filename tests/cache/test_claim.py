@@ -407,3 +407,14 @@ def test_a_heartbeat_outlives_credentials_that_ran_out() -> None:
         before = beat()
         while beat() <= before:
             pass
+
+
+def test_a_builder_says_how_far_it_is_before_the_time_of_a_beat_has_passed() -> None:
+    store = MemoryStore()
+    with Heartbeat(store, "here", lease_seconds=60.0) as heart:  # a beat every 10 s
+        heart.made = 3
+        deadline = time.monotonic() + 9
+        while (shown := next(iter(read_builders(store).values()))).made != 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    assert shown.beat == 2

@@ -293,11 +293,11 @@ def test_what_is_refreshed_while_clean_looks_around_stays(tmp_path, monkeypatch)
     looked = clean_module.read_claims
     calls = []
 
-    def refresh_first(store, layer, prefix=None):
+    def refresh_first(store, layer):
         if not calls:
             calls.append(layer)
             fb.refresh(root, recipes={"numbers": LineRecipe()}, source=files, workers=0)
-        return looked(store, layer, prefix)
+        return looked(store, layer)
 
     monkeypatch.setattr(clean_module, "read_claims", refresh_first)
     fb.clean(root, lease_seconds=0)

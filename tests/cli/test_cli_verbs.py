@@ -272,6 +272,9 @@ def test_a_dry_run_writes_nothing_and_says_what_would_be_built(tmp_path: Path):
     assert left["chunks"] == 3  # the estimate is of what is missing
     assert 0 < left["rows"] < whole["rows"]
     assert 0 < left["stored_bytes"] < whole["stored_bytes"]
+    shown = run("build", root, "--dry-run", "--end-chunk", 3).out
+    assert "nothing: all requested chunks are present" in shown
+    assert "estimate" not in shown, "of nothing"
     ran = run("build", "raw", source, "--into", root, "--codec", "none", "--dry-run", code=1)
     assert "differs in: chunk_bytes: 400 → 16777216, codec: " in ran.err
     assert sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*")) == before

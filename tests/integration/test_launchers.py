@@ -193,6 +193,41 @@ def test_a_builder_that_starts_later_reads_nothing_that_builders_at_work_have_ma
     assert fb.status(store).complete
 
 
+def test_makers_have_a_lease_to_list_their_chunks_also_where_generations_follow_faster(tmp_path, monkeypatch):
+    store, source = with_unlisted_chunks(tmp_path)
+    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.0)
+    beat(store, 1)
+    waits = []
+
+    def other_lists_at_the_third_look(progress: fb.Progress) -> None:
+        waits.extend([progress] if progress.phase == "waiting" else [])
+        if len(waits) == 3:
+            assert store.chunks_read == []
+            publish(store, {}, {})
+            store.chunks_read.clear()
+            store.delete(layout.builder(ELSEWHERE))
+
+    fb.build(store, source, ObedientRecipe(), workers=0, on_progress=other_lists_at_the_third_look)
+    assert len(waits) >= 3
+    assert store.chunks_read == []
+    assert fb.status(store).complete
+
+
+def test_a_maker_that_lives_and_never_lists_its_chunks_is_not_waited_for_without_end(tmp_path, monkeypatch):
+    store, source = with_unlisted_chunks(tmp_path)
+    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.5)
+    counter, deadline = itertools.count(1), time.monotonic() + 60
+    beat(store, next(counter))
+
+    def other_beats(progress: fb.Progress) -> None:
+        assert time.monotonic() < deadline, "it waits without end"
+        beat(store, next(counter))
+
+    report = fb.build(store, source, ObedientRecipe(), workers=0, lease_seconds=0.5, on_progress=other_beats)
+    assert (report.made, report.present) == (1, 3)
+    assert fb.status(store).complete
+
+
 def test_what_a_killed_machine_has_made_and_not_listed_is_adopted_after_one_lease(tmp_path):
     store, source = with_unlisted_chunks(tmp_path)
     beat(store, 1)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -95,4 +96,28 @@ print([(file.path, file.etag) for file in fb.sources.image_manifest({str(tmp_pat
     source.files()
     (other,) = folder.iterdir()
     assert other != shared
+    open_lines.cache_clear()
+
+
+def resident_bytes(path: Path) -> int:
+    """The memory that the pages of a mapped file take in this process."""
+    maps, found, is_here = Path("/proc/self/smaps").read_text().splitlines(), 0, False
+    for line in maps:
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            is_here = line.endswith(str(path))
+        elif is_here and line.startswith("Rss:"):
+            found += 1024 * int(line.split()[1])
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_manifest_that_was_listed_keeps_no_memory_of_its_index(tmp_path, folder):
+    lines = (f'{{"path": "{number}.jpg"}}\n' for number in range(5000))
+    (tmp_path / "list.jsonl").write_text("".join(lines))
+    source = fb.sources.image_manifest(tmp_path / "list.jsonl")
+    assert len(source.files()) == 5000
+    (shared,) = folder.iterdir()
+    assert resident_bytes(shared) == 0
+    assert source.look("list.jsonl@0").etag.endswith("!not-found")
+    assert resident_bytes(shared) > 0, "what is asked for is read again"
     open_lines.cache_clear()

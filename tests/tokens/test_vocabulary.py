@@ -2,8 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -139,3 +142,18 @@ def test_a_named_pipe_in_place_of_constants_is_not_waited_for(tmp_path: Path) ->
     script = "import sys; from forebay.tokens.vocabulary import vocabulary_in; assert not vocabulary_in(sys.argv[1])"
     command = [sys.executable, "-c", script, str(tmp_path / "constants.safetensors")]
     assert subprocess.run(command, env=script_environment(), timeout=600).returncode == 0
+
+
+def test_a_call_that_is_interrupted_has_ended_when_the_process_does() -> None:
+    """A thread that comes back from a library while the interpreter ends aborts it: exit code 134 instead of 130."""
+    ended = threading.Event()
+
+    def call() -> None:
+        time.sleep(0.1)  # so that the caller waits for the answer
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        ended.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        vocabulary.in_time("gpt2", "encode", 1, call)
+    assert ended.is_set()

@@ -267,7 +267,7 @@ def _check_unsigned(
 def _what_is_new(snapshot: Snapshot, listing: SourceListing, plan: Plan) -> tuple[list[SourceFile], dict[str, int]]:
     """The files that are new or grew, as they were last seen, and how far those that grew are planned."""
     store, base = snapshot.store, read_cache_document(snapshot.store).base
-    fresh = check_freshness(store, listing.source, plan, base, snapshot.table(base))
+    fresh = check_freshness(store, listing.source, plan, base, snapshot.table(base), listed=listing.walked)
     if fresh.changed:
         raise source_changed(store.address, plan, reported(listing.source, plan, fresh.changed))
     known, grown = plan.files, set(fresh.grown)

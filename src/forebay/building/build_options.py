@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from forebay.cache.claims import LEASE_SECONDS
+from forebay.cache.plan import Plan
 from forebay.cache.publish import builder_versions
 from forebay.cache.records import OnProgress, Progress
 from forebay.engine import InlineEngine, LocalEngine
@@ -107,7 +108,7 @@ class BuildOptions:
     lease_seconds: float = LEASE_SECONDS
     publish_seconds: float = PUBLISH_SECONDS
     begin_at: float | None = None  # the share of the chunks after which to begin
-    planned: tuple[str, ...] = ()  # the digests of the plan that the caller wrote or compared with the source
+    planned: Plan | None = None  # the plan that the caller wrote or compared with the source
     kept_limit: int | float | None = None  # of failures, for later commands
     clock: "PhaseClock" = field(default_factory=lambda: PhaseClock())
     on_progress: OnProgress = lambda progress: None

@@ -72,10 +72,11 @@ class ChunkSchedule:
                 self.elsewhere.append(chunk)
         return None
 
-    def look_again(self) -> None:
-        """Reconsider what other builders held when last asked."""
-        chunks, self.elsewhere = self.elsewhere, []
-        self._fill(chunks)
+    def look_again(self, is_held: Callable[[int], bool] = lambda chunk: False) -> None:
+        """Reconsider what other builders held when last asked, but for what they are known to hold still."""
+        held = {chunk for chunk in self.elsewhere if is_held(chunk)}
+        chunks, self.elsewhere = self.elsewhere, [chunk for chunk in self.elsewhere if chunk in held]
+        self._fill(chunk for chunk in chunks if chunk not in held)
 
     def drop(self, is_done: Callable[[int], bool]) -> int:
         """Forget the chunks that are done; returns how many."""
@@ -230,6 +231,10 @@ FEW_MET = 4  # chunks that others made, one after the other, before all that is 
 MET_SHARE = 1000  # or this part of all chunks, if that is more: then the listing takes as many requests
 SLOW_SECONDS = 120.0  # on one chunk, until a notice says so
 Weigh = Callable[[int], int]  # what a chunk takes from the source
+
+
+def _newest_number(store: Store) -> int:
+    return max(generation_numbers(store), default=UNPUBLISHED)
 
 
 def _from_own_place(store: Store, chunks: Sequence[int], begin_at: float | None) -> Iterable[int]:
@@ -398,7 +403,8 @@ class Build:
             if self._schedule.elsewhere:
                 self._list_own()
             self._waiting_for = self._claims.hosts(self._schedule.elsewhere)
-            self._schedule.look_again()
+            held = with_retries(partial(self._claims.still_held, self._schedule.elsewhere))
+            self._schedule.look_again(lambda chunk: chunk in held and not self._is_made_by_anyone(chunk))
             self._patience = min(WAIT_SECONDS, max(TICK_SECONDS / 4, 2 * self._patience))
         self._publish_now_and_then()
         return True
@@ -406,9 +412,12 @@ class Build:
     def _claim_ahead(self, engine: Engine, slots: Collection[int]) -> None:
         """Claim the next chunk of every slot while it computes: in a bucket, a claim takes several answers.
 
-        The last chunks are claimed by whoever is free to make them.
+        The last chunks are claimed by whoever is free to make them, and given back where they were claimed before.
         """
         if engine.usage().in_process:
+            return
+        if self._others.slots and self._unclaimed() <= len(slots) + self._others.slots:
+            self._give_back_ahead()
             return
         for slot in set(slots) & set(self._running.values()) - self._ahead.keys():
             if self._schedule.pending <= len(slots):
@@ -416,6 +425,18 @@ class Build:
             chunk = self._schedule.next_for(slot)
             if chunk is not None:
                 self._ahead[slot] = chunk
+
+    def _unclaimed(self) -> int:
+        """About how many chunks nobody has begun: heartbeats say what others have made, a few seconds ago."""
+        left = self._tally.total - self._done() - len(self._running) - self._others.slots
+        return min(left, self._schedule.pending + len(self._ahead))
+
+    def _give_back_ahead(self) -> None:
+        """Let another builder have what is claimed here and not begun."""
+        while self._ahead:
+            _, chunk = self._ahead.popitem()
+            with_retries(partial(self._claims.release, chunk))
+            self._schedule.give_back(chunk)
 
     def _slow_chunk(self) -> str:
         """A notice about a chunk that has been running for two minutes, then four, then eight."""
@@ -476,12 +497,11 @@ class Build:
     def _is_made(self, job: BuildJob, chunk: int) -> bool:
         revision = job.revision(chunk)
         if chunk in job.distrusted:
-            return self._listed().get(chunk, -1) >= revision
+            return self._listed_in(_newest_number(self._store)).get(chunk, -1) >= revision
         return has_file(self._store, layout.chunk(self._layer, chunk, revision))
 
-    def _listed(self) -> dict[int, int]:
-        """The chunks that the newest generation lists, with their revisions; read again when there is a newer one."""
-        number = max(generation_numbers(self._store), default=UNPUBLISHED)
+    def _listed_in(self, number: int) -> dict[int, int]:
+        """The chunks that a generation lists, with their revisions; the last one is kept."""
         if number != self._newest[0]:
             table = load_generation(self._store, number).table(self._layer)
             revisions = table.numbers["revision"].tolist()
@@ -620,13 +640,17 @@ class Build:
     def _wait_for_makers(self, engine: Engine) -> None:
         """Builders that are at work list their chunks: wait for it a while, rather than read and hash them here."""
         pause, patience = TICK_SECONDS / 8, max(self._terms.publish_seconds, self._terms.lease_seconds)
-        end = time.monotonic() + patience
+        end, seen = time.monotonic() + patience, UNPUBLISHED
         others = self._others.look()
         self._claims.pulses.take(others)
         while time.monotonic() < end and others:
             self._list_own()
-            if all(map(self._claims.pulses.is_silent, others)) or self._has_all_listed():
+            number = with_retries(partial(_newest_number, self._store))
+            # Of generations that follow each other closely, as many builders that end publish them, the last is read.
+            is_last, seen = number == seen, number
+            if all(map(self._claims.pulses.is_silent, others)) or (is_last and self._has_all_listed(number)):
                 return
+            pause = pause if is_last else TICK_SECONDS / 8
             self._waiting_for = tuple(sorted({beat.host for beat in others.values()}))
             self._show(engine)
             time.sleep(pause)
@@ -634,8 +658,9 @@ class Build:
             there = builder_owners(self._store)
             others = {owner: others[owner] for owner in there if owner in others and not is_dead(owner)}
 
-    def _has_all_listed(self) -> bool:
-        listed = with_retries(self._listed)
+    def _has_all_listed(self, number: int) -> bool:
+        """Whether a generation lists all that this builder waits for."""
+        listed = with_retries(partial(self._listed_in, number))
         expected = chain(self._chunks, self._tally.unlisted)
         return all(chunk in listed or chunk in self._tally.failed for chunk in expected)
 
@@ -652,12 +677,16 @@ class Build:
         self._published = time.monotonic()
         self._fresh, self._listed_count = 0, len(listed.table(self._layer))
 
+    def _done(self) -> int:
+        """The chunks that are made, here or elsewhere as far as heartbeats say."""
+        made_elsewhere = max(self._tally.present, self._first_present + self._others.made)
+        return min(self._tally.total, len(self._tally.records) + made_elsewhere)
+
     def _show(self, engine: Engine) -> None:
         usage = engine.usage()
-        made_elsewhere = max(self._tally.present, self._first_present + self._others.made)
         progress = Progress(
             phase="waiting" if self._waiting_for else "building",
-            done=min(self._tally.total, len(self._tally.records) + made_elsewhere),
+            done=self._done(),
             total=self._tally.total,
             rows=self._tally.rows,
             read_bytes=self._tally.read,

@@ -163,11 +163,6 @@ class LayerBuild:
     again: "Callable[[Mapping[int, ChunkRecord]], LayerBuild] | None" = None  # as the source is then, after these
     changed_paths: frozenset[str] = frozenset()  # planned files that `changed` is about
 
-    @property
-    def planned(self) -> tuple[str, ...]:
-        """The digests of the plan that is worked by."""
-        return self.plan.digests
-
     def is_changed(self, chunk: int) -> bool:
         """Whether a file of a chunk is not what was planned."""
         return any(part.file.path in self.changed_paths for part in self.plan.parts(chunk) if self.changed_paths)
@@ -192,7 +187,8 @@ def base_workplace(
     """The base layer's work, with what has become of its source since it was planned, and since chunks were `made`."""
     store, source, newest = snapshot.store, listing.source, snapshot.newest
     check_kind(store, source, plan)
-    fresh = check_freshness(store, source, plan, layer, snapshot.table(layer), made=made)
+    listed = listing.walked if made is None else ()
+    fresh = check_freshness(store, source, plan, layer, snapshot.table(layer), made=made, listed=listed)
     job = BaseJob(
         store, layer, recipe, source, fresh.now, plan.digests, skip_unreadable, newest.number if newest else None
     )
@@ -279,7 +275,7 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
         raise _changed_source(place, place.changed)
     started = time.monotonic()
     is_kept = isinstance(place.job, BaseJob) and not allows_all(terms.max_failures)
-    terms = replace(terms, planned=place.planned, kept_limit=terms.max_failures if is_kept else None)
+    terms = replace(terms, planned=place.plan, kept_limit=terms.max_failures if is_kept else None)
     with terms.clock.during("listing"):
         found, unsound = with_retries(partial(list_what_is_there, place, terms))
     table, revisions = found.table(layer), place.revisions()
@@ -420,7 +416,7 @@ def remake_chunks(
 ) -> BuildProgress:
     """Make published chunks again. Where other bytes come out, a new revision is published."""
     store, layer = place.job.store, place.job.layer
-    terms = replace(terms, planned=place.planned)
+    terms = replace(terms, planned=place.plan)
     listed = published_records(generation, layer, chunks)
     tally = BuildProgress(total=len(listed))
     for chunk in listed.keys() - set(place.chunks):
@@ -459,8 +455,8 @@ def list_what_is_there(place: LayerBuild, terms: BuildOptions) -> tuple[Snapshot
     """
     check_index(place.snapshot)
     layer, skipped = place.job.layer, set[str]()
-    adopts = {} if OtherBuilders(place.job.store, layer).look() else {layer: place.job.may_adopt}
-    found = publish_found(place.snapshot, terms.versions, skipped, terms.planned, adopts)
+    adopts = {} if OtherBuilders(place.job.store, layer).is_any_at_work() else {layer: place.job.may_adopt}
+    found = publish_found(place.snapshot, terms.versions, skipped, place.plan, adopts)
     return found, _chunks_of(layer, skipped)
 
 

@@ -567,7 +567,8 @@ def _planned_files(source: Source, plan: Plan) -> Iterator[SourceFile]:
 class SourceListing:
     """A source and its files, found by one walk, when first asked for.
 
-    It says which files there are. Whether one has changed since is asked of the source, which looks at it again.
+    It says which files there are, and which are as they were planned. Any other is asked of the source, which looks at
+    it again.
     """
 
     def __init__(self, source: Source, store: Store | None = None) -> None:
@@ -582,6 +583,11 @@ class SourceListing:
     @property
     def files(self) -> Sequence[SourceFile]:
         return self._found.files
+
+    @property
+    def walked(self) -> Sequence[SourceFile]:
+        """The files as they were found; none where the source was not walked."""
+        return self.files if self.source.is_walked() else ()
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -177,15 +177,20 @@ class Snapshot:
     """
 
     def __init__(
-        self, store: Store, newest: Generation | None, plan: Plan | None = None, below: str = layout.LAYERS
+        self,
+        store: Store,
+        newest: Generation | None,
+        plan: Plan | None = None,
+        below: str = layout.LAYERS,
+        known: Plan | None = None,
     ) -> None:
         self.store, self.newest = store, newest
-        self._plan, self._below = plan, below
+        self._plan, self._below, self._known = plan, below, known
 
     @classmethod
-    def take(cls, store: Store, below: str = layout.LAYERS) -> "Snapshot":
-        """The index as it is now."""
-        return cls(store, newest_generation(store), below=below)
+    def take(cls, store: Store, below: str = layout.LAYERS, known: Plan | None = None) -> "Snapshot":
+        """The index as it is now; segments of a `known` plan are not read again."""
+        return cls(store, newest_generation(store), below=below, known=known)
 
     @property
     def published(self) -> Generation:
@@ -196,7 +201,7 @@ class Snapshot:
     def plan(self) -> Plan:
         """The plan, every segment checked against its digest."""
         if self._plan is None:
-            self._plan = load_plan(self.store)
+            self._plan = load_plan(self.store, self._known)
         return self._plan
 
     @property

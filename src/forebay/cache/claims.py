@@ -21,7 +21,7 @@ A heartbeat also carries what the builder and its workers use of their machine (
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -33,10 +33,11 @@ import psutil
 from forebay.cache.records import Progress
 from forebay.errors import ForebayError, NotForebay, StoreRefused
 from forebay.format import layout
-from forebay.store.base import Missing, Owner, Store, read_document, this_process
+from forebay.store.base import Entry, Missing, Owner, Store, read_document, this_process
 
 LEASE_SECONDS = 60.0
 BEATS_PER_LEASE = 6
+EARLY_BEATS = (0.1, 0.2, 0.4)  # parts of the time between two beats: the first one of a builder says nothing yet
 MOST_BYTES = 64 * 1024  # of a heartbeat
 BUILDERS_PER_LOOK = 16  # other builders, for each beat from one look at them to the next
 MOST_BUILDERS = 10_000  # that are read: a stranger's folder may have any number
@@ -76,9 +77,9 @@ def builder_owners(store: Store) -> list[str]:
     return list(islice((owner for owner in owners if owner is not None), MOST_BUILDERS))
 
 
-def read_builders(store: Store, but: str = "") -> dict[str, BuilderBeat]:
-    """The heartbeats that can be read, by owner, without the one of `but`."""
-    found = ((owner, read_builder(store, owner)) for owner in builder_owners(store) if owner != but)
+def read_builders(store: Store) -> dict[str, BuilderBeat]:
+    """The heartbeats that can be read, by owner."""
+    found = ((owner, read_builder(store, owner)) for owner in builder_owners(store))
     return {owner: beat for owner, beat in found if beat is not None}
 
 
@@ -147,6 +148,7 @@ class OtherBuilders:
         self._first: dict[str, int] | None = None  # owner -> what it had made when this builder began
         self._made: dict[str, int] = {}
         self._looks = 0
+        self.slots = 0  # chunks that they make at once, when they were last seen
 
     @property
     def made(self) -> int:
@@ -159,12 +161,22 @@ class OtherBuilders:
         if self._looks % (1 + len(self._made) // BUILDERS_PER_LOOK) == 0:
             self.look()
 
+    def is_any_at_work(self) -> bool:
+        """Whether there is another that is not known to be dead; their heartbeats are read until one is found."""
+        return next(self._alive(), None) is not None
+
+    def _alive(self) -> Iterator[tuple[str, BuilderBeat]]:
+        own = str(this_process())
+        others = (owner for owner in builder_owners(self._store) if owner != own and not is_dead(owner))
+        beats = ((owner, read_builder(self._store, owner)) for owner in others)
+        return ((owner, beat) for owner, beat in beats if beat is not None and beat.layer == self._layer)
+
     def look(self) -> dict[str, BuilderBeat]:
         """The heartbeats of the others that are not known to be dead, by owner."""
-        beats = read_builders(self._store, but=str(this_process()))
-        found = {owner: beat for owner, beat in beats.items() if beat.layer == self._layer and not is_dead(owner)}
+        found = dict(self._alive())
         if self._first is None:
             self._first = {owner: beat.made for owner, beat in found.items()}
+        self.slots = sum(max(1, beat.workers) for beat in found.values())
         self._made |= {owner: max(beat.made, self._made.get(owner, 0)) for owner, beat in found.items()}
         return found
 
@@ -193,7 +205,9 @@ class Heartbeat(threading.Thread):
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        while not self._stopped.wait(self._seconds):
+        for part in itertools.chain(EARLY_BEATS, itertools.repeat(1.0)):
+            if self._stopped.wait(part * self._seconds):
+                return
             self.beat()
             with suppress(OSError, ForebayError):
                 self._on_beat()
@@ -310,7 +324,7 @@ class Claims:
         _AT_WORK.add(self._build)
         self._host = host
         self._held: dict[int, int] = {}  # chunk -> attempt
-        self._holders: dict[int, Claim] = {}  # chunk -> the claim of another that was there when it was last asked for
+        self._holders: dict[int, tuple[Entry, Claim]] = {}  # chunk -> the claim of another, when it was last asked for
         # A failure recorded before this builder began is tried again; one recorded since then has another etag.
         self._before = {entry.key: entry.etag for entry in store.entries(layout.claims_folder(layer))}
 
@@ -322,8 +336,9 @@ class Claims:
         self._holders.pop(chunk, None)
         if attempts:
             last = max(attempts)
-            if not self._is_free(layout.claim(self._layer, chunk, last), attempts[last]):
-                self._holders[chunk] = attempts[last]
+            entry, claim = attempts[last]
+            if not self._is_free(entry.key, claim):
+                self._holders[chunk] = (entry, claim)
                 return False
             attempt = last + 1
         for _ in range(STRANGE_NAMES):
@@ -358,12 +373,26 @@ class Claims:
 
     def failure(self, chunk: int) -> str | None:
         """Why a builder gave up a chunk that could not be taken because of it; None where none did."""
-        holder = self._holders.get(chunk)
+        _, holder = self._holders.get(chunk, (None, None))
         return holder.reason if holder is not None and holder.state == "failed" else None
+
+    def still_held(self, chunks: Iterable[int]) -> set[int]:
+        """Those of some chunks whose claims are as they were when they were last asked for, and not free.
+
+        One listing for all of them: a claim is written once, so one with the same etag need not be read again.
+        """
+        known = {chunk: self._holders[chunk] for chunk in chunks if chunk in self._holders}
+        if not known:
+            return set()
+        now = {entry.key: entry.etag for entry in self._store.entries(layout.claims_folder(self._layer))}
+        same = {
+            chunk: (entry.key, claim) for chunk, (entry, claim) in known.items() if now.get(entry.key) == entry.etag
+        }
+        return {chunk for chunk, (key, claim) in same.items() if not self._is_free(key, claim)}
 
     def hosts(self, chunks: Iterable[int]) -> tuple[str, ...]:
         """The machines of the builders that held some chunks when they were last asked for."""
-        return tuple(sorted({self._holders[chunk].host for chunk in chunks if chunk in self._holders}))
+        return tuple(sorted({self._holders[chunk][1].host for chunk in chunks if chunk in self._holders}))
 
     def release_all(self) -> None:
         """Give up whatever is held; what the disk refuses is raised when the others are released."""
@@ -401,9 +430,11 @@ class Claims:
         self._store.replace(key, [self._encode("failed", reason)], durable=False)
         del self._held[chunk]
 
-    def _attempts(self, chunk: int) -> dict[int, Claim]:
+    def _attempts(self, chunk: int) -> dict[int, tuple[Entry, Claim]]:
         prefix = f"{layout.claims_folder(self._layer)}{chunk:06d}."
-        return {claimed(key)[1]: claim for key, claim in read_claims(self._store, self._layer, prefix).items()}
+        return {
+            claimed(entry.key)[1]: (entry, claim) for entry, claim in _found_claims(self._store, self._layer, prefix)
+        }
 
     def _is_free(self, key: str, claim: Claim) -> bool:
         if claim.state == "failed":
@@ -423,23 +454,25 @@ class Claims:
         return msgspec.json.encode(claim)
 
 
-def read_claims(store: Store, layer: str, prefix: str | None = None) -> dict[str, Claim]:
+def read_claims(store: Store, layer: str) -> dict[str, Claim]:
     """Every claim on a layer, by key; those that vanish while they are read, and files of other names, do not count.
 
     One that cannot be read has an unknown owner. It never beats, so it expires; left out, it would be in the way of
     the next attempt for ever.
     """
-    claims: dict[str, Claim] = {}
-    for entry in store.entries(prefix or layout.claims_folder(layer)):
+    return {entry.key: claim for entry, claim in _found_claims(store, layer, layout.claims_folder(layer))}
+
+
+def _found_claims(store: Store, layer: str, prefix: str) -> Iterator[tuple[Entry, Claim]]:
+    for entry in store.entries(prefix):
         if not is_claim(layer, entry.key):
             continue
         try:
-            claims[entry.key] = msgspec.json.decode(read_document(store, entry.key), type=Claim)
+            yield entry, msgspec.json.decode(read_document(store, entry.key), type=Claim)
         except Missing:
             continue
         except (msgspec.MsgspecError, ForebayError, OSError, ValueError, RecursionError):
-            claims[entry.key] = Claim(owner="", host="unknown", pid=0, reason="the claim cannot be read")
-    return claims
+            yield entry, Claim(owner="", host="unknown", pid=0, reason="the claim cannot be read")
 
 
 def is_claim(layer: str, key: str) -> bool:

@@ -34,7 +34,9 @@ from forebay.format.layout import FORMAT_VERSION
 from forebay.format.tensors import hmac_key, seal, unseal
 from forebay.recipe import canonical_json
 from forebay.source import Part, SourceFile
-from forebay.store.base import Buffer, Missing, Store, is_full, load_index
+from forebay.store.base import Buffer, Entry, Missing, Store, is_full, load_index
+
+DIGEST_BYTES = 32  # at the end of the file of a segment
 
 
 class Plan:
@@ -246,8 +248,11 @@ class _Items(ItemsView[str, SourceFile]):
         return ((file.path, file) for file in self._mapping._newest())
 
 
-def load_plan(store: Store) -> Plan:
-    """The plan as it is now: every segment, each checked against its digest."""
+def load_plan(store: Store, known: Plan | None = None) -> Plan:
+    """The plan as it is now: every segment, each checked against its digest.
+
+    A segment that is among those of a `known` plan, by the digest at the end of its file, is not read again.
+    """
     segments: list[Segment] = []
     digests: list[str] = []
     dropped: dict[str, int] = {}
@@ -256,13 +261,25 @@ def load_plan(store: Store) -> Plan:
             dropped[one[0]] = max(one[1], dropped.get(one[0], -1))
         if layout.parse_segment(entry.key) != len(segments):
             continue
-        segment, digest = decode_segment(load_index(store, entry.key), store.address, entry.key)
+        found = _known_segment(store, entry, known, len(segments))
+        segment, digest = found or decode_segment(load_index(store, entry.key), store.address, entry.key)
         planned = segments[-1].first_chunk + segments[-1].added if segments else 0
         if (segment.number, segment.first_chunk) != (len(segments), planned):
             raise IndexCorrupt(store.address, entry.key, f"it does not continue the plan at chunk {planned}")
         segments.append(segment)
         digests.append(digest)
     return Plan(segments, digests, dropped)
+
+
+def _known_segment(store: Store, entry: Entry, known: Plan | None, number: int) -> tuple[Segment, str] | None:
+    """A segment of a known plan with its digest, if the file still ends with it: a segment can be taken back."""
+    if known is None or number >= len(known.segments) or entry.size < DIGEST_BYTES:
+        return None
+    try:
+        digest = store.read(entry.key, entry.size - DIGEST_BYTES, entry.size).hex()
+    except (Missing, OSError, ForebayError):
+        return None  # reading all of it says what is wrong
+    return (known.segments[number], digest) if digest == known.digests[number] else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

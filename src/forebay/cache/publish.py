@@ -31,12 +31,13 @@ from forebay.errors import (
 )
 from forebay.format import layout
 from forebay.format.chunk import MADE_BY, UNKNOWN, ChunkRecord, library_versions
-from forebay.format.generation import ChunkTable, Generation
+from forebay.format.generation import ChunkTable, Generation, decode_generation
 from forebay.format.layout import MAX_REVISION, CacheDocument
 from forebay.format.tensors import hmac_key
 from forebay.store.base import Buffer, Missing, Pieces, Store, holds
 
 _FEW_FILES = 8
+_LISTED_AT_ONCE = 1000  # keys that a bucket lists in one answer
 LOST_SECONDS = 5.0  # to wait at most after another was first
 LOOKS = 6  # at a name that is taken and not listed, before the next one is used
 Adopts = Mapping[str, Callable[[ChunkRecord], bool]]  # layer -> which of its unlisted chunks may be listed
@@ -47,7 +48,7 @@ def publish(
     made: Mapping[str, Iterable[ChunkRecord]],
     versions: Mapping[str, str],
     skipped: set[str] | None = None,
-    planned: tuple[str, ...] = (),
+    planned: Plan | None = None,
     adopts: Adopts | None = None,
     max_failures: int | float | None = None,
 ) -> Generation:
@@ -57,16 +58,21 @@ def publish(
     `adopts` allows (every one unless it is passed) is adopted by reading and hashing it; one that is not sound, or not
     allowed, is not listed, and its key goes into `skipped`. With a key nothing is adopted: a generation lists what the
     one before it lists, what is in `made`, and the segments of the plan in `planned`, which this process wrote or
-    compared with the source. Where there is no row to list at all, nothing is published, and the answer has the number
-    UNPUBLISHED. Rows that are published are never followed by none: that raises `SourceEmpty`. `max_failures` is the
-    limit for later commands; None keeps the one of the generation before.
+    compared with the source, and which are not read again. With nothing to adopt, layers that others have begun are
+    left to them, and no chunk file is listed. Where there is no row to list at all, nothing is published, and the
+    answer has the number UNPUBLISHED. Rows that are published are never followed by none: that raises `SourceEmpty`.
+    `max_failures` is the limit for later commands; None keeps the one of the generation before.
     """
     own = {layer: list(records) for layer, records in made.items()}
-    return _published(store, lambda: _next(Snapshot.take(store), own, versions, skipped, planned, adopts, max_failures))
+
+    def drafted() -> tuple[int | None, Generation]:
+        return _next(Snapshot.take(store, known=planned), own, versions, skipped, planned, adopts, max_failures)
+
+    return _published(store, drafted, read_back=adopts is None or bool(adopts))
 
 
 def publish_found(
-    snapshot: Snapshot, versions: Mapping[str, str], skipped: set[str], planned: tuple[str, ...], adopts: Adopts
+    snapshot: Snapshot, versions: Mapping[str, str], skipped: set[str], planned: Plan, adopts: Adopts
 ) -> Snapshot:
     """`publish` without chunks of this process, by an index that was read; the index after it.
 
@@ -76,7 +82,7 @@ def publish_found(
 
     def drafted() -> tuple[int | None, Generation]:
         if not taken[-1].is_newest():
-            taken.append(Snapshot.take(snapshot.store))
+            taken.append(Snapshot.take(snapshot.store, known=planned))
         return _next(taken[-1], {}, versions, skipped, planned, adopts)
 
     generation = _published(snapshot.store, drafted)
@@ -88,7 +94,7 @@ def _next(
     made: Mapping[str, Iterable[ChunkRecord]],
     versions: Mapping[str, str],
     skipped: set[str] | None,
-    planned: tuple[str, ...],
+    planned: Plan | None,
     adopts: Adopts | None,
     max_failures: int | float | None = None,
 ) -> tuple[int | None, Generation]:
@@ -120,7 +126,7 @@ def publish_over_damaged(store: Store, sound: Generation | None, adopts: Adopts 
 
     def drafted() -> tuple[int, Generation]:
         numbers = [*generation_numbers(store), -1 if sound is None else sound.number]
-        return max(numbers) + 1, _draft(Snapshot(store, sound), {}, {}, set(), (), adopts)
+        return max(numbers) + 1, _draft(Snapshot(store, sound), {}, {}, set(), None, adopts)
 
     return _published(store, drafted)
 
@@ -143,8 +149,12 @@ def publish_without(store: Store, layers: Collection[str]) -> Generation | None:
     return _published(store, drafted) if generation_numbers(store) else None
 
 
-def _published(store: Store, drafted: Callable[[], tuple[int | None, Generation]]) -> Generation:
+def _published(
+    store: Store, drafted: Callable[[], tuple[int | None, Generation]], read_back: bool = True
+) -> Generation:
     """Create what is drafted; where another builder was first, draft again on top of what it published.
+
+    What a builder lists while it works is not read back: it is when the builder ends, or publishes again.
 
     A name that is taken and not listed is either new and not visible here yet, as on a network file system, or a
     folder or a link that is not a generation: after a few looks the next number is used.
@@ -156,8 +166,11 @@ def _published(store: Store, drafted: Callable[[], tuple[int | None, Generation]
         if number is None:
             return draft
         number += looks // LOOKS
-        if _created(store, layout.generation(number), draft.numbered(number).encode(hmac_key())):
-            return load_generation(store, number)
+        key, data = layout.generation(number), draft.numbered(number).encode(hmac_key())
+        if _created(store, key, data):
+            if read_back:
+                return load_generation(store, number)
+            return decode_generation(memoryview(b"".join(data)), store.address, key, hmac_key())
         if number not in generation_numbers(store):
             looks += 1
             time.sleep(0.01 * (looks % LOOKS))
@@ -206,7 +219,7 @@ def _draft(
     made: Mapping[str, Iterable[ChunkRecord]],
     versions: Mapping[str, str],
     skipped: set[str],
-    planned: tuple[str, ...],
+    planned: Plan | None,
     adopts: Adopts | None,
 ) -> Generation:
     """What to publish next. Whatever the newest generation carries is taken from it, not from the files of now.
@@ -217,7 +230,8 @@ def _draft(
     before = newest.layers if newest else {}
     texts, carried = (newest.recipes, dict(newest.constants)) if newest else ({}, {})
     # A published layer stays until `forebay drop`; a key signs no layer that this process does not build.
-    names = sorted({*before, *(_begun_layers(snapshot) if hmac_key() is None else made)})
+    only_own = hmac_key() is not None or bool(made and adopts is not None and not adopts)
+    names = sorted({*before, *(made if only_own else _begun_layers(snapshot))})
     plan = listed_plan(snapshot, planned)
     history = newest.versions if newest else ()
     maker, finder = _makers(history, versions)
@@ -288,7 +302,7 @@ def _begun_layers(snapshot: Snapshot) -> list[str]:
     return found
 
 
-def listed_plan(snapshot: Snapshot, planned: tuple[str, ...] = ()) -> Plan:
+def listed_plan(snapshot: Snapshot, planned: Plan | None = None) -> Plan:
     """The plan that the next generation lists, which is the one to work by.
 
     The newest generation's segments come first. Others follow only where the plan of now continues those, and with a
@@ -306,8 +320,9 @@ def listed_plan(snapshot: Snapshot, planned: tuple[str, ...] = ()) -> Plan:
         return Plan((), listed)
     if hmac_key() is None:
         return plan
-    is_own = plan.digests[: len(planned)] == planned and planned[: len(listed)] == listed
-    return plan.first(len(planned if is_own else listed))
+    own = () if planned is None else planned.digests
+    is_own = plan.digests[: len(own)] == own and own[: len(listed)] == listed
+    return plan.first(len(own if is_own else listed))
 
 
 def _plan_in_use(plan: Plan, base: ChunkTable | None, listed: int) -> Plan:
@@ -389,7 +404,7 @@ def _with_unlisted(
         if listed_revision(table, record) < record.revision
         and (record.chunk >= len(asked) or record.revision >= asked[record.chunk])
     ]
-    there = _which_exist(snapshot.store, layer, own)
+    there = _which_exist(snapshot.store, layer, own, len(asked))
     table = _with(table, [record for record in own if record.key(layer) in there])
     if allowed is None:
         return table
@@ -406,9 +421,9 @@ def _with_unlisted(
         return _with_each(table, layer, adopted, skipped)
 
 
-def _which_exist(store: Store, layer: str, records: list[ChunkRecord]) -> set[str]:
-    """The files of some records; a few are looked up one by one, many are found in one listing."""
-    if len(records) > _FEW_FILES:
+def _which_exist(store: Store, layer: str, records: list[ChunkRecord], planned: int) -> set[str]:
+    """The files of some records, in as few requests as they take: one for each, or a listing of all planned chunks."""
+    if len(records) > max(_FEW_FILES, planned // _LISTED_AT_ONCE):
         return {entry.key for entry in store.entries(layout.layer_folder(layer))}
     return {key for key in (record.key(layer) for record in records) if holds(store, key)}
 

@@ -22,7 +22,7 @@ The file is advisory: it may be lost, damaged or read-only at any time, which co
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -147,11 +147,13 @@ def check_freshness(
     table: ChunkTable,
     is_same: Same = SourceFile.same_identity,
     made: Mapping[int, ChunkRecord] | None = None,
+    listed: Iterable[SourceFile] = (),
 ) -> Freshness:
     """Look at every planned file; hash only those whose look changed.
 
     A file that was copied has another ctime and inode: what only reports passes `SourceFile.same_look`, so that it does
-    not read all of a source that was moved. `made` are chunks that this build wrote: they count as if listed.
+    not read all of a source that was moved. `made` are chunks that this build wrote: they count as if listed. `listed`
+    are files as this verb found them: one that is there as it was planned is not looked at again.
     """
     seen = SeenContent(store, source)
     past = SourceDigests(store, plan, layer, table, made or {}, seen)
@@ -159,10 +161,13 @@ def check_freshness(
     changed: dict[str, str] = {}
     missing: list[str] = []
     now: dict[str, SourceFile] = {}
-    passed_over, look = plan.unreadable, source.looking()
+    passed_over, look, was_found = plan.unreadable, cache(source.looking), _Following(listed)
     for path, known in plan.files.items():
+        before = was_found.named(path)
+        if before is not None and not before.problem and is_same(known, before):
+            continue
         try:
-            found = look(path)
+            found = look()(path)
         except FileNotFoundError:
             if path not in passed_over:
                 missing.append(path)
@@ -193,6 +198,23 @@ def check_freshness(
             del now[path]
     grown = tuple(path for path, found in now.items() if found.size > plan.files[path].size or path not in ends())
     return Freshness(changed, tuple(missing), grown, now)
+
+
+class _Following:
+    """Files of a listing, asked for about in its order: one that it has passed is not found."""
+
+    def __init__(self, listed: Iterable[SourceFile]) -> None:
+        self._left = iter(listed)
+        self._next = next(self._left, None)
+
+    def named(self, path: str) -> SourceFile | None:
+        while self._next is not None and self._next.path < path:  # a file that is not planned
+            self._next = next(self._left, None)
+        found = self._next
+        if found is None or found.path != path:
+            return None
+        self._next = next(self._left, None)
+        return found
 
 
 def can_grow(source: Source, file: SourceFile, end: int) -> bool:

@@ -85,6 +85,12 @@ class ImageLines:
         else:
             self._starts, self._order, self._sorted = self._indexed()
         self._again = self._repetitions()
+        self.forget_pages()
+
+    def forget_pages(self) -> None:
+        """Give back the memory of a mapped index; what is asked for later is read again."""
+        for indexed in (self._starts, self._order, self._sorted):
+            forget_pages(indexed)
 
     def _indexed(self) -> tuple[Array, Array, Array]:
         """Where lines begin, the lines with an image in the order of its hash, and these hashes: 12 bytes for a line.
@@ -266,7 +272,10 @@ class ImageManifestSource(Source):
 
     def files(self) -> Sequence[SourceFile]:
         look = self._look_in_listing() if is_url(self.root) else self._look
-        return FileTable.of(self._planned(line, look) for line in self._lines().named())
+        lines = self._lines()
+        listed = FileTable.of(self._planned(line, look) for line in lines.named())
+        lines.forget_pages()
+        return listed
 
     def looking(self) -> Callable[[str], SourceFile]:
         if not is_url(self.root):
@@ -496,8 +505,7 @@ def _mapped(path: str, dtypes: Sequence[DTypeLike]) -> tuple[Array, ...] | None:
     body, head = content[:-_SUM_BYTES], 8 * len(dtypes)
     if len(body) < head or xxhash.xxh3_64_digest(body.data) != content[-_SUM_BYTES:].tobytes():
         return None
-    if sys.platform == "linux":
-        held.madvise(mmap.MADV_DONTNEED)  # pages that were only hashed need no memory
+    forget_pages(content)  # which were only hashed
     found, start = list[Array](), head
     for dtype, length in zip(dtypes, body[:head].view(np.uint64).tolist(), strict=True):
         stop = start + length * np.dtype(dtype).itemsize
@@ -506,6 +514,15 @@ def _mapped(path: str, dtypes: Sequence[DTypeLike]) -> tuple[Array, ...] | None:
         found.append(body[start:stop].view(dtype))
         start = stop
     return tuple(found) if start == len(body) else None
+
+
+def forget_pages(mapped: Array) -> None:
+    """Give back the memory that pages of a mapped file take; nothing where the array is not of one."""
+    held: Any = mapped
+    while isinstance(held, np.ndarray | memoryview):
+        held = held.base if isinstance(held, np.ndarray) else held.obj
+    if isinstance(held, mmap.mmap) and sys.platform == "linux":
+        held.madvise(mmap.MADV_DONTNEED)
 
 
 def _remove_unused(folder: str) -> None:

@@ -376,6 +376,7 @@ def _from_hub(name: str) -> Vocabulary:
 
 
 MOST_SECONDS = 20  # for a call that usually takes milliseconds
+LEAVE_SECONDS = 2.0  # to wait for one after Ctrl-C or SIGTERM
 TRIAL = ("It's a trial: 1,024 words, don't you think?\n\n  for i in range(10): print(i)\n" * 8, "a" * 500, " " * 500)
 T = TypeVar("T")
 EncoderName = Literal["fastokens", "tokenizers"]
@@ -495,9 +496,15 @@ def in_time(name: str, verb: str, count: int, call: Callable[[], T]) -> T:
         except BaseException as error:
             outcome.set_exception(error)
 
-    threading.Thread(target=run, name="forebay-tokenizer", daemon=True).start()
+    thread = threading.Thread(target=run, name="forebay-tokenizer", daemon=True)
     try:
+        thread.start()
         return outcome.result(MOST_SECONDS)
+    except KeyboardInterrupt:
+        # A call that comes back while the interpreter ends aborts the process, which then has the wrong exit code.
+        if thread.is_alive():
+            thread.join(LEAVE_SECONDS)
+        raise
     except TimeoutError:
         unit = "characters" if verb == "encode" else "ids"
         raise TokenizerUnusable(

@@ -249,7 +249,7 @@ def draw_dry_run(run: DryRun) -> RenderableType:
     return Group(
         title(run.root, f"layer {run.layer}", "dry run, nothing was written"),
         facts([("would build", _todo(run))]),
-        draw_estimate(run.estimate),
+        *([] if run.missing == () else [draw_estimate(run.estimate)]),
     )
 
 

@@ -149,7 +149,8 @@ def _failed(status: Status) -> list[RenderableType]:
     if not more:
         return listing("failed samples", rows)
     every = command_line("status", status.root, "--failures", "all")
-    return [*listing("the first failed samples", rows), Text.assemble(f"  … and {more:,} more: ", (every, "cyan"))]
+    left_out = f"… and {more:,} more" if rows else "which samples"
+    return [*listing("the first failed samples", rows), Text.assemble(f"  {left_out}: ", (every, "cyan"))]
 
 
 def _next_step(status: Status) -> Iterator[Text]:

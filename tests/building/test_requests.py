@@ -1,0 +1,301 @@
+"""What builders ask of the store: as little for a chunk, however many there are of chunks and of builders."""
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.recipes import NOTES, ObedientRecipe, orders, write_orders
+
+import forebay as fb
+from forebay.building import build_options, builder
+from forebay.cache.catalog import generation_numbers, load_generation
+from forebay.cache.claims import BuilderBeat, Claims, OtherBuilders
+from forebay.cache.plan import Plan, load_plan
+from forebay.cache.publish import publish
+from forebay.engine import InlineEngine
+from forebay.engine.base import Task
+from forebay.format import layout
+from forebay.format.tensors import VARIABLE
+from forebay.store import LocalStore, MemoryStore
+from forebay.store.base import Entry
+
+LAYER = "obedient"
+
+
+class AskedStore(MemoryStore):
+    """Notes what is asked for: the verb, and the key or the prefix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[str, str]] = []
+        self.bytes_read: Counter[str] = Counter()
+
+    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+        value = super().read(key, start, stop)
+        self.asked.append(("read", key))
+        self.bytes_read[key] += len(value)
+        return value
+
+    def view(self, key, *, expect=None):
+        value = super().view(key, expect=expect)
+        self.asked.append(("read", key))
+        self.bytes_read[key] += len(value)
+        return value
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        self.asked.append(("list", prefix))
+        return super().entries(prefix)
+
+    def forget(self) -> None:
+        self.asked.clear()
+        self.bytes_read.clear()
+
+    def count(self, verb: str, below: str) -> int:
+        return sum(asked == verb and key.startswith(below) for asked, key in self.asked)
+
+
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    monkeypatch.setenv(NOTES, str(folder))
+    return folder
+
+
+def source_of(folder: Path, chunks: int) -> fb.Source:
+    return fb.sources.lines(write_orders(folder / "source.txt", orders(chunks)))
+
+
+def other(number: int) -> str:
+    return f"0123456789ab-{number}-1"
+
+
+def beat(store, number: int, counter: int = 1, **progress) -> None:
+    text = msgspec.json.encode(BuilderBeat(beat=counter, host=f"node{number}", pid=number, layer=LAYER, **progress))
+    store.replace(layout.builder(other(number)), [text])
+
+
+def test_who_lists_what_it_made_reads_of_the_plan_its_digest_and_lists_no_chunk_files(tmp_path):
+    store = AskedStore()
+    fb.build(store, source_of(tmp_path, 6), ObedientRecipe(), workers=0)
+    records, plan = load_generation(store).table(LAYER).records(), load_plan(store)
+    store.delete(layout.generation(0))
+    store.forget()
+    listed = publish(store, {LAYER: records}, {}, None, plan, {})
+    assert len(listed.table(LAYER)) == 6
+    assert store.count("list", layout.LAYERS) == 0
+    assert store.bytes_read[layout.plan_segment(0)] == 32
+    assert store.count("read", layout.GENERATIONS) == 0, "nothing is read back"
+    assert load_generation(store).same_content(listed)
+
+
+def test_a_build_that_publishes_often_reads_its_plan_no_more_often(tmp_path, monkeypatch):
+    reads = []
+    for seconds in (1000.0, 0.0):
+        monkeypatch.setattr(build_options, "PUBLISH_SECONDS", seconds)
+        folder = tmp_path / str(seconds)
+        folder.mkdir()
+        store = AskedStore()
+        fb.build(store, source_of(folder, 30), ObedientRecipe(), workers=0)
+        size = store.head(layout.plan_segment(0)).size
+        reads.append((store.bytes_read[layout.plan_segment(0)] // size, store.count("list", layout.LAYERS)))
+    assert len(list(store.entries(layout.GENERATIONS))) > 10
+    assert reads[0][0] == reads[1][0]
+    assert reads[1][1] <= reads[0][1] + 2, "chunk files are listed only where more than a few were made since"
+
+
+def test_a_segment_of_a_known_plan_that_was_written_anew_is_read(tmp_path):
+    first, second = MemoryStore(), MemoryStore()
+    fb.build(first, source_of(tmp_path, 3), ObedientRecipe(), workers=0)
+    known = load_plan(first)
+    write_orders(tmp_path / "source.txt", orders(5))
+    fb.build(second, fb.sources.lines(tmp_path / "source.txt"), ObedientRecipe(), workers=0)
+    found = load_plan(second, known)
+    assert (len(known), len(found), found.digests) == (3, 5, load_plan(second).digests)
+    again = load_plan(first, known)
+    assert again.segments[0] is known.segments[0]
+    assert load_plan(first, Plan((), ())).digests == known.digests
+
+
+def test_a_builder_that_begins_reads_heartbeats_until_it_finds_one_at_work():
+    store = AskedStore()
+    for number in range(12):
+        beat(store, number)
+    store.forget()
+    assert OtherBuilders(store, LAYER).is_any_at_work()
+    assert store.count("read", layout.BUILDERS) == 1
+    assert not OtherBuilders(store, "another").is_any_at_work()
+
+
+def test_chunks_that_others_hold_are_asked_for_again_only_where_their_claims_changed():
+    store, owners = AskedStore(), {}
+    for chunk in range(6):
+        beat(store, chunk)
+        owners[chunk] = json.dumps({"owner": other(chunk), "host": f"node{chunk}", "pid": chunk}).encode()
+        store.create(layout.claim(LAYER, chunk, 1), [owners[chunk]])
+    claims = Claims(store, LAYER, "here", lease_seconds=1000.0)
+    assert not any(claims.take(chunk) for chunk in range(6))
+    store.forget()
+    assert claims.still_held(range(6)) == set(range(6))
+    assert store.asked == [("list", layout.claims_folder(LAYER))], "one request, however many are waited for"
+    store.delete(layout.claim(LAYER, 2, 1))
+    failed = {"owner": other(4), "host": "node4", "pid": 4, "state": "failed", "reason": "it broke"}
+    store.replace(layout.claim(LAYER, 4, 1), [json.dumps(failed).encode()])
+    assert claims.still_held(range(6)) == {0, 1, 3, 5}
+    assert claims.take(2)
+    assert not claims.take(4)
+    assert claims.failure(4) == "it broke"
+
+
+def test_the_claims_of_a_silent_builder_are_not_held_any_more(monkeypatch):
+    store = MemoryStore()
+    beat(store, 1)
+    store.create(layout.claim(LAYER, 0, 1), [json.dumps({"owner": other(1), "host": "node1", "pid": 1}).encode()])
+    claims = Claims(store, LAYER, "here", lease_seconds=0.0)
+    now = Claims(store, LAYER, "here", lease_seconds=1000.0)
+    assert not now.take(0)
+    assert now.still_held([0]) == {0}
+    now.pulses.lease_seconds = 0.0
+    assert now.still_held([0]) == set()
+    assert claims.take(0)
+
+
+def test_of_generations_that_follow_each_other_a_builder_that_waits_reads_the_last(tmp_path):
+    store, source, waits = AskedStore(), source_of(tmp_path, 8), []
+    fb.build(store, source, ObedientRecipe(), workers=0)
+    table = load_generation(store).table(LAYER)
+    store.delete(layout.generation(0))
+    publish(store, {LAYER: table.records()[:2]}, {}, None, None, {})
+    beat(store, 1)
+
+    def another_lists(progress: fb.Progress) -> None:
+        if progress.phase != "waiting":
+            return
+        waits.append(progress)
+        if len(waits) == 1:
+            store.forget()
+        if len(waits) <= 6:
+            publish(store, {LAYER: table.records()[2 : 2 + len(waits)]}, {}, None, None, {})
+            read = [key for verb, key in store.asked if verb == "read" and key.startswith(layout.GENERATIONS)]
+            assert layout.generation(len(waits)) not in read
+
+    fb.build(store, source, ObedientRecipe(), workers=0, on_progress=another_lists)
+    assert len(waits) > 6
+    by_waiting = Counter(key for verb, key in store.asked if verb == "read" and key.startswith(layout.GENERATIONS))
+    # `publish` of the other reads each once, to add to it; this builder the last to wait for it, and to publish.
+    assert [by_waiting[layout.generation(number)] for number in range(7)] == [1, 1, 1, 1, 1, 1, 2]
+
+
+def test_near_the_end_a_builder_among_others_claims_nothing_ahead(tmp_path, notes):
+    root, seen = tmp_path / "cache", []
+    source = source_of(tmp_path, 6)
+    beat(LocalStore(root), 1, workers=8)
+
+    def look(progress: fb.Progress) -> None:
+        if progress.phase == "building":
+            seen.append({layout.parse_claim(str(key.relative_to(root)))[0] for key in root.glob("claims/*/*")})
+            LocalStore(root).delete(layout.builder(other(1)))
+
+    assert fb.build(root, source, ObedientRecipe(), workers=1, on_progress=look).made == 6
+    assert seen[0] == {0}, "eight others can make all of the rest"
+
+
+def test_a_claim_on_a_chunk_that_was_not_begun_is_given_back_when_others_could_make_it(tmp_path, notes, monkeypatch):
+    monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
+    root, go_on = tmp_path / "cache", tmp_path / "go"
+    source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(6, c0=f"await {go_on} 1")))
+    seen: list[set[int]] = []
+    deadline = time.monotonic() + 30  # of a wait for what does not come where the code is wrong
+
+    def look(progress: fb.Progress) -> None:
+        if progress.phase != "building":
+            return
+        held = {layout.parse_claim(str(key.relative_to(root)))[0] for key in root.glob("claims/*/*")}
+        if not seen:
+            beat(LocalStore(root), 1, workers=8)
+        if not seen or held != seen[-1]:
+            seen.append(held)
+        if held == {0} or time.monotonic() > deadline:
+            LocalStore(root).delete(layout.builder(other(1)))
+            go_on.touch()
+
+    report = fb.build(root, source, ObedientRecipe(), workers=1, lease_seconds=0.3, on_progress=look)
+    assert seen[:2] == [{0, 1}, {0}]
+    assert report.made == 6
+    assert fb.status(root).claims == ()
+
+
+def test_status_of_the_index_opens_no_chunk_and_leaves_the_source_alone(tmp_path, monkeypatch):
+    store, source = AskedStore(), source_of(tmp_path, 6)
+    fb.build(store, source, ObedientRecipe(), workers=0, end_chunk=3)
+    beat(store, 1, made=2, seconds=1.0)
+    store.forget()
+    monkeypatch.setattr(os, "stat", lambda *_, **__: pytest.fail("the source was asked"))
+    found = fb.status(store, depth="index")
+    assert (found.layers[0].present, found.layers[0].missing, found.builders[0].host) == (4, (4, 5), "node1")
+    assert [key for verb, key in store.asked if verb == "read" and layout.parse_chunk(key)] == []
+    monkeypatch.undo()
+    fb.status(store)
+    assert [key for verb, key in store.asked if verb == "read" and layout.parse_chunk(key)] != []
+
+
+def test_a_claim_is_held_until_a_generation_lists_its_chunk(tmp_path, monkeypatch):
+    """With a key, a file that no generation lists counts for nothing; without one, its name is enough."""
+    monkeypatch.setenv(VARIABLE, "00" * 32)
+    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.0)
+    store, seen = MemoryStore(), []
+
+    def look(progress: fb.Progress) -> None:
+        if progress.phase == "building":
+            made = {parsed[0] for entry in store.entries(layout.LAYERS) if (parsed := layout.parse_chunk(entry.key))}
+            claimed = {layout.parse_claim(entry.key)[0] for entry in store.entries(layout.CLAIMS)}
+            numbers = generation_numbers(store)
+            listed = set(load_generation(store, numbers[-1]).table(LAYER).chunks.tolist()) if numbers else set()
+            seen.append((made - listed, claimed))
+
+    fb.build(store, source_of(tmp_path, 60), ObedientRecipe(), workers=0, on_progress=look)
+    assert all(unlisted <= claimed for unlisted, claimed in seen)
+    assert max(len(unlisted) for unlisted, _ in seen) >= 3, "some wait until there are enough for a generation"
+
+
+class TaskNoted(InlineEngine):
+    """Keeps the document that workers would get."""
+
+    def start(self, task: Task, slots: int) -> None:
+        self.document = task.document().encode()
+        super().start(task, slots)
+
+
+def test_workers_get_the_same_few_bytes_however_many_files_and_chunks_are_planned(tmp_path):
+    sizes = []
+    for count in (2, 60):
+        for number in range(count):
+            write_orders(tmp_path / f"raw{count}" / f"{number}.txt", orders(2))
+        engine = TaskNoted()
+        cache = LocalStore(tmp_path / f"cache{count}")
+        report = fb.build(cache, fb.sources.lines(tmp_path / f"raw{count}"), ObedientRecipe(), engine=engine)
+        assert report.chunks >= count
+        sizes.append(len(engine.document))
+    assert abs(sizes[1] - sizes[0]) < 16, "but for the digits of names"
+
+
+def test_a_build_asks_for_the_times_of_a_file_once_and_again_where_it_reads_it(tmp_path, monkeypatch):
+    for number in range(12):
+        write_orders(tmp_path / "raw" / f"{number:02d}.txt", orders(2))
+    asked, stat = Counter(), os.stat
+
+    def counted(path, *rest, **options):
+        asked[os.path.basename(path)] += os.fspath(path).endswith(".txt") if isinstance(path, str | Path) else 0
+        return stat(path, *rest, **options)
+
+    monkeypatch.setattr(os, "stat", counted)
+    source, store = fb.sources.lines(tmp_path / "raw"), MemoryStore()
+    for chunk in (0, 1):  # a new build, one that is resumed
+        asked.clear()
+        assert fb.build(store, source, ObedientRecipe(), workers=0, end_chunk=chunk).made == 1
+        assert [asked[f"{number:02d}.txt"] for number in range(2, 12)] == [1] * 10

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.warm_process import fork_server
+from tests.warm_process import fork_server, preload
 
 IN_MEMORY = "/dev/shm"
 ROOM_BYTES = 6 << 30  # a run leaves one or two
@@ -54,6 +54,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     os.write(entry, b"".join(_SIZE.pack(number) for number in range(len(files))))
     os.close(entry)
     base = _folder(session.config)
+    preload()
     gc.collect()
     gc.freeze()  # what was collected is not looked through again, and stays shared
     running = selectors.DefaultSelector()
@@ -207,6 +208,9 @@ def _be_a_process(session: pytest.Session, files: list[list[pytest.Item]], queue
             sender.send(item.nodeid)
             config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             sender.send({})
+            if following is None or following.path != item.path:
+                gc.collect()
+                gc.freeze()  # what a file leaves is not looked through again either, with every model that is released
         atexit._run_exitfuncs()
         code = 0
     except BrokenPipeError:

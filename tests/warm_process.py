@@ -22,11 +22,15 @@ import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+
+from forebay.errors import ForebayError
+from forebay.tokens.vocabulary import load_fast, load_vocabulary, reference_tokenizer
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PRELOADED = (
@@ -34,8 +38,20 @@ PRELOADED = (
     "torch.distributed.fsdp",
     "torch.nn.parallel",
     "forebay.api",
-    "forebay.cli.main",
     "forebay.torch",
+    "forebay.images.recipe",
+    "forebay.raw",
+    "forebay.tokens.recipe",
+    "forebay.teachers.feature_reader",
+    "forebay.tiers.warming",
+    "forebay.cli.main",
+    "forebay.cli.build_verbs",
+    "forebay.cli.demo",
+    "forebay.cli.inspect_verbs",
+    "forebay.cli.maintain_verbs",
+    "forebay.cli.tier_verbs",
+    "rich.live",
+    "rich.progress",
 )
 MOST_BYTES = 128 * 1024  # of what is asked
 _connections: dict[int, socket.socket] = {}  # to the server of a process of tests
@@ -44,6 +60,25 @@ _connections: dict[int, socket.socket] = {}  # to the server of a process of tes
 def script_environment() -> dict[str, str]:
     """Where a script finds what this process finds."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)])}
+
+
+def preload() -> None:
+    """Import what processes import when they need it, and load the vocabulary that most of them read."""
+    for module in PRELOADED:
+        with suppress(ModuleNotFoundError):  # `make lowest` installs the core alone
+            import_module(module)
+    if "ray" in sys.modules:
+        import_module("ray.dag")  # which it imports when a process ends
+    load_gpt2()
+
+
+def load_gpt2() -> None:
+    """Half a second for each process that makes tokens. Nothing is encoded: that would start threads."""
+    with suppress(ForebayError, ModuleNotFoundError):
+        vocabulary = load_vocabulary("gpt2")
+        reference_tokenizer(vocabulary)
+        load_fast(vocabulary.content)
+        assert vocabulary.ids
 
 
 def fork_server(*not_inherited: int) -> None:
@@ -139,35 +174,48 @@ def _fork() -> int:
 
 
 def _serve(server: socket.socket) -> None:
-    """Fork what is asked for until nobody asks any more, then end."""
+    """Fork what is asked for, and tell of each its number and how it ended, until nobody asks any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False  # of objects of the process that was forked, and its to run
+    woken, waking = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(waking, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+    running: dict[int, int] = {}  # where the end of a process is told
     while True:
+        ready, _, _ = select.select([server, woken], [], [])
+        if woken in ready:
+            os.read(woken, 1 << 16)
+            for child in list(running):
+                ended, status = os.waitpid(child, os.WNOHANG)
+                if ended:
+                    _tell(running[child], os.waitstatus_to_exitcode(status))
+                    os.close(running.pop(child))
+        if server not in ready:
+            continue
         asked, descriptors, _, _ = socket.recv_fds(server, MOST_BYTES, 3)
-        with suppress(ChildProcessError):  # those that have ended count as time of this process
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
         if not asked:
             os._exit(0)
-        if not _fork():
+        *standard, state = descriptors
+        child = _fork()
+        if not child:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             server.close()
-            _run_and_tell(json.loads(asked), descriptors)
-        for descriptor in descriptors:
+            for descriptor in (woken, waking, state, *running.values()):
+                os.close(descriptor)
+            _become(json.loads(asked), standard)
+        for descriptor in standard:
             os.close(descriptor)
+        running[child] = state
+        _tell(state, child)
 
 
-def _run_and_tell(asked: list[object], descriptors: list[int]) -> None:
-    """Tell the number of the process that does it, and how it ended."""
-    *standard, state = descriptors
-    child = _fork()
-    if not child:
-        os.close(state)
-        _become(asked, standard)
-    for descriptor in standard:
-        os.close(descriptor)
-    os.write(state, f"{child}\n".encode())
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    os.write(state, f"{code}\n".encode())
-    os._exit(0)
+def _tell(state: int, number: int) -> None:
+    with suppress(BrokenPipeError):  # nobody waits for it
+        os.write(state, f"{number}\n".encode())
 
 
 def _become(asked: list[object], standard: list[int]) -> None:
@@ -216,8 +264,6 @@ def _become(asked: list[object], standard: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    for module in PRELOADED:
-        with suppress(ModuleNotFoundError):  # `make lowest` installs the core alone
-            import_module(module)
+    preload()
     gc.freeze()  # what is imported is not collected again in every process
     _serve(socket.socket(fileno=int(sys.argv[1])))

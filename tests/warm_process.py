@@ -113,6 +113,12 @@ def _keep(connection: socket.socket, child: int) -> socket.socket:
     return connection
 
 
+def _ask(asked: list[object], descriptors: list[int]) -> None:
+    text = json.dumps(asked).encode()
+    assert len(text) < MOST_BYTES
+    socket.send_fds(_connections.get(os.getpid()) or _start_server(), [text], descriptors)
+
+
 class WarmProcess:
     """`python -m MODULE ARGUMENTS…`, `-c CODE ARGUMENTS…`, or with "-" a script, as a `subprocess.Popen` with pipes."""
 
@@ -120,10 +126,7 @@ class WarmProcess:
         self, how: str, what: str, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = REPOSITORY
     ) -> None:
         pipes = [os.pipe() for _ in range(3)]
-        asked = json.dumps([dict(env or script_environment()), str(cwd), how, what, *arguments]).encode()
-        assert len(asked) < MOST_BYTES
-        server = _connections.get(os.getpid()) or _start_server()
-        socket.send_fds(server, [asked], [writing for _, writing in pipes])
+        _ask([dict(env or script_environment()), str(cwd), how, what, *arguments], [writing for _, writing in pipes])
         for _, writing in pipes:
             os.close(writing)
         self.stdout, self.stderr, self._state = (os.fdopen(reading) for reading, _ in pipes)
@@ -167,6 +170,30 @@ class WarmProcess:
             return out, errors.result()
 
 
+class WarmWorker:
+    """A worker of a build as `forebay.engine.local` starts one with `subprocess.Popen`, and what it asks of it."""
+
+    def __init__(
+        self, command: list[str], *, pass_fds: list[int], stdin: int, env: Mapping[str, str], process_group: int
+    ) -> None:
+        reading, writing = os.pipe()
+        _ask([dict(env), os.getcwd(), "worker", command[-1], *map(str, pass_fds)], [1, 2, writing, *pass_fds])
+        os.close(writing)
+        self._state = os.fdopen(reading)
+        self.pid = int(self._state.readline())
+        self._returncode: int | None = None
+
+    def kill(self) -> None:
+        if self._returncode is None and not select.select([self._state], [], [], 0)[0]:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        if self._returncode is None:
+            self._returncode = int(self._state.readline())
+            self._state.close()
+        return self._returncode
+
+
 def _fork() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # from 3.12 on: libraries have threads, which are idle
@@ -195,10 +222,10 @@ def _serve(server: socket.socket) -> None:
                     os.close(running.pop(child))
         if server not in ready:
             continue
-        asked, descriptors, _, _ = socket.recv_fds(server, MOST_BYTES, 3)
+        asked, descriptors, _, _ = socket.recv_fds(server, MOST_BYTES, 8)
         if not asked:
             os._exit(0)
-        *standard, state = descriptors
+        out, errors, state, *passed = descriptors
         child = _fork()
         if not child:
             signal.set_wakeup_fd(-1)
@@ -206,8 +233,8 @@ def _serve(server: socket.socket) -> None:
             server.close()
             for descriptor in (woken, waking, state, *running.values()):
                 os.close(descriptor)
-            _become(json.loads(asked), standard)
-        for descriptor in standard:
+            _become(json.loads(asked), [out, errors], passed)
+        for descriptor in (out, errors, *passed):
             os.close(descriptor)
         running[child] = state
         _tell(state, child)
@@ -218,7 +245,7 @@ def _tell(state: int, number: int) -> None:
         os.write(state, f"{number}\n".encode())
 
 
-def _become(asked: list[object], standard: list[int]) -> None:
+def _become(asked: list[object], standard: list[int], passed: list[int]) -> None:
     """Be the process that was asked for, to its end."""
     code = 1
     try:
@@ -239,7 +266,14 @@ def _become(asked: list[object], standard: list[int]) -> None:
         warnings.filterwarnings("ignore", ".* found in sys.modules after import of package", RuntimeWarning)
         os.chdir(str(folder))
         sys.argv = [str(what), *map(str, arguments)]
-        if how == "-m":
+        if how == "worker":
+            os.setpgid(0, 0)
+            for descriptor, number in zip(passed, map(int, arguments), strict=True):
+                if descriptor != number:
+                    os.dup2(descriptor, number)
+                    os.close(descriptor)
+            exec(str(what), {"__name__": "__main__"})
+        elif how == "-m":
             runpy.run_module(str(what), run_name="__main__", alter_sys=True)
         elif how == "-":
             runpy.run_path(str(what), run_name="__main__")

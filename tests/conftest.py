@@ -71,14 +71,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-# Where a worker is a fresh interpreter, as users have it: its beginning, its end or its memory is looked at.
+# Where a worker is a fresh interpreter, as users have it: its beginning, its end or its memory is looked at, or whether
+# its bytes are those of another process, which hashes strings otherwise.
 FRESH = (
     "tests/engine/",
+    "tests/property/",
+    "tests/teachers/",
+    "tests/building/test_task.py",
+    "tests/chat/test_chat_builds.py",
     "tests/contract/test_engines.py",
+    "tests/integration/test_disk_full.py",
     "tests/integration/test_memory_limit.py",
     "tests/integration/test_token_builds.py",
     "tests/integration/test_tokens_memory.py",
-    "tests/building/test_task.py",
     "tests/test_portability.py",
 )
 

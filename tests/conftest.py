@@ -72,10 +72,12 @@ def one_thread() -> Iterator[None]:
 
 
 # Where a worker is a fresh interpreter, as users have it: its beginning, its end or its memory is looked at, or whether
-# its bytes are those of another process, which hashes strings otherwise.
+# its bytes are those of another process, which hashes strings otherwise; or libraries read the environment at import.
 FRESH = (
     "tests/engine/",
+    "tests/hub/",
     "tests/property/",
+    "tests/remote/",
     "tests/teachers/",
     "tests/building/test_task.py",
     "tests/chat/test_chat_builds.py",

@@ -78,7 +78,7 @@ FRESH = (
     "tests/hub/",
     "tests/property/",
     "tests/remote/",
-    "tests/teachers/",
+    "tests/teachers/test_teacher_recipe.py",
     "tests/building/test_task.py",
     "tests/chat/test_chat_builds.py",
     "tests/contract/test_engines.py",

@@ -29,8 +29,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from forebay.errors import ForebayError
-from forebay.tokens.vocabulary import load_fast, load_vocabulary, reference_tokenizer
+from tests.gpt2 import load_gpt2
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PRELOADED = (
@@ -70,15 +69,6 @@ def preload() -> None:
     if "ray" in sys.modules:
         import_module("ray.dag")  # which it imports when a process ends
     load_gpt2()
-
-
-def load_gpt2() -> None:
-    """Half a second for each process that makes tokens. Nothing is encoded: that would start threads."""
-    with suppress(ForebayError, ModuleNotFoundError):
-        vocabulary = load_vocabulary("gpt2")
-        reference_tokenizer(vocabulary)
-        load_fast(vocabulary.content)
-        assert vocabulary.ids
 
 
 def fork_server(*not_inherited: int) -> None:

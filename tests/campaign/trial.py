@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from tests.warm_process import load_gpt2
+from tests.gpt2 import load_gpt2
 
 import forebay.cli
 from forebay import api

@@ -13,17 +13,20 @@ twice as slowly, and tests start hundreds.
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 from tests.examples import PROFILES
 from tests.side_by_side import pytest_addoption, pytest_runtestloop
+from tests.warm_process import WarmWorker
 
 if TYPE_CHECKING:
     from tests.tiny_models import TinyModels
@@ -66,6 +69,37 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+# Where a worker is a fresh interpreter, as users have it: its beginning, its end or its memory is looked at, or whether
+# its bytes are those of another process, which hashes strings otherwise; or libraries read the environment at import.
+FRESH = (
+    "tests/engine/",
+    "tests/hub/",
+    "tests/property/",
+    "tests/remote/",
+    "tests/teachers/test_teacher_recipe.py",
+    "tests/building/test_task.py",
+    "tests/chat/test_chat_builds.py",
+    "tests/contract/test_engines.py",
+    "tests/integration/test_disk_full.py",
+    "tests/integration/test_memory_limit.py",
+    "tests/integration/test_token_builds.py",
+    "tests/integration/test_tokens_memory.py",
+    "tests/test_portability.py",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_workers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Workers of builds of this process are forked with everything imported. They run and make the same."""
+    if sys.platform != "linux" or not request.config.getoption("processes") or request.node.nodeid.startswith(FRESH):
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        started = SimpleNamespace(Popen=WarmWorker, DEVNULL=subprocess.DEVNULL)
+        patch.setattr("forebay.engine.local.subprocess", started)
+        yield
 
 
 @pytest.fixture

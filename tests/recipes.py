@@ -62,6 +62,7 @@ class ObedientRecipe(msgspec.Struct, frozen=True, kw_only=True):
         taken = list(samples)
         if isinstance(samples, ChunkSamples) and taken:
             _write_note("makes", f"{os.getpid()} {taken[0].id}\n")
+            _wait_for_permission(taken[0])
             time.sleep(self.seconds)
             for sample in taken:
                 _follow(sample)
@@ -117,6 +118,24 @@ def makes(notes: Path, rows: int = 2) -> list[tuple[int, int]]:
     text = (notes / "makes").read_text() if (notes / "makes").exists() else ""
     pairs = [line.split() for line in text.splitlines()]
     return [(int(pid), int(sample.rpartition("@")[2]) // (rows * LINE_BYTES)) for pid, sample in pairs]
+
+
+def let_begin(notes: Path, chunks: int | None) -> None:
+    """Let only so many different chunks be made: whoever begins another waits. None lets all be made."""
+    if chunks is None:
+        (notes / "allowed").unlink()
+    else:
+        (notes / "allowed").write_text(str(chunks))
+
+
+def _wait_for_permission(sample: Sample) -> None:
+    notes = Path(os.environ.get(NOTES, "/nowhere"))
+    if not (notes / "allowed").exists():
+        return
+    lines = (notes / "makes").read_text().splitlines()
+    begun = list(dict.fromkeys(line.partition(" ")[2] for line in lines))
+    while (notes / "allowed").exists() and begun.index(sample.id) >= int((notes / "allowed").read_text()):
+        time.sleep(0.01)
 
 
 def _follow(sample: Sample) -> None:

@@ -20,11 +20,12 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.warm_process import fork_server
+from tests.warm_process import fork_server, preload
 
 IN_MEMORY = "/dev/shm"
 ROOM_BYTES = 6 << 30  # a run leaves one or two
@@ -54,6 +55,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     os.write(entry, b"".join(_SIZE.pack(number) for number in range(len(files))))
     os.close(entry)
     base = _folder(session.config)
+    if "torch" in sys.modules:  # otherwise these tests need none of it
+        preload()
     gc.collect()
     gc.freeze()  # what was collected is not looked through again, and stays shared
     running = selectors.DefaultSelector()
@@ -207,16 +210,27 @@ def _be_a_process(session: pytest.Session, files: list[list[pytest.Item]], queue
             sender.send(item.nodeid)
             config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             sender.send({})
+            if following is None or following.path != item.path:
+                gc.collect()
+                gc.freeze()  # what a file leaves is not looked through again either, with every model that is released
         atexit._run_exitfuncs()
         code = 0
     except BrokenPipeError:
         code = 0  # the run was stopped
+        _end_fixtures(session)
     except BaseException:
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        _end_fixtures(session)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _end_fixtures(session: pytest.Session) -> None:
+    """End what this process started for its tests: servers would outlive it."""
+    with suppress(BaseException):
+        session._setupstate.teardown_exact(None)
 
 
 def _with_following(files: list[list[pytest.Item]], queue: int) -> Iterator[tuple[pytest.Item, pytest.Item | None]]:

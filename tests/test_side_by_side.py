@@ -87,17 +87,30 @@ def test_a_process_that_ends_too_early_is_a_failure_whatever_its_exit_code(tmp_p
 
 
 MANY = """
+import time
 import pytest
 
+@pytest.fixture(scope="module")
+def server():
+    with open({notes!r}, "a") as notes:
+        notes.write("+")
+    yield
+    with open({notes!r}, "a") as notes:
+        notes.write("-")
+
 @pytest.mark.parametrize("number", range(400))
-def test_many(number):
+def test_many(server, number):
     print("x" * 500)
+    time.sleep({seconds})
 """
 
 
-def test_a_run_that_is_stopped_at_a_failure_ends(tmp_path: Path) -> None:
-    for name, text in (("test_a.py", MANY), ("test_b.py", MANY), ("test_c.py", OTHERS)):
+def test_a_run_that_is_stopped_at_a_failure_ends_and_so_do_fixtures(tmp_path: Path) -> None:
+    notes = str(tmp_path / "notes")
+    quick, slow = MANY.format(notes=notes, seconds=0), MANY.format(notes=notes, seconds=0.05)
+    for name, text in (("test_a.py", quick), ("test_b.py", slow), ("test_c.py", OTHERS)):
         (tmp_path / name).write_text(text)
     ran = run(tmp_path, "-x")
     assert ran.returncode == 1, ran.stdout + ran.stderr
     assert "stopping after 1 failures" in ran.stdout
+    assert sorted((tmp_path / "notes").read_text()) == ["+", "+", "-", "-"]

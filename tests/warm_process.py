@@ -22,11 +22,14 @@ import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+
+from tests.gpt2 import load_gpt2
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PRELOADED = (
@@ -34,8 +37,20 @@ PRELOADED = (
     "torch.distributed.fsdp",
     "torch.nn.parallel",
     "forebay.api",
-    "forebay.cli.main",
     "forebay.torch",
+    "forebay.images.recipe",
+    "forebay.raw",
+    "forebay.tokens.recipe",
+    "forebay.teachers.feature_reader",
+    "forebay.tiers.warming",
+    "forebay.cli.main",
+    "forebay.cli.build_verbs",
+    "forebay.cli.demo",
+    "forebay.cli.inspect_verbs",
+    "forebay.cli.maintain_verbs",
+    "forebay.cli.tier_verbs",
+    "rich.live",
+    "rich.progress",
 )
 MOST_BYTES = 128 * 1024  # of what is asked
 _connections: dict[int, socket.socket] = {}  # to the server of a process of tests
@@ -44,6 +59,16 @@ _connections: dict[int, socket.socket] = {}  # to the server of a process of tes
 def script_environment() -> dict[str, str]:
     """Where a script finds what this process finds."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)])}
+
+
+def preload() -> None:
+    """Import what processes import when they need it, and load the vocabulary that most of them read."""
+    for module in PRELOADED:
+        with suppress(ModuleNotFoundError):  # `make lowest` installs the core alone
+            import_module(module)
+    if "ray" in sys.modules:
+        import_module("ray.dag")  # which it imports when a process ends
+    load_gpt2()
 
 
 def fork_server(*not_inherited: int) -> None:
@@ -78,6 +103,12 @@ def _keep(connection: socket.socket, child: int) -> socket.socket:
     return connection
 
 
+def _ask(asked: list[object], descriptors: list[int]) -> None:
+    text = json.dumps(asked).encode()
+    assert len(text) < MOST_BYTES
+    socket.send_fds(_connections.get(os.getpid()) or _start_server(), [text], descriptors)
+
+
 class WarmProcess:
     """`python -m MODULE ARGUMENTS…`, `-c CODE ARGUMENTS…`, or with "-" a script, as a `subprocess.Popen` with pipes."""
 
@@ -85,10 +116,7 @@ class WarmProcess:
         self, how: str, what: str, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = REPOSITORY
     ) -> None:
         pipes = [os.pipe() for _ in range(3)]
-        asked = json.dumps([dict(env or script_environment()), str(cwd), how, what, *arguments]).encode()
-        assert len(asked) < MOST_BYTES
-        server = _connections.get(os.getpid()) or _start_server()
-        socket.send_fds(server, [asked], [writing for _, writing in pipes])
+        _ask([dict(env or script_environment()), str(cwd), how, what, *arguments], [writing for _, writing in pipes])
         for _, writing in pipes:
             os.close(writing)
         self.stdout, self.stderr, self._state = (os.fdopen(reading) for reading, _ in pipes)
@@ -132,6 +160,30 @@ class WarmProcess:
             return out, errors.result()
 
 
+class WarmWorker:
+    """A worker of a build as `forebay.engine.local` starts one with `subprocess.Popen`, and what it asks of it."""
+
+    def __init__(
+        self, command: list[str], *, pass_fds: list[int], stdin: int, env: Mapping[str, str], process_group: int
+    ) -> None:
+        reading, writing = os.pipe()
+        _ask([dict(env), os.getcwd(), "worker", command[-1], *map(str, pass_fds)], [1, 2, writing, *pass_fds])
+        os.close(writing)
+        self._state = os.fdopen(reading)
+        self.pid = int(self._state.readline())
+        self._returncode: int | None = None
+
+    def kill(self) -> None:
+        if self._returncode is None and not select.select([self._state], [], [], 0)[0]:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        if self._returncode is None:
+            self._returncode = int(self._state.readline())
+            self._state.close()
+        return self._returncode
+
+
 def _fork() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # from 3.12 on: libraries have threads, which are idle
@@ -139,38 +191,51 @@ def _fork() -> int:
 
 
 def _serve(server: socket.socket) -> None:
-    """Fork what is asked for until nobody asks any more, then end."""
+    """Fork what is asked for, and tell of each its number and how it ended, until nobody asks any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False  # of objects of the process that was forked, and its to run
+    woken, waking = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(waking, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+    running: dict[int, int] = {}  # where the end of a process is told
     while True:
-        asked, descriptors, _, _ = socket.recv_fds(server, MOST_BYTES, 3)
-        with suppress(ChildProcessError):  # those that have ended count as time of this process
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+        ready, _, _ = select.select([server, woken], [], [])
+        if woken in ready:
+            os.read(woken, 1 << 16)
+            for child in list(running):
+                ended, status = os.waitpid(child, os.WNOHANG)
+                if ended:
+                    _tell(running[child], os.waitstatus_to_exitcode(status))
+                    os.close(running.pop(child))
+        if server not in ready:
+            continue
+        asked, descriptors, _, _ = socket.recv_fds(server, MOST_BYTES, 8)
         if not asked:
             os._exit(0)
-        if not _fork():
+        out, errors, state, *passed = descriptors
+        child = _fork()
+        if not child:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             server.close()
-            _run_and_tell(json.loads(asked), descriptors)
-        for descriptor in descriptors:
+            for descriptor in (woken, waking, state, *running.values()):
+                os.close(descriptor)
+            _become(json.loads(asked), [out, errors], passed)
+        for descriptor in (out, errors, *passed):
             os.close(descriptor)
+        running[child] = state
+        _tell(state, child)
 
 
-def _run_and_tell(asked: list[object], descriptors: list[int]) -> None:
-    """Tell the number of the process that does it, and how it ended."""
-    *standard, state = descriptors
-    child = _fork()
-    if not child:
-        os.close(state)
-        _become(asked, standard)
-    for descriptor in standard:
-        os.close(descriptor)
-    os.write(state, f"{child}\n".encode())
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    os.write(state, f"{code}\n".encode())
-    os._exit(0)
+def _tell(state: int, number: int) -> None:
+    with suppress(BrokenPipeError):  # nobody waits for it
+        os.write(state, f"{number}\n".encode())
 
 
-def _become(asked: list[object], standard: list[int]) -> None:
+def _become(asked: list[object], standard: list[int], passed: list[int]) -> None:
     """Be the process that was asked for, to its end."""
     code = 1
     try:
@@ -191,7 +256,14 @@ def _become(asked: list[object], standard: list[int]) -> None:
         warnings.filterwarnings("ignore", ".* found in sys.modules after import of package", RuntimeWarning)
         os.chdir(str(folder))
         sys.argv = [str(what), *map(str, arguments)]
-        if how == "-m":
+        if how == "worker":
+            os.setpgid(0, 0)
+            for descriptor, number in zip(passed, map(int, arguments), strict=True):
+                if descriptor != number:
+                    os.dup2(descriptor, number)
+                    os.close(descriptor)
+            exec(str(what), {"__name__": "__main__"})
+        elif how == "-m":
             runpy.run_module(str(what), run_name="__main__", alter_sys=True)
         elif how == "-":
             runpy.run_path(str(what), run_name="__main__")
@@ -216,8 +288,6 @@ def _become(asked: list[object], standard: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    for module in PRELOADED:
-        with suppress(ModuleNotFoundError):  # `make lowest` installs the core alone
-            import_module(module)
+    preload()
     gc.freeze()  # what is imported is not collected again in every process
     _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import json
 import os
+import pkgutil
 import re
 import resource
 import select
@@ -24,6 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from tests.gpt2 import load_gpt2
+
+import forebay.cli
 from forebay import api
 from forebay.cli.main import main
 
@@ -80,10 +84,15 @@ class Ending:
 def warm_up() -> None:
     """Import what verbs import when they need it, and keep the collector away: children then share the pages."""
     for name in (
-        "numpy.ma", "fastokens", "tokenizers", "forebay.raw", "forebay.tokens.recipe", "forebay.images.recipe",
-        "forebay.tiers.cached_images", "forebay.tiers.warming", "forebay.tiers.warming",
+        "numpy.ma", "fastokens", "tokenizers", "forebay.raw", "forebay.images.recipe",
+        "forebay.teachers.feature_reader", "forebay.tiers.cached_images", "forebay.tiers.warming", "rich.live",
+        "rich.markup", "rich.progress", "rich.table", "rich.traceback",
     ):  # fmt: skip
         importlib.import_module(name)
+    for module in pkgutil.walk_packages(forebay.cli.__path__, "forebay.cli."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    load_gpt2()
     gc.collect()
     gc.freeze()
 

@@ -61,10 +61,12 @@ def _dictionary(folder: Path, root: Path) -> Commands:
 
 
 def _one_cell(folder: Path, root: Path) -> Commands:
-    pq.write_table(
-        pa.table({"text": ["y" * (400 << 20)]}), folder / "a.parquet", compression="zstd", use_dictionary=False
-    )
-    return [_build("tokens", folder / "a.parquet", root)]
+    size = 400 << 20
+    text = pa.StringArray.from_buffers(1, pa.py_buffer(struct.pack("<ii", 0, size)), pa.py_buffer(b"y" * size))
+    table = pa.table({"text": text})
+    path = folder / "a.parquet"
+    pq.write_table(table, path, compression="zstd", compression_level=1, use_dictionary=False, write_statistics=False)
+    return [_build("tokens", path, root)]
 
 
 def _equal_texts(text: Callable[[], str], rows: int) -> Make:

@@ -1,7 +1,8 @@
 """Builders killed again and again, two at a time: the cache comes out as if nothing had happened.
 
 Every kill is aimed at a number of chunks: it is dealt when so many files are there, after a random moment more. So the
-kills spread over the whole build however slow the machine is, and the test says where each one landed.
+kills spread over the whole build however slow the machine is, and the test says where each one landed. The last chunks
+wait until one builder is stopped, so that there is something that it holds.
 """
 
 import os
@@ -14,11 +15,12 @@ from pathlib import Path
 
 import pytest
 from tests.builders import children_of, chunk_count, chunk_digests, ending, every_file, start_builder, wait_until
-from tests.recipes import ObedientRecipe, makes, orders, write_orders
+from tests.recipes import ObedientRecipe, let_begin, makes, orders, write_orders
 
 import forebay as fb
 
 LEASE_SECONDS = 2.0
+HELD = 8  # chunks: more than two builders of two workers claim at once
 
 
 class Campaign:
@@ -34,6 +36,7 @@ class Campaign:
         self.landed: list[int] = []
         self.slept = 0.0
         self._random = random.Random(seed)
+        let_begin(self.notes, chunks - HELD)
         self._builders = [self._start(), self._start()]
 
     def kill_at(self, chunks: int) -> None:
@@ -60,6 +63,7 @@ class Campaign:
             held = self._held_by(self.survivor.pid)
             if not held:
                 send(signal.SIGCONT, stopped)
+        let_begin(self.notes, None)
         begun = time.monotonic()
         wait_until(lambda: all(self._chunk(chunk).exists() for chunk in held), what="nobody took over an expired lease")
         self.slept = time.monotonic() - begun
@@ -101,7 +105,7 @@ def run_campaign(folder: Path, *, kills: int, chunks: int, seconds: float, seed:
     try:
         for kill in range(kills):
             present = chunk_count(campaign.root)
-            campaign.kill_at(present + max(1, (chunks - 20 - present) // (kills - kill)))
+            campaign.kill_at(min(chunks - HELD, present + max(1, (chunks - 20 - present) // (kills - kill))))
         campaign.stop_past_the_lease()
         for ended in campaign.finish():
             assert "report" in ended, ended

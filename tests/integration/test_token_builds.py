@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import shutil
 from collections import defaultdict
 from pathlib import Path
 
@@ -43,6 +44,14 @@ def reference(corpus, tmp_path_factory):
     return chunk_digests(root)
 
 
+@pytest.fixture(scope="module")
+def built(corpus, tmp_path_factory):
+    """A cache that two workers made; who changes it takes a copy."""
+    root = tmp_path_factory.mktemp("built") / "cache"
+    fb.build(root, fb.sources.jsonl(corpus[0]), RECIPE, workers=2)
+    return root
+
+
 @pytest.mark.parametrize(("workers", "mode"), [(1, "inverse"), (3, "forward")])
 def test_chunks_are_the_same_for_any_number_of_workers_in_either_direction(corpus, reference, tmp_path, workers, mode):
     fb.build(tmp_path / "cache", fb.sources.jsonl(corpus[0]), RECIPE, workers=workers, mode=mode)
@@ -51,7 +60,7 @@ def test_chunks_are_the_same_for_any_number_of_workers_in_either_direction(corpu
 
 def test_ranges_built_by_three_builders_at_once_make_one_cache(corpus, reference, tmp_path):
     ends = [(0, 3), (4, 7), (8, 10_000)]
-    builders = [start_tokens(corpus[0], tmp_path / "cache", start_chunk=a, end_chunk=b) for a, b in ends]
+    builders = [start_tokens(corpus[0], tmp_path / "cache", start_chunk=a, end_chunk=b, workers=0) for a, b in ends]
     for builder in builders:
         _, err = builder.communicate(timeout=600)
         assert builder.returncode == 0, err
@@ -73,10 +82,8 @@ def test_a_build_that_is_killed_again_and_again_comes_out_the_same(corpus, refer
     assert chunk_digests(root) == reference
 
 
-def test_every_document_comes_back_from_its_pieces(corpus, tmp_path):
-    root = tmp_path / "cache"
-    fb.build(root, fb.sources.jsonl(corpus[0]), RECIPE, workers=2)
-    assert texts_of(root) == corpus[1]
+def test_every_document_comes_back_from_its_pieces(corpus, built):
+    assert texts_of(built) == corpus[1]
 
 
 def test_equal_documents_are_left_out_once_whatever_the_workers_and_growth_knows_them(corpus, tmp_path):
@@ -96,9 +103,8 @@ def test_equal_documents_are_left_out_once_whatever_the_workers_and_growth_knows
     assert layer.statistics["duplicates"] == len(texts) - len(distinct) + 2
 
 
-def test_growing_adds_documents_and_moves_none(corpus, reference, tmp_path):
-    root, more = tmp_path / "cache", tmp_path / "more.jsonl"
-    fb.build(root, fb.sources.jsonl(corpus[0]), RECIPE, workers=2)
+def test_growing_adds_documents_and_moves_none(corpus, reference, built, tmp_path):
+    root, more = shutil.copytree(built, tmp_path / "cache"), tmp_path / "more.jsonl"
     more.write_text(json.dumps({"text": "appended later"}) + "\n")
     fb.grow(root, fb.sources.jsonl(corpus[0], more), workers=1)
     grown = chunk_digests(root)
@@ -106,9 +112,8 @@ def test_growing_adds_documents_and_moves_none(corpus, reference, tmp_path):
     assert texts_of(root) == [*corpus[1], "appended later"]
 
 
-def test_a_chunk_rebuilt_by_repair_is_the_same_to_the_last_byte(corpus, reference, tmp_path):
-    root = tmp_path / "cache"
-    fb.build(root, fb.sources.jsonl(corpus[0]), RECIPE, workers=2)
+def test_a_chunk_rebuilt_by_repair_is_the_same_to_the_last_byte(reference, built, tmp_path):
+    root = shutil.copytree(built, tmp_path / "cache")
     victim = root / sorted(reference)[3]
     damaged = bytearray(victim.read_bytes())
     damaged[len(damaged) // 2] ^= 0x10

@@ -1,11 +1,15 @@
 """Every block of the guide runs, in order, and draws the pictures that the guide shows."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+
+from forebay.torch.attention.backends import _kernels
 
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDE = DOCS / "guide-masks.md"
@@ -23,8 +27,12 @@ def drawn(tmp_path_factory) -> Path:
     names: dict[str, object] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        # Traced, without the C++ compiler, which takes half a minute for a first kernel: tests/torch has one.
+        patch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+        _kernels.clear()
         for block in blocks:
             exec(compile(block, str(GUIDE), "exec"), names)
+    _kernels.clear()
     return folder
 
 

@@ -15,7 +15,7 @@ from tests.tokens.vocabularies import added, byte_level, changed_model, written
 
 from forebay.errors import LibraryMissing, TokenizerUnusable
 from forebay.tokens import vocabulary
-from forebay.tokens.vocabulary import Vocabulary, load_vocabulary
+from forebay.tokens.vocabulary import Vocabulary, load_fast, load_vocabulary, reference_tokenizer
 
 
 def test_gpt2_needs_no_hub_and_is_the_published_one():
@@ -46,6 +46,16 @@ def test_a_file_or_its_folder_can_be_named(tmp_path):
     path = written(tmp_path, byte_level())
     assert load_vocabulary(path) == load_vocabulary(str(tmp_path))
     assert load_vocabulary(path).size == 257
+
+
+def test_the_same_bytes_are_loaded_once_and_errors_have_the_name_of_their_own():
+    one, other = Vocabulary("one", byte_level()), Vocabulary("other", byte_level())
+    assert reference_tokenizer(one) is reference_tokenizer(other)
+    assert load_fast(one.content) is load_fast(other.content)
+    assert reference_tokenizer(one) is not reference_tokenizer(load_vocabulary("gpt2"))
+    for name in ("one", "other"):
+        with pytest.raises(TokenizerUnusable, match=f"'{name}'"):
+            reference_tokenizer(Vocabulary(name, b'{"model": {"type": "none", "vocab": {}}}'))
 
 
 def test_a_file_that_changed_is_read_again(tmp_path):

@@ -25,11 +25,13 @@ from forebay.compiled import native
 from forebay.errors import EncodersDiffer, TokenizerUnusable
 from forebay.tokens.vocabulary import (
     EncoderName,
+    SameBytes,
     Vocabulary,
     hard_strings,
     in_time,
     is_installed,
     library_errors,
+    load_fast,
     reference_tokenizer,
 )
 
@@ -188,11 +190,9 @@ class ChatEncoder:
         self._name = vocabulary.name
         self._fast: Any = None
         if name == "fastokens":
-            with library_errors(self._name, "fastokens does not support it"):
-                self._fast = import_module("fastokens").Tokenizer.from_json_str(vocabulary.text)
-                self._fast.no_truncation()
+            self._fast = load_fast(vocabulary.content)
         else:
-            self._slow = _reference(vocabulary)
+            self._slow = _reference(vocabulary.content)
 
     def encode(self, texts: Sequence[str]) -> tuple[Array, Array]:
         """The ids of all texts (uint32), and the offsets of each text in them (int64, one more)."""
@@ -208,10 +208,10 @@ class ChatEncoder:
 
 
 @lru_cache(maxsize=2)
-def _reference(vocabulary: Vocabulary) -> Any:
+def _reference(content: SameBytes) -> Any:
     """The reference tokenizer, set to make ids of the texts of control tokens."""
     native: Any = import_module("tokenizers")
-    tokenizer = native.Tokenizer.from_str(vocabulary.text)
+    tokenizer = native.Tokenizer.from_str(content.vocabulary.text)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = False

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from pkgutil import resolve_name
@@ -190,7 +190,12 @@ def is_key(key: str) -> bool:
     return _key_problem(key) is None
 
 
+_PLAIN_KEY = re.compile(r"(?:\w[\w.-]{0,99}/){0,3}(?:\.tmp-)?\w[\w.-]{0,99}", re.ASCII)  # nearly every key
+
+
 def _key_problem(key: str) -> str | None:
+    if _PLAIN_KEY.fullmatch(key):
+        return None
     parts = key.split("/")
     if len(parts) > MAX_KEY_PARTS:
         return f"has more than {MAX_KEY_PARTS} parts"
@@ -357,7 +362,11 @@ class Owner:
 
 
 def this_process() -> Owner:
-    pid = os.getpid()
+    return _living(os.getpid())
+
+
+@lru_cache(maxsize=1)  # a forked child has another pid
+def _living(pid: int) -> Owner:
     return Owner(this_host(), pid, _start_time(pid) or 0)
 
 

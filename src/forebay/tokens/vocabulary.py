@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib import import_module
 from importlib.metadata import version
@@ -211,6 +211,14 @@ class _TokenizerFile(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
+class SameBytes:
+    """A vocabulary, equal to any other with its bytes: loading takes half a second, which is spent once for all."""
+
+    json: bytes
+    vocabulary: "Vocabulary" = field(compare=False)
+
+
+@dataclass(frozen=True)
 class Vocabulary:
     """The bytes of a `tokenizer.json`, and its ids."""
 
@@ -220,6 +228,10 @@ class Vocabulary:
     @cached_property
     def sha256(self) -> str:
         return hashlib.sha256(self.json).hexdigest()
+
+    @property
+    def content(self) -> SameBytes:
+        return SameBytes(self.json, self)
 
     @property
     def text(self) -> str:
@@ -393,12 +405,8 @@ class FastEncoder:
     """`fastokens`, through its flat interface: no Python object per token."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        native: Any = import_module("fastokens")
         self._name = vocabulary.name
-        text = vocabulary.text
-        with library_errors(self._name, "fastokens does not support it"):
-            self._tokenizer = native.Tokenizer.from_json_str(text)
-            self._tokenizer.no_truncation()
+        self._tokenizer = load_fast(vocabulary.content)
 
     def encode(self, texts: Sequence[str]) -> tuple[Array, Array]:
         with library_errors(self._name, "fastokens fails on a text"):
@@ -451,13 +459,29 @@ def reference_tokenizer(vocabulary: Vocabulary) -> Any:
     """The Hugging Face tokenizer, with special tokens as plain text and without truncation or padding."""
     if not is_installed("tokenizers"):
         raise LibraryMissing("tokenizers", "reading and checking a tokenizer", "tokens")
+    return _load_reference(vocabulary.content)
+
+
+@lru_cache(maxsize=4)
+def _load_reference(content: SameBytes) -> Any:
     library: Any = import_module("tokenizers")
-    text = vocabulary.text
-    with library_errors(vocabulary.name, "it cannot be loaded"):
+    text = content.vocabulary.text
+    with library_errors(content.vocabulary.name, "it cannot be loaded"):
         tokenizer = library.Tokenizer.from_str(text)
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    return tokenizer
+
+
+@lru_cache(maxsize=4)
+def load_fast(content: SameBytes) -> Any:
+    """The tokenizer of `fastokens`, without truncation."""
+    native: Any = import_module("fastokens")
+    text = content.vocabulary.text
+    with library_errors(content.vocabulary.name, "fastokens does not support it"):
+        tokenizer = native.Tokenizer.from_json_str(text)
+        tokenizer.no_truncation()
     return tokenizer
 
 

@@ -25,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1", FASTOKENS_BPE_THREADS="1", HF_HUB_OFFLINE="1")
 
 import forebay as fb
 from forebay.chat import repack

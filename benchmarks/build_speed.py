@@ -29,9 +29,10 @@ from forebay.building.begin import resolve_recipe
 from forebay.building.chunk_maker import BaseJob, BuildJob
 from forebay.cache.catalog import layers_of
 from forebay.cache.plan import load_plan
+from forebay.engine.base import THREADS
 from forebay.store.local import LocalStore
 
-ENVIRONMENT = {**os.environ, "RAYON_NUM_THREADS": "1"}
+ENVIRONMENT = {**os.environ, **dict.fromkeys(THREADS, "1")}
 
 
 def measure_text(given: argparse.Namespace, folder: Path) -> None:

@@ -3,8 +3,9 @@
     python -m benchmarks.tokens [--text FOLDER] [--megabytes 500] [--rounds 3] [--peers FOLDER] [--without-peers]
 
 The text is that of a folder of `.jsonl.gz` (MDN by default), as it is where a size is asked for, repeated with a
-changing prefix per document where a rate is. Every timed run is a process of its own with `RAYON_NUM_THREADS=1`; those
-that are compared take turns, and the best of each counts. Peers are timed on a smaller share of the text, as a rate.
+changing prefix per document where a rate is. Every timed run is a process of its own with one thread for
+tokenizing; those that are compared take turns, and the best of each counts. Peers are timed on a smaller share of the
+text, as a rate.
 """
 
 import argparse
@@ -29,10 +30,11 @@ from benchmarks.tokens_memory import worker_peak
 from benchmarks.tokens_peers import peers_python, tiktoken_memmap, trl_packing, versions
 from benchmarks.tokens_runs import run
 from benchmarks.tokens_text import check_round_trip, document_lengths
+from forebay.engine.base import THREADS
 from forebay.tokens import pack_best_fit, split_documents
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-ENVIRONMENT = {**os.environ, "RAYON_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+ENVIRONMENT = {**os.environ, **dict.fromkeys(THREADS, "1"), "PYTHONPATH": str(REPOSITORY)}
 # sequence length, rows per chunk (None: the default), most padding in per cent
 PADDING = ((512, None, 0.35), (512, 32_000, 0.20), (2048, None, 0.10), (8192, None, 0.15))
 WINDOW = 10_000  # documents packed at once

@@ -121,7 +121,8 @@ def build(
     """Compute what is missing of a layer, and nothing else.
 
     A recipe that `reads` columns adds a layer on the rows that are there; it needs no source. `workers=0` makes
-    chunks in this process, and so does `engine="inline"`; `engine="local"`, the default, starts worker processes.
+    chunks in this process, and so does `engine="inline"`; `engine="local"`, the default, starts worker processes. Each
+    worker, also a single one, tokenizes in one thread; this process, in as many as `FASTOKENS_BPE_THREADS` says.
     `engine="ray"`, or a `forebay.engine.ray.RayEngine`, makes them on a Ray cluster.
     `mode="inverse"` first checks every chunk that is there, then fills gaps from the far end. The range is inclusive.
     `max_failures` is a count, or a share below 1; without it a build stops at a chunk of which all samples fail.

@@ -3,6 +3,7 @@
 Starting three nodes takes a while, so one test of them is in every run; the others run with `make test-long`.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -12,6 +13,7 @@ import textwrap
 import time
 from collections import Counter
 
+import msgspec
 import pytest
 from tests.builders import chunk_digests, script_environment
 from tests.recipes import NOTES, ObedientRecipe, makes, orders, write_orders
@@ -19,7 +21,7 @@ from tests.torch.taught import chunks_of, prompts_cache
 
 import forebay as fb
 from forebay.building.builder import BuildTask
-from forebay.engine.base import TaskDocument
+from forebay.engine.base import Done, Failed, TaskDocument
 from forebay.errors import EngineUnusable, LibraryMissing
 from forebay.teachers import Clip, Lune, TeacherRecipe
 from forebay.testing import EngineContract
@@ -236,3 +238,15 @@ def test_teachers_run_where_the_cluster_has_gpus(tmp_path, cluster, notes, tiny_
         for node in nodes:
             cluster.remove_node(node, allow_graceful=False)
     assert made[0] == made[1]
+
+
+def test_an_actor_has_as_many_threads_as_it_was_given_cores_unless_the_user_says_otherwise(monkeypatch):
+    monkeypatch.setenv("RAYON_NUM_THREADS", "7")
+    monkeypatch.setenv("FASTOKENS_BPE_THREADS", "7")  # so that it is removed again
+    del os.environ["FASTOKENS_BPE_THREADS"]
+    document = TaskDocument(opener="tests.engine.test_workers:open_threads", body={})
+    maker = importlib.import_module("forebay.engine.ray").Maker(document.encode(), threads=2)
+    maker.compute(0)
+    gc.enable()  # which an actor, a process of its own, leaves off
+    gc.unfreeze()
+    assert msgspec.msgpack.decode(maker.write(), type=Done | Failed).record == ["7", "2"]

@@ -332,3 +332,30 @@ def test_workers_are_numbered_and_the_number_of_a_dead_one_is_used_again():
             engine.submit(wait_for_slots(engine, 2)[0], 9)
             assert isinstance(run_chunks(engine, [9], given=1)[9], Died)
     assert numbers == [[0, 1], [0, 1]]
+
+
+@dataclass(frozen=True)
+class Threads:
+    """A task whose record is how many threads a worker tells libraries to start."""
+
+    def document(self) -> TaskDocument:
+        return TaskDocument(opener="tests.engine.test_workers:open_threads", body={})
+
+    def begin(self, chunk: int) -> Callable[[], list[str | None]]:
+        return lambda: [os.environ.get(name) for name in ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")]
+
+
+def open_threads(body: Mapping[str, int]) -> Threads:
+    return Threads()
+
+
+@pytest.mark.parametrize(("own", "found"), [(None, ["1", "1"]), ("3", ["1", "3"])])
+def test_a_worker_has_one_thread_unless_the_user_says_otherwise(monkeypatch, own, found):
+    for name in ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    if own is not None:
+        monkeypatch.setenv("FASTOKENS_BPE_THREADS", own)
+    with closing(LocalEngine()) as engine:
+        engine.start(Threads(), 1)
+        engine.submit(wait_for_slots(engine, 1)[0], 0)
+        assert run_chunks(engine, [0], given=1)[0].record == found

@@ -376,3 +376,31 @@ def test_a_layer_that_links_to_itself_holds_nothing(tmp_path):
     (tmp_path / "layers/raw").symlink_to(tmp_path / "layers/raw")
     with pytest.raises(Missing):
         LocalStore(tmp_path).read("layers/raw/000000.safetensors")
+
+
+def test_buffers_of_any_size_are_written_whole_in_calls_that_end_at_multiples_of_a_mebibyte(tmp_path, monkeypatch):
+    calls, writev = list[int](), os.writev
+
+    def counted(descriptor, buffers):
+        calls.append(sum(map(len, buffers)))
+        return writev(descriptor, buffers)
+
+    monkeypatch.setattr(os, "writev", counted)
+    sizes = [5, 0, (3 << 20) + 7, 1, 1 << 20, *[1] * 2000, (1 << 20) - 1]
+    data = [bytes([number % 251]) * size for number, size in enumerate(sizes)]
+    store = LocalStore(tmp_path)
+    assert store.create("x", data)
+    assert bytes(store.read("x")) == b"".join(data)
+    ends = [sum(calls[: at + 1]) for at in range(len(calls))]
+    assert max(calls) <= 1 << 20
+    assert {1 << 20, 2 << 20, 3 << 20, 4 << 20, 5 << 20} < set(ends)
+    assert len(calls) <= 12  # small buffers go together, large ones by the mebibyte
+
+
+def test_a_write_that_the_kernel_cuts_short_is_continued(tmp_path, monkeypatch):
+    writev = os.writev
+    monkeypatch.setattr(os, "writev", lambda descriptor, buffers: writev(descriptor, [buffers[0][:1000]]))
+    data = [os.urandom(size) for size in (3, 2500, 1, 40_000)]
+    store = LocalStore(tmp_path)
+    assert store.create("x", data)
+    assert bytes(store.read("x")) == b"".join(data)

@@ -29,6 +29,8 @@ import msgspec
 from forebay.errors import ChunkFailed, SourceChanged
 from forebay.store.base import is_full
 
+# How many threads libraries start in a worker: `tokenizers` obeys the first, `fastokens` the second alone.
+THREADS = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")
 WORKER = "worker"  # the key of a body that an engine sets to the number of a worker, from 0 on each machine
 ProblemKind = Literal["io", "disk-full", "source-changed", "all-failed", "error"]
 

@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 import msgspec
 
 from forebay.engine.base import (
+    THREADS,
     ChunkMaker,
     Died,
     Done,
@@ -115,8 +116,8 @@ def _end_with_builder(descriptor: int) -> None:
 
 
 _ENVIRONMENT = {
-    # There is one worker per core: a library that starts a thread per core would slow down the others.
-    "RAYON_NUM_THREADS": "1",
+    # `workers` says how many cores a build takes: a library that starts a thread per core would slow down the others.
+    **dict.fromkeys(THREADS, "1"),
     # Chunks need arrays of similar size: keep freed memory instead of returning it and faulting it in again.
     "MALLOC_MMAP_THRESHOLD_": str(256 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),

@@ -1,10 +1,12 @@
 """Run chunks on a Ray cluster: an actor for each slot computes one and may be writing another. None is restarted."""
 
+import gc
 import os
 import socket
 import sys
 import time
 from contextlib import redirect_stdout
+from functools import cached_property
 from queue import Queue
 from typing import Any
 
@@ -13,7 +15,18 @@ import ray
 from ray.exceptions import NodeDiedError, RayActorError, RayError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from forebay.engine.base import Died, Done, EngineUsage, Event, Failed, Finish, Task, TaskDocument, attempt_beginning
+from forebay.engine.base import (
+    THREADS,
+    Died,
+    Done,
+    EngineUsage,
+    Event,
+    Failed,
+    Finish,
+    Task,
+    TaskDocument,
+    attempt_beginning,
+)
 from forebay.errors import EngineUnusable
 
 PROBE_SECONDS, CONNECT_SECONDS = 120.0, 5.0
@@ -22,15 +35,21 @@ PROBE_SECONDS, CONNECT_SECONDS = 120.0, 5.0
 class Maker:
     """An actor: a thread computes the chunks of a slot, another writes them. A node is tried by making one too."""
 
-    def __init__(self, document: bytes) -> None:
-        os.environ.setdefault("RAYON_NUM_THREADS", "1")  # as local workers have it; a `runtime_env` starts slower
+    def __init__(self, document: bytes, threads: int = 1) -> None:
+        for name in THREADS:  # as local workers have it; a `runtime_env` starts slower
+            os.environ.setdefault(name, str(threads))
         self._maker = TaskDocument.decode(document).open()
         self._computed: Queue[Finish] = Queue()
 
     def compute(self, chunk: int) -> None:
+        if gc.isenabled():  # as local workers do: garbage is collected between chunks only
+            gc.freeze()
+            gc.disable()
         finish = attempt_beginning(self._maker, chunk)
         self._computed.join()  # the one before is written
         self._computed.put(finish)
+        del finish  # so that its buffers can be freed
+        gc.collect()
 
     def write(self) -> bytes:
         event = self._computed.get()()
@@ -44,6 +63,7 @@ class RayEngine:
     def __init__(self, address: str = "auto", num_cpus: float = 1, num_gpus: float = 0) -> None:
         self.address = address
         self._resources = {"num_cpus": num_cpus, "num_gpus": num_gpus}
+        self._threads = max(1, int(num_cpus))
         self._actors: dict[int, Any] = {}
         self._pending: dict[Any, int] = {}  # reference -> slot
         self._chunks: dict[int, list[int]] = {}  # slot -> what is written and computed there, in that order
@@ -95,12 +115,16 @@ class RayEngine:
         done = [slot for slot in self.idle() if not self._chunks[slot]]
         for slot in done[: max(0, len(self._actors) - slots)]:
             self._end(slot)
-        groups = {"compute": 1, "write": 1}
-        remote: Any = ray.remote(max_restarts=0, concurrency_groups=groups, **self._resources)(Maker)
         while len(self._actors) < self._size:
             slot, self._next_slot = self._next_slot, self._next_slot + 1
-            self._actors[slot], self._chunks[slot] = remote.remote(self._document), []
+            self._actors[slot], self._chunks[slot] = self._actor_class.remote(self._document, self._threads), []
             self._pending[self._actors[slot].__ray_ready__.remote()] = slot
+
+    @cached_property
+    def _actor_class(self) -> Any:
+        """Made once: Ray inspects the class for it, and `resize` runs after every poll."""
+        groups = {"compute": 1, "write": 1}
+        return ray.remote(max_restarts=0, concurrency_groups=groups, **self._resources)(Maker)
 
     def usage(self) -> EngineUsage:
         return EngineUsage(workers=len(self._actors))

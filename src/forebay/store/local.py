@@ -421,7 +421,7 @@ NOT_THERE = (FileNotFoundError, NotADirectoryError)
 _ASIDE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 _BUFFERS_AT_ONCE = 512  # IOV_MAX is 1,024
-_LARGE_BUFFER = 1 << 20
+_AT_ONCE = 1 << 20
 
 
 def entries(descriptor: int, folder: str, links: re.Pattern[str], is_link: bool = False) -> Iterator[Entry]:
@@ -530,17 +530,21 @@ def sync_folder(folder: int) -> None:
 
 
 def _write_all(descriptor: int, data: Sequence[Buffer]) -> None:
-    """Write small buffers together with the large one that follows.
+    """Write small buffers together with the large one that follows, to a multiple of `_AT_ONCE` bytes in each call.
 
-    One large write is cached in large pages, so that mapping the file later causes few page faults.
+    So much is cached in large pages, and mapping the file later causes few page faults. For more in one call, Linux
+    takes still larger pages, mostly of memory that was never used: on a virtual machine, 62 MB took 130 ms of
+    processor time instead of 13.
     """
-    waiting: list[memoryview] = []
+    waiting, room = list[memoryview](), _AT_ONCE
     for buffer in data:
-        if len(buffer):
-            waiting.append(memoryview(buffer).cast("B"))
-        if len(waiting) == _BUFFERS_AT_ONCE or sum(map(len, waiting[-1:])) >= _LARGE_BUFFER:
-            _write_together(descriptor, waiting)
-            waiting = []
+        left = memoryview(buffer).cast("B") if len(buffer) else memoryview(b"")
+        while left:
+            waiting.append(left[:room])
+            left, room = left[room:], room - len(waiting[-1])
+            if not room or len(waiting) == _BUFFERS_AT_ONCE or (not left and len(buffer) >= _AT_ONCE):
+                _write_together(descriptor, waiting)
+                waiting, room = [], room or _AT_ONCE
     _write_together(descriptor, waiting)
 
 

@@ -40,19 +40,19 @@ class Frame:
 
     def around(self, ids: Array, offsets: Array) -> tuple[Array, Array]:
         """The ids of documents with begin and end tokens, and the length of each."""
-        lengths = np.diff(offsets) + len(self.begin) + len(self.end)
+        inner = np.diff(offsets)
+        lengths = inner + len(self.begin) + len(self.end)
         framed = np.empty(int(lengths.sum()), self.dtype)
         if len(lengths) == 1:  # it may be long
             framed[: len(self.begin)], framed[len(framed) - len(self.end) :] = self.begin, self.end
             framed[len(self.begin) : len(framed) - len(self.end)] = ids
             return framed, lengths
         stops = np.cumsum(lengths)
-        inside = np.ones(len(framed), np.bool_)
-        for edge, number in [(stops - lengths, self.begin), (stops - 1, self.end)]:
+        starts = stops - lengths
+        _copy_runs(framed, ids.astype(self.dtype), starts + len(self.begin), offsets[:-1], inner)
+        for edge, number in [(starts, self.begin), (stops - 1, self.end)]:
             if number:
                 framed[edge] = number[0]
-                inside[edge] = False
-        framed[inside] = ids
         return framed, lengths
 
 

@@ -193,10 +193,13 @@ class BatchGroups:
                 )
                 if not len(located.rows):
                     return
+            made = 0
             for batch in self._maker.batches(self._stream, self._epoch, located, self._local_size):
                 handoff.append(batch)
                 del batch
-                if len(handoff) == self._handoff or clock() - begun > _HANDOFF_SECONDS:
+                made += 1
+                # One that was cut short is followed by the rest of it: lanes take turns after whole ones.
+                if made % self._handoff == 0 or clock() - begun > _HANDOFF_SECONDS:
                     yield handoff[::-1]
                     handoff, begun = [], clock()
         except Exception as raised:  # raised by one batch; the batches before it are good
@@ -430,8 +433,7 @@ class Prefetcher(Generic[Made]):
 
     def _consume(self, first: int) -> Iterator[Made]:
         """Yield the items of a group, whose first task is `first`, turn by turn."""
-        group = range(first, first + self._lanes.number)
-        tasks = deque(group)
+        tasks = deque(range(first, first + self._lanes.number))
         while tasks:
             task = tasks.popleft()
             slot, left = self._slots[task % len(self._slots)], self._lanes.turn
@@ -446,10 +448,7 @@ class Prefetcher(Generic[Made]):
             assert isinstance(item, _End)
             if item.error is not None:
                 raise item.error
-        for (
-            task
-        ) in group:  # in order: a thread that made a later group first might wait for the consumer, and it for another
-            if task + len(self._slots) < self._count:
+            if task + len(self._slots) < self._count:  # of the next group but one: all of the next are begun before it
                 self._tasks.put(task + len(self._slots))
 
     def _work(self) -> None:

@@ -193,15 +193,17 @@ class BatchGroups:
                 )
                 if not len(located.rows):
                     return
-            made = 0
+            left = self._handoff
             for batch in self._maker.batches(self._stream, self._epoch, located, self._local_size):
                 handoff.append(batch)
                 del batch
-                made += 1
-                # One that was cut short is followed by the rest of it: lanes take turns after whole ones.
-                if made % self._handoff == 0 or clock() - begun > _HANDOFF_SECONDS:
+                left -= 1
+                if not left or clock() - begun > _HANDOFF_SECONDS:
                     yield handoff[::-1]
                     handoff, begun = [], clock()
+                    left = (
+                        left or self._handoff
+                    )  # the rest of one that was cut short: lanes take turns after whole ones
         except Exception as raised:  # raised by one batch; the batches before it are good
             error = raised
         if handoff:

@@ -218,8 +218,7 @@ def _lane_rows(rows: int, piece: int, lane: int, lanes: int) -> Numbers:
     >>> _lane_rows(9, 2, 1, 2).tolist()
     [2, 3, 6, 7]
     """
-    numbers = np.arange(rows)
-    return numbers[numbers // piece % lanes == lane]
+    return np.flatnonzero(np.arange(rows) // piece % lanes == lane)
 
 
 def _located(

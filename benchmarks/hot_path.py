@@ -10,8 +10,12 @@ hand over memmaps, ≥ 0.8 × a loop in C that writes the same bytes; `derive="d
 ≥ 1.6 × one; the training thread is not stalled for more than 1 ms.
 
 Equal work of a loop in C: it reads the same shuffled rows where they are in the mapped files, finds their lengths, and
-writes the same tensors. A loop over few tokens that stay in the CPU's cache is reported beside it: it reads nothing
-from memory, which a loader of more rows than fit there must do.
+writes the same tensors, in one thread on both sides: the loader makes each batch when it is asked for (`threads=0`). As
+a loader does by default, in a thread of its own that hands batches on, is another line. A loop over few tokens that
+stay in the CPU's cache is reported beside it: it reads nothing from memory, which a loader of more rows than fit there
+must do.
+
+By wall time, a round beside which other processes took more than a twentieth of a CPU is left out and timed again.
 """
 
 import argparse
@@ -60,12 +64,13 @@ def main() -> None:
     how = PROCESSOR if options.processor_time else WALL
     if options.processor_time:
         torch.set_num_threads(1)  # threads that wait for others take time of their processors
-    for measured in (small_reads, tokens_alone, by_hand, shuffled_loop_in_c, loop_in_c, on_device):
+    for measured in (small_reads, tokens_alone, by_hand, shuffled_loop_in_c, handed_on, loop_in_c, on_device):
         print(measured(cache, plain, how), flush=True)
     if options.processor_time:
         print(longest_holds(cache), flush=True)
         return
-    print(loop_in_two_threads(cache), flush=True)
+    for alive in (2, RING):
+        print(loop_in_two_threads(cache, alive), flush=True)
     packed = fb.open_cache(folder / "cache-zstd")
     alone = {"labels": None, "derive": ()}
     print(decoding_in_two_threads(packed), flush=True)
@@ -125,22 +130,28 @@ def by_hand(cache: fb.Cache, plain: PlainRows, how: How) -> Comparison:
 
 
 def shuffled_loop_in_c(cache: fb.Cache, plain: PlainRows, how: How) -> Comparison:
+    """One thread on both sides."""
+    name = "tokens, labels, positions / a loop in C, equal work, one thread each"
+    return _compare(name, _ours(cache, threads=0), _written_in_c(cache), 0.8, how)
+
+
+def handed_on(cache: fb.Cache, plain: PlainRows, how: How) -> Comparison:
+    """Batches that come from the loader's thread, against a loop in C that hands nothing on."""
+    name = "the same from the loader's own thread / the loop in C in one thread"
+    return _compare(name, _ours(cache), _written_in_c(cache), 0.8, how)
+
+
+def _written_in_c(cache: fb.Cache) -> Iterator[object]:
     """One thread that reads the loader's rows where they are, in the order of a shuffle, into batches it reuses."""
     native = compiled.native
     assert native is not None
     rows = np.random.default_rng(0).permutation(len(cache))[: len(cache) // BATCH * BATCH]
     placed = list(cache.locate_batches(rows, BATCH, PACKED_COLUMNS))  # the cache stays open: so do its maps
     outs = [[np.empty((BATCH, LENGTH), np.int64) for _ in range(3)] for _ in range(RING)]
-
-    def written() -> Iterator[object]:
-        for (tokens, lengths), out in zip(itertools.cycle(placed), itertools.cycle(outs), strict=False):
-            batch = (None, out[0], np.empty((BATCH, lengths.most), np.int32), *out[1:])
-            native.pack_rows(tokens.addresses, 2, LENGTH, lengths.addresses, lengths.counts, True, BATCH, [batch])
-            yield batch
-
-    return _compare(
-        "tokens, labels, positions / a loop in C, equal work", _ours(cache, **how.loading), written(), 0.8, how
-    )
+    for (tokens, lengths), out in zip(itertools.cycle(placed), itertools.cycle(outs), strict=False):
+        batch = (None, out[0], np.empty((BATCH, lengths.most), np.int32), *out[1:])
+        native.pack_rows(tokens.addresses, 2, LENGTH, lengths.addresses, lengths.counts, True, BATCH, [batch])
+        yield batch
 
 
 def loop_in_c(cache: fb.Cache, plain: PlainRows, how: How) -> Comparison:
@@ -171,33 +182,37 @@ def loop_in_c(cache: fb.Cache, plain: PlainRows, how: How) -> Comparison:
     )
 
 
-def loop_in_two_threads(cache: fb.Cache) -> Comparison:
+def loop_in_two_threads(cache: fb.Cache, alive: int) -> Comparison:
     """The most that two threads can reach: the compiled code alone writes rows of mapped files, 8 batches in a call.
 
-    Neither side makes tensors or passes anything on. `ours` are two threads that write half of the batches each.
+    Neither side makes tensors or passes anything on. `ours` are two threads that write half of the batches each, every
+    one into `alive` batches of its own: with many of them, the cache that both CPUs share is too small.
     """
     native = compiled.native
     assert native is not None
-    rows = np.random.default_rng(0).permutation(len(cache))[: 64 * BATCH]
+    rows = np.random.default_rng(0).permutation(len(cache))[: len(cache) // (RING * BATCH) * RING * BATCH]
     placed = list(cache.locate_batches(rows, RING * BATCH, PACKED_COLUMNS))  # the cache stays open: so do its maps
 
-    def write(turns: int) -> None:
-        outs = [np.empty((3, BATCH, LENGTH), np.int64) for _ in range(RING)]
+    def write(turns: int, first: int) -> None:
+        outs = [np.empty((3, BATCH, LENGTH), np.int64) for _ in range(alive)] * (RING // alive)
         for number in range(turns):
-            tokens, lengths = placed[number % len(placed)]
+            tokens, lengths = placed[(first + number) % len(placed)]
             batches = [(None, out[0], np.empty((BATCH, lengths.most), np.int32), *out[1:]) for out in outs]
             native.pack_rows(tokens.addresses, 2, LENGTH, lengths.addresses, lengths.counts, True, BATCH, batches)
 
     def by_threads(count: int) -> None:
-        threads = [threading.Thread(target=write, args=(ROUND_BATCHES // RING // count,)) for _ in range(count)]
+        turns = ROUND_BATCHES // RING // count
+        threads = [threading.Thread(target=write, args=(turns, at * turns)) for at in range(count)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    name = "the compiled code alone: two threads / one"
+    name = f"the compiled code alone, {alive} batches alive in each thread: two threads / one"
     amount = ROUND_BATCHES * BATCH
-    return compare(name, lambda: by_threads(2), lambda: by_threads(1), amount=amount, unit="rows", goal=1.6)
+    return compare(
+        name, lambda: by_threads(2), lambda: by_threads(1), amount=amount, unit="rows", goal=1.6, undisturbed=True
+    )
 
 
 def decoding_in_two_threads(packed: fb.Cache) -> Comparison:
@@ -218,7 +233,9 @@ def decoding_in_two_threads(packed: fb.Cache) -> Comparison:
 
     amount = len(blocks) * PACKED_BLOCK_ROWS
     name = "decoding of zstd blocks alone: two threads / one"
-    return compare(name, lambda: by_threads(2), lambda: by_threads(1), amount=amount, unit="rows", goal=1.6)
+    return compare(
+        name, lambda: by_threads(2), lambda: by_threads(1), amount=amount, unit="rows", goal=1.6, undisturbed=True
+    )
 
 
 def small_reads(cache: fb.Cache, plain: PlainRows, how: How) -> Comparison:
@@ -408,7 +425,7 @@ def _compare(name: str, ours: Iterator[object], theirs: Iterator[object], goal: 
             pass
 
     take(ours, 2 * ROUND_BATCHES)  # every block is checked by now
-    options = {"rounds": how.rounds, "clock": how.clock, "chosen": how.chosen}
+    options = {"rounds": how.rounds, "clock": how.clock, "chosen": how.chosen, "undisturbed": how is WALL}
     amount = how.batches * BATCH
     return compare(name, lambda: take(ours), lambda: take(theirs), amount=amount, unit="rows", goal=goal, **options)
 

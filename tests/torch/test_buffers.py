@@ -1,6 +1,10 @@
 """Memory of batches: used again, but never while anybody holds a tensor in it."""
 
+import contextlib
 import gc
+import itertools
+import os
+import random
 import weakref
 from pathlib import Path
 
@@ -145,3 +149,64 @@ def test_what_a_cache_maps_and_decodes_goes_with_its_last_loader(tmp_path: Path,
         assert [each() for each in kept] == [None] * 4
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2, 3])
+def test_batches_of_two_loaders_that_are_kept_at_random_keep_their_values(tmp_path: Path, threads: int) -> None:
+    """Views, storages and arrays are kept while the loaders go on, one raises, and both are gone."""
+    root = token_cache(tmp_path, 240, sequence_length=1024, chunk_rows=40)
+    choose = random.Random(threads)
+    views = (lambda values: values, lambda values: values[1:], lambda values: values.numpy().T, lambda values: values.T)
+    kept: list[tuple[object, np.ndarray]] = []
+
+    def failing(batch: dict[str, torch.Tensor], coins: object) -> dict[str, torch.Tensor]:
+        if next(calls) == 40:
+            raise OSError("in the middle")
+        return batch
+
+    for turn in range(4):
+        calls = itertools.count()
+        loaders = [
+            Loader(
+                fb.open_cache(root), global_batch_size=4, seed=seed, threads=threads, prefetch=6, transform=transform
+            )
+            for seed, transform in ((0, None), (1, failing))
+        ]
+        with contextlib.suppress(OSError):
+            for pair in zip(*(loader.forever(50) for loader in loaders), strict=True):
+                for batch in pair:
+                    values = choose.choice(views)(batch[choose.choice(["tokens", "labels", "positions"])])
+                    if choose.random() < 0.3:
+                        kept.append((values, np.asarray(values).copy()))
+                if kept and choose.random() < 0.2:
+                    kept.pop(choose.randrange(len(kept)))
+                del batch, values, pair
+        del loaders
+        if turn % 2:
+            gc.collect()
+        choose.shuffle(kept)
+    assert len(kept) > 10
+    assert all(np.array_equal(np.asarray(values), copy) for values, copy in kept)
+
+
+def test_batches_that_a_forked_process_frees_stay_those_of_its_parent(tmp_path: Path) -> None:
+    root = token_cache(tmp_path, 120, sequence_length=1024, chunk_rows=40)
+    loader = Loader(fb.open_cache(root), global_batch_size=4, threads=0)
+    batches = iter(loader)
+    kept = [next(batches) for _ in range(5)]
+    copies = [batch["labels"].clone() for batch in kept]
+    if not (child := os.fork()):
+        kept.clear()  # the memory of these goes to the child's own batches
+        wrong = 0
+        for batch in itertools.islice(batches, 12):
+            wrong += int(
+                (batch["labels"][:, :-1] != batch["tokens"][:, 1:]).logical_and(batch["labels"][:, :-1] >= 0).sum()
+            )
+            for values in batch.values():
+                values.fill_(-5)
+        os._exit(3 if wrong else 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    rest = [batch["labels"].clone() for batch in batches]
+    assert all(torch.equal(batch["labels"], copy) for batch, copy in zip(kept, copies, strict=True))
+    expected = Loader(fb.open_cache(root), global_batch_size=4, threads=0)
+    assert all(torch.equal(mine, other["labels"]) for mine, other in zip([*copies, *rest], expected, strict=True))

@@ -5,7 +5,7 @@ import torch
 import torch.utils._pytree as pytree
 from packed_batches import PackedBatch, batch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from forebay.masks import token_ignore_mask
 from forebay.torch import (
@@ -209,3 +209,20 @@ def test_export_traces_a_mask_without_documents(registered):
     """torch 2.13 cannot export a mask whose `mask_mod` closes over tensors, its own included."""
     program = torch.export.export(Exported(), (torch.randn(2, 1, LENGTH, 16), causal_block_mask(LENGTH)))
     assert any("flex_attention" in str(node.target) for node in program.graph.nodes)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_of_documents_fails_as_for_masks_of_torch_itself(registered, strict):
+    """Once torch exports its own, ours should be looked at again: the guide says that neither is exported."""
+    ids = torch.arange(LENGTH) // 100
+
+    def same(batch, head, query, key):
+        return ids[query] == ids[key]
+
+    own = create_block_mask(same, None, None, LENGTH, LENGTH, device="cpu")
+    found = []
+    for mask in (own, document_block_mask(*FIRST)):
+        with pytest.raises((RuntimeError, IndexError)) as failure:
+            torch.export.export(Exported(), (torch.randn(2, 1, LENGTH, 16), mask), strict=strict)
+        found.append(type(failure.value))
+    assert found[0] is found[1]

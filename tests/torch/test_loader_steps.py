@@ -1,7 +1,9 @@
 """Steps of training: batches made ahead across epochs, endless iteration, micro-batches."""
 
 import threading
+import time
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
@@ -110,3 +112,34 @@ def test_micro_batches_of_ranks_are_those_of_one_process(cache: fb.Cache) -> Non
 def test_micro_batches_divide_the_rows_of_a_rank(cache: fb.Cache) -> None:
     with pytest.raises(ValueError, match=r"micro_batches must .* divide the rows of a rank, 4 of global_batch_size=8"):
         Loader(cache, global_batch_size=8, micro_batches=3, rank=0, world_size=2)
+
+
+@pytest.mark.parametrize("prefetch", [1, 5, 24, None])
+@pytest.mark.parametrize("options", [{}, {"drop_last": False}, {"micro_batches": 2}, {"derive": "device"}])
+def test_threads_that_share_groups_make_the_batches_of_none(
+    tmp_path: Path, prefetch: int | None, options: dict[str, object]
+) -> None:
+    cache = fb.open_cache(token_cache(tmp_path, 333, chunk_rows=50))
+
+    def now_and_then_slow(batch: dict[str, torch.Tensor], coins: Coins) -> dict[str, torch.Tensor]:
+        if int(batch["row"][0]) % 5 == 0:
+            time.sleep(0.002)  # so long that what was made so far is handed on
+        return batch
+
+    def rows(threads: int) -> list[list[int]]:
+        loader = Loader(
+            cache,
+            global_batch_size=4,
+            identify=["row"],
+            transform=now_and_then_slow,
+            threads=threads,
+            prefetch=prefetch,
+            **options,
+        )
+        steps = ([step] if isinstance(step, dict) else step for step in loader.forever(190))
+        return [batch["row"].tolist() for step in steps for batch in step]
+
+    alone = rows(0)
+    assert len(alone) >= 190
+    for threads in (1, 2, 3):
+        assert rows(threads) == alone

@@ -4,8 +4,12 @@
           ─▶ thread ─▶ slot 1  ▯▯        ──▶ consumed slot by slot; an empty slot lets one more task begin
                                 room for `queued` items each, then its thread waits
 
-group     batches that one thread locates, checks and decodes together, then copies and derives one by one
+group     batches that are located, checked and decoded together, then copied and derived one by one
 handoff   batches passed on together: waking a thread costs as much as copying 64 KiB; fewer where they take long
+lane      every n-th handoff of a group, made by one of n threads, which so work side by side: few batches are in memory
+
+              lane 0   ▯▯    ▯▯    ▯▯        two lanes of a group, handoffs of two batches
+              lane 1      ▯▯    ▯▯    ▯
 
 positions    start ├─── batch ───┼─── batch ───┼─── batch ───┼─ … ─┤ stop
 group 0            └──────── located, found and checked together ────────┘
@@ -18,11 +22,12 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from queue import SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -45,12 +50,13 @@ _MOST, _LEAST = 64, 4
 
 @dataclass(frozen=True, slots=True)
 class PrefetchPlan:
-    """`threads` make groups of `group` batches and queue up to `queued` handoffs of `handoff` batches of each."""
+    """`threads` make groups of `group` batches and queue up to `queued` handoffs of `handoff` batches of each lane."""
 
     threads: int
     group: int
     handoff: int
     queued: int
+    lanes: int = 1  # of a group
 
     @classmethod
     def of(
@@ -64,23 +70,25 @@ class PrefetchPlan:
     ) -> "PrefetchPlan":
         """Plan at most `prefetch` batches ahead; by default as many as fit in 32 MiB, at least 4 and at most 64.
 
-        Without blocks to decode, threads share the copying and deriving, so a group is as long as one thread's share of
-        the queue. With blocks to decode, groups are long: one thread decodes the next while another copies.
+        Without blocks to decode, threads share the copying and deriving of a group, a lane each: batches are then used
+        soon after they were written, and their memory, still in the CPU's cache, is written again. With blocks to
+        decode, one thread decodes the next group while another copies.
         """
         if threads < 0:
             raise ValueError(f"threads must be at least 0 (got {threads})")
         if prefetch is not None and prefetch < 1:
             raise ValueError(f"prefetch must be at least 1 (got {prefetch})")
         wanted = prefetch or _between(_LEAST, _AHEAD_BYTES // max(1, batch_bytes), _MOST)
-        each = max(1, wanted // (threads + 1))
-        group = each if threads > 1 and not decoded else _between(1, _GROUP_BYTES // max(1, read_bytes), _MOST)
+        lanes = 1 if decoded else max(1, threads)
+        each = max(1, wanted // (threads + lanes))
+        group = _between(1, _GROUP_BYTES // max(1, read_bytes), _MOST)
         handoff = _between(1, _HANDOFF_BYTES // max(1, batch_bytes), min(max(1, each // 2), group)) if threads else 1
-        return cls(threads, group, handoff, max(1, each // handoff))
+        return cls(threads, group, handoff, max(1, each // handoff), lanes)
 
     @property
     def batches(self) -> int:
         """The most batches that are being made or queued at once."""
-        return (self.threads + 1) * (self.queued + 1) * self.handoff
+        return (self.threads + self.lanes) * (self.queued + 1) * self.handoff
 
 
 def suitable_threads(caches: Sequence[Cache], columns: Sequence[str]) -> int:
@@ -150,7 +158,7 @@ class BatchGroups:
         self._stream, self._epoch, self._start, self._stop = stream, epoch, start, stop
         self._maker = maker
         self._local_size = max(1, batch_size // ranks.world_size)
-        self._handoff = plan.handoff
+        self._handoff, self._lanes = plan.handoff, plan.lanes
         self._group_positions = batch_size * plan.group
         self._group_rows = self._local_size * plan.group
         self._groups_at_once = max(1, _LOCATED_ROWS // self._group_rows)
@@ -161,12 +169,12 @@ class BatchGroups:
     def __len__(self) -> int:
         return -(-(self._stop - self._start) // self._group_positions)
 
-    def make(self, number: int) -> Iterator[Handoff]:
-        """Yield the batches of one group, a handoff at a time, up to the first error."""
-        return timed(self._make(number))
+    def make(self, number: int, lane: int) -> Iterator[Handoff]:
+        """Yield the batches of a lane of one group, a handoff at a time, up to the first error."""
+        return timed(self._make(number, lane))
 
-    def _make(self, number: int) -> Iterator[list[Batch]]:
-        """Yield the batches of one group, a handoff at a time, last batch first, up to the first error."""
+    def _make(self, number: int, lane: int) -> Iterator[list[Batch]]:
+        """Yield the batches of a lane of one group, a handoff at a time, last batch first, up to the first error."""
         stretch, within = divmod(number, self._groups_at_once)
         rows = slice(within * self._group_rows, (within + 1) * self._group_rows)
         handoff: list[Batch] = []
@@ -174,18 +182,38 @@ class BatchGroups:
         clock, begun = time.perf_counter, time.perf_counter()
         try:
             located = self._stretch(stretch).part(rows)
+            if self._lanes > 1:
+                located = located.part(
+                    _lane_rows(len(located.rows), self._handoff * self._local_size, lane, self._lanes)
+                )
+                if not len(located.rows):
+                    return
+            left = self._handoff
             for batch in self._maker.batches(self._stream, self._epoch, located, self._local_size):
                 handoff.append(batch)
                 del batch
-                if len(handoff) == self._handoff or clock() - begun > _HANDOFF_SECONDS:
+                left -= 1
+                if not left or clock() - begun > _HANDOFF_SECONDS:
                     yield handoff[::-1]
                     handoff, begun = [], clock()
+                    left = (
+                        left or self._handoff
+                    )  # the rest of one that was cut short: lanes take turns after whole ones
         except Exception as raised:  # raised by one batch; the batches before it are good
             error = raised
         if handoff:
             yield handoff[::-1]
         if error is not None:
             raise error
+
+
+def _lane_rows(rows: int, piece: int, lane: int, lanes: int) -> Numbers:
+    """Return the rows of every `lanes`-th piece, from that of the lane on.
+
+    >>> _lane_rows(9, 2, 1, 2).tolist()
+    [2, 3, 6, 7]
+    """
+    return np.flatnonzero(np.arange(rows) // piece % lanes == lane)
 
 
 def _located(
@@ -240,7 +268,10 @@ class BatchesAhead:
         begun = [(start, first), *([(first, stop)] if first < stop else []), *rest]
         groups = partial(BatchGroups, stream, batch_size=batch_size, plan=plan, ranks=ranks, maker=maker, filled=filled)
         sequence = _GroupSequence(groups, epoch, begun, following, plan.threads, first=FirstBatch(maker, columns))
-        self._prefetcher = Prefetcher(sequence.make, sequence.count, threads=plan.threads, queued=plan.queued)
+        lanes = Lanes(plan.lanes, plan.handoff, _count_batches)
+        self._prefetcher = Prefetcher(
+            sequence.make, sequence.count, threads=plan.threads, queued=plan.queued, lanes=lanes
+        )
         self.handoffs = self._prefetcher.items()
 
     @property
@@ -280,8 +311,8 @@ class _GroupSequence:
         self._append(begun[1:])
         self.count = self._end if following is None else None
 
-    def make(self, number: int) -> Iterator[Handoff]:
-        """Yield the batches of one group."""
+    def make(self, number: int, lane: int) -> Iterator[Handoff]:
+        """Yield the batches of a lane of one group."""
         with self._lock:
             while number >= self._end:
                 assert self._following is not None
@@ -293,13 +324,17 @@ class _GroupSequence:
             first, groups = next(part for part in reversed(self._parts) if part[0] <= number)
             # Groups before these are made: each thread makes one at a time.
             self._parts = [part for part in self._parts if part[0] + len(part[1]) > number - self._threads]
-        return groups.make(number - first)
+        return groups.make(number - first, lane)
 
     def _append(self, ranges: Ranges, **options: BatchMaker) -> None:
         for start, stop in ranges:
             groups = self._groups(epoch=self._epoch, start=start, stop=stop, **options)
             self._parts.append((self._end, groups))
             self._end += len(groups)
+
+
+def _count_batches(handoff: Handoff) -> int:
+    return len(handoff.batches)
 
 
 Made = TypeVar("Made")
@@ -325,22 +360,39 @@ class _TaskSlot(Generic[Made]):
             self.room.put(None)
 
 
-class Prefetcher(Generic[Made]):
-    """`items()` yields the items of the iterators `make(0)`, `make(1)`, … in that order, and raises what they raise.
+class Lanes(NamedTuple, Generic[Made]):
+    """How the lanes of a group take turns: each yields items that count `turn` together, then the next one does."""
 
-    `count` is the number of iterators, None for endlessly many.
+    number: int
+    turn: int
+    count: Callable[[Made], int]
+
+
+class Prefetcher(Generic[Made]):
+    """`items()` yields the items of the groups 0, 1, … in that order, and raises what making them raises.
+
+    The items of a group are those of `make(group, 0)`, `make(group, 1)`, …, an iterator for each of its lanes, which
+    take turns. `count` is the number of groups, None for endlessly many.
 
     Threads are daemons and hold only the Prefetcher: an abandoned iteration or an exiting interpreter does not wait for
     them. A forked process has no threads; its copy reports so by `belongs_to_this_process`.
     """
 
-    def __init__(self, make: Callable[[int], Iterator[Made]], count: int | None, *, threads: int, queued: int) -> None:
-        self._make = make
-        self._count = sys.maxsize if count is None else count
+    def __init__(
+        self,
+        make: Callable[[int, int], Iterator[Made]],
+        count: int | None,
+        *,
+        threads: int,
+        queued: int,
+        lanes: Lanes[Made],
+    ) -> None:
+        self._make, self._lanes = make, lanes
+        self._count = sys.maxsize if count is None else count * lanes.number  # tasks: a lane of a group each
         self._process = _process
         self._stopped = False
         self._tasks: SimpleQueue[int | None] = SimpleQueue()
-        self._slots: list[_TaskSlot[Made]] = [_TaskSlot(queued) for _ in range(threads + 1)]
+        self._slots: list[_TaskSlot[Made]] = [_TaskSlot(queued) for _ in range(threads + lanes.number)]
         for task in range(min(self._count, len(self._slots))):
             self._tasks.put(task)
         self._threads = [
@@ -357,8 +409,8 @@ class Prefetcher(Generic[Made]):
 
     def items(self) -> Iterator[Made]:
         """Yield all items, waiting for each; without threads, make each when it is asked for."""
-        for task in range(self._count):
-            yield from self._consume(task) if self._threads else self._make(task)
+        for task in range(0, self._count, self._lanes.number):
+            yield from self._consume(task) if self._threads else self._make(task, 0)
 
     def stop(self) -> None:
         """End the threads: wait for an item that is being made, drop what is queued."""
@@ -375,21 +427,31 @@ class Prefetcher(Generic[Made]):
                 thread.join(max(0.0, end - time.monotonic()))
         _running.discard(self)
 
-    def _consume(self, task: int) -> Iterator[Made]:
-        slot = self._slots[task % len(self._slots)]
-        while not isinstance(item := slot.items.get(), _End):
-            slot.room.put(None)
-            yield item
-        if item.error is not None:
-            raise item.error
-        if task + len(self._slots) < self._count:
-            self._tasks.put(task + len(self._slots))
+    def _consume(self, first: int) -> Iterator[Made]:
+        """Yield the items of a group, whose first task is `first`, turn by turn."""
+        tasks = deque(range(first, first + self._lanes.number))
+        while tasks:
+            task = tasks.popleft()
+            slot, left = self._slots[task % len(self._slots)], self._lanes.turn
+            while left > 0 and not isinstance(item := slot.items.get(), _End):
+                left -= self._lanes.count(item)
+                slot.room.put(None)
+                yield item
+                del item
+            if left <= 0:
+                tasks.append(task)
+                continue
+            assert isinstance(item, _End)
+            if item.error is not None:
+                raise item.error
+            if task + len(self._slots) < self._count:  # of the next group but one: all of the next are begun before it
+                self._tasks.put(task + len(self._slots))
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None and not self._stopped:
             slot = self._slots[task % len(self._slots)]
             try:
-                self._fill(slot, self._make(task))
+                self._fill(slot, self._make(*divmod(task, self._lanes.number)))
             except BaseException as error:
                 slot.items.put(_End(error))
             else:

@@ -54,7 +54,7 @@ class Located(NamedTuple):
         """Whether there is nothing to say about a row but where it is."""
         return not self.tags and self.weights is None
 
-    def part(self, some: slice) -> "Located":
+    def part(self, some: slice | Numbers) -> "Located":
         """Return some of the rows."""
         tags = {name: values[some] for name, values in self.tags.items()}
         sources, epochs = (None if each is None else each[some] for each in (self.sources, self.epochs))

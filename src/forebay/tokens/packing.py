@@ -49,7 +49,7 @@ class Frame:
             return framed, lengths
         stops = np.cumsum(lengths)
         starts = stops - lengths
-        _copy_runs(framed, ids.astype(self.dtype), starts + len(self.begin), offsets[:-1], inner)
+        copy_runs(framed, ids.astype(self.dtype), starts + len(self.begin), offsets[:-1], inner)
         for edge, number in [(starts, self.begin), (stops - 1, self.end)]:
             if number:
                 framed[edge] = number[0]

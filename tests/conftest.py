@@ -81,6 +81,7 @@ FRESH = (
     "tests/teachers/test_teacher_recipe.py",
     "tests/building/test_task.py",
     "tests/chat/test_chat_builds.py",
+    "tests/cli/test_cli_errors.py",
     "tests/contract/test_engines.py",
     "tests/integration/test_disk_full.py",
     "tests/integration/test_memory_limit.py",

@@ -34,9 +34,9 @@ def measure_reading(images: Images, environments: Path, seconds: float) -> None:
     into_memory(images.cache())
     cache = fb.open_cache(images.cache())
     ours = {
-        "uint8": batches(cache, torch.uint8),
-        "uint8, pixels alone": batches(cache, torch.uint8, masks="device"),
-        "float32": batches(cache, torch.float32),
+        "uint8": batches(cache, torch.uint8, "host"),
+        "uint8, pixels alone": batches(cache, torch.uint8, None),
+        "float32": batches(cache, torch.float32, "host"),
     }
     print(f"first, checking epoch, uint8: {_rate(ours['uint8'], len(cache) // BATCH):,.0f} images/s")
     print(bare_copy(ours["float32"]), flush=True)
@@ -49,8 +49,8 @@ def measure_reading(images: Images, environments: Path, seconds: float) -> None:
     _tell({name: statistics.median(those) for name, those in rates.items()}, found)
 
 
-def batches(cache: fb.Cache, dtype: torch.dtype, masks: MaskPlace = "host") -> Batches:
-    """Shuffled, epoch after epoch: pixels with their boxes, and with masks unless the device makes them."""
+def batches(cache: fb.Cache, dtype: torch.dtype, masks: MaskPlace | None) -> Batches:
+    """Shuffled, epoch after epoch: pixels with their boxes, and with pixel masks where the host makes them."""
     normalize = "imagenet" if dtype.is_floating_point else None
     collate = ImageBatch(cache, dtype=dtype, normalize=normalize, tags=None, masks=masks)
     loader = Loader(cache, global_batch_size=BATCH, collate=collate, threads=THREADS)

@@ -57,7 +57,9 @@ def names(cache: fb.Cache) -> list[str]:
 
 
 def as_trained_on(cache: fb.Cache, **options: Any) -> dict[str, torch.Tensor]:
-    loader = Loader(cache, global_batch_size=len(cache), shuffle=None, collate=ImageBatch(cache, **options))
+    loader = Loader(
+        cache, global_batch_size=len(cache), shuffle=None, collate=ImageBatch(cache, masks="host", **options)
+    )
     return next(iter(loader))
 
 
@@ -100,7 +102,7 @@ def test_bytes_an_opened_image_and_its_pixels_are_as_the_file(cache: fb.Cache, f
 
 def test_rows_of_files_make_batches(cache: fb.Cache, folder: Path) -> None:
     options: dict[str, Any] = {"normalize": "imagenet", "dtype": torch.float32, "patch": PATCH}
-    batch = ImageBatch(cache, **options)([prepared_row(folder / name, cache) for name in names(cache)])
+    batch = ImageBatch(cache, masks="host", **options)([prepared_row(folder / name, cache) for name in names(cache)])
     trained_on = as_trained_on(cache, **options)
     for name in ("pixels", "pixel_mask", "token_mask", "box", "original_size"):
         assert torch.equal(batch[name], trained_on[name]), name

@@ -1,5 +1,7 @@
 """Batches of images: what is on a canvas by definition, the same bits by every way of reading, flips, masks, tags."""
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from tests.image_caches import (
 from tests.layer_recipes import flip as flip_byte
 from tests.transforms import jitter
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 import forebay as fb
@@ -32,7 +35,19 @@ from forebay.errors import AllTokensIgnored, ChunkCorrupt
 from forebay.format.tensors import VARIABLE
 from forebay.images.geometry import Scaling
 from forebay.order.orders import Coins, sample_keys
-from forebay.torch import CacheDataset, ImageBatch, Ingredient, Loader, Mixture, normalize_on_device
+from forebay.torch import (
+    CacheDataset,
+    Canvases,
+    ImageBatch,
+    Ingredient,
+    Loader,
+    Mixture,
+    RandomResizedCrop,
+    aspect_buckets,
+    masks_on_device,
+    normalize_on_device,
+)
+from forebay.torch.batches import Buffers
 
 COUNT = len(SIZES)
 HALF = ((0.5, 0.25, 0.4), (0.5, 1.0, 0.125))
@@ -106,7 +121,7 @@ def test_a_canvas_is_what_pillow_draws_scaled_and_rounded_to_the_type_asked_for(
     caches: dict[str, fb.Cache], stored: str, dtype: torch.dtype, normalize: Any, channels: Any
 ) -> None:
     for flip in (False, True):
-        options = {"dtype": dtype, "normalize": normalize, "channels": channels, "flip": float(flip)}
+        options = {"dtype": dtype, "normalize": normalize, "channels": channels, "flip": float(flip), "masks": "host"}
         batch = in_order(caches[stored], ImageBatch(caches[stored], **options))
         canvases = [drawn(each, flip=flip, quality=STORED[stored].get("quality")) for each in range(COUNT)]
         pixels = torch.from_numpy(np.stack([canvas for canvas, _ in canvases]))
@@ -144,7 +159,7 @@ def test_every_way_of_reading_gives_what_decoding_afresh_gives(
     """The same coins, bits, tags: any threads, workers, batch sizes, datasets, tiers, and no cache at all."""
     cache, epoch, seed = caches[stored], 3, 5
     options = {"normalize": "imagenet", "dtype": torch.float32, "flip": 0.5, "patch": 16, "threshold": 1.0}
-    collate = ImageBatch(cache, transforms=[jitter], seed=seed, **options)
+    collate = ImageBatch(cache, transforms=[jitter], seed=seed, masks="host", **options)
     collate.set_epoch(epoch)
     kept = recipe(**STORED[stored])
     batch = collate([kept.make_row(sample(number)) for number in range(COUNT)])
@@ -235,7 +250,7 @@ def stored_rows(draw: st.DrawFn) -> tuple[fb.ImageRecipe, list[dict[str, np.ndar
 )
 def test_the_mask_of_a_flipped_image_is_the_flipped_mask(case: Any, channels: Any, dtype: torch.dtype) -> None:
     kept, rows = case
-    options = {"channels": channels, "dtype": dtype, "patch": 8, "threshold": 1.0}
+    options = {"channels": channels, "dtype": dtype, "patch": 8, "threshold": 1.0, "masks": "host"}
     plain, flipped = (ImageBatch(kept, flip=flip, **options)(rows) for flip in (0.0, 1.0))
     for name in ("pixels", "pixel_mask", "token_mask"):
         assert torch.equal(flipped[name], plain[name].flip(-1)), name
@@ -245,6 +260,78 @@ def test_the_mask_of_a_flipped_image_is_the_flipped_mask(case: Any, channels: An
             assert content.sum() == width * height == content[top : top + height, left : left + width].sum()
         cells = batch["pixel_mask"].unfold(1, 8, 8).unfold(2, 8, 8)
         assert torch.equal(batch["token_mask"], cells.all(dim=-1).all(dim=-1))
+
+
+def window(canvases: Canvases, coins: Coins) -> Canvases:
+    return canvases.seen_through(coins.integers("left", -4, 13), coins.integers("top", -4, 9), (40, 32))
+
+
+def across(canvases: Canvases, coins: Coins) -> Canvases:
+    """Content and padding, resized together."""
+    return canvases.resized_from(np.tile([3, 1, 41, 45], (len(canvases.box), 1)), (32, 24))
+
+
+@pytest.mark.parametrize("patch", [None, 8])
+@pytest.mark.parametrize("flip", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("transforms", "padded"),
+    [
+        ([], True),
+        ([jitter], True),
+        ([window], True),
+        ([RandomResizedCrop((32, 24))], False),
+        (aspect_buckets([(24, 40)]), False),
+        ([jitter, across], True),
+    ],
+    ids=["none", "shifted", "window", "crop", "bucket", "resized"],
+)
+def test_without_pixel_masks_all_else_is_the_same_and_boxes_say_where_padding_is(
+    caches: dict[str, fb.Cache], transforms: Any, padded: bool, flip: float, patch: int | None
+) -> None:
+    options = {"flip": flip, "patch": patch, "threshold": 1.0, "transforms": transforms}
+    plain = in_order(caches["raw"], ImageBatch(caches["raw"], **options))
+    host = in_order(caches["raw"], ImageBatch(caches["raw"], masks="host", **options))
+    assert host.keys() - plain.keys() == {"pixel_mask"}
+    assert ("token_mask" in plain) == (patch is not None)
+    derived = masks_on_device(plain, patch, threshold=1.0)
+    assert_same(plain, {name: host[name] for name in plain})
+    assert_same(derived, {name: host[name] for name in derived})
+    assert bool(host["pixel_mask"].any()) == padded
+
+
+def test_the_memory_of_pixel_masks_is_counted_and_taken_only_if_they_are_made(caches: dict[str, fb.Cache]) -> None:
+    cache = caches["raw"]
+    for dtype, masks, bytes_of_a_pixel in (
+        (torch.uint8, None, 3),
+        (torch.uint8, "device", 3),
+        (torch.uint8, "host", 4),
+        (torch.float32, None, 12),
+        (torch.bfloat16, "host", 7),
+    ):
+        collate = ImageBatch(cache, dtype=dtype, tags=None, masks=masks)
+        assert collate.row_bytes == 48 * 48 * bytes_of_a_pixel
+        buffers = Buffers(1 << 30, pinned=False)
+        rows = cache.read(range(COUNT), collate.columns)
+        batch = collate.collate(rows, Coins(0, 0, sample_keys(map(bytes, rows["id"]))), buffers)
+        assert sum(batch[name].nbytes for name in batch.keys() & {"pixels", "pixel_mask"}) == COUNT * collate.row_bytes
+        del batch
+        assert COUNT * collate.row_bytes <= buffers.free_bytes < COUNT * collate.row_bytes + 1024
+
+
+def test_a_pixel_mask_that_was_not_asked_for_is_an_error_that_says_how_to_get_it(caches: dict[str, fb.Cache]) -> None:
+    cache, collate = caches["raw"], ImageBatch(caches["raw"])
+    whole = in_order(cache, collate)
+    (loaded,) = DataLoader(CacheDataset(cache), batch_size=COUNT, collate_fn=collate)
+    for batch in (whole, loaded, copy.copy(whole), tree_map(torch.clone, whole)):
+        with pytest.raises(KeyError, match=r"pass masks='host' to ImageBatch, or use masks_on_device\(batch\)"):
+            batch["pixel_mask"]
+        assert "pixel_mask" not in batch
+        assert batch.get("pixel_mask") is None
+        with pytest.raises(KeyError, match=r"^'token_mask'$"):
+            batch["token_mask"]
+    compiled = torch.compile(masks_on_device, backend="aot_eager", fullgraph=True)
+    assert_same(compiled(whole), in_order(cache, ImageBatch(cache, masks="host")))
+    assert_same(pickle.loads(pickle.dumps(whole)), whole)
 
 
 def test_orientation_tags_are_swapped_with_the_flip_and_no_others(caches: dict[str, fb.Cache]) -> None:
@@ -482,7 +569,8 @@ def check_on(device: str, cache: fb.Cache, dtype: torch.dtype, channels: Any) ->
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_with_a_gpu_all_tensors_of_a_batch_are_pinned(caches: dict[str, fb.Cache]) -> None:
-    collate = ImageBatch(caches["raw"], dtype=torch.bfloat16, channels="last", patch=16, transforms=[jitter])
+    options: dict[str, Any] = {"dtype": torch.bfloat16, "channels": "last", "patch": 16, "masks": "host"}
+    collate = ImageBatch(caches["raw"], transforms=[jitter], **options)
     for batch in Loader(caches["raw"], global_batch_size=4, collate=collate):
         assert all(values.is_pinned() for values in batch.values())
 
@@ -571,7 +659,8 @@ def test_caches_with_other_tags_mix_where_a_vocabulary_is_named(
 def test_a_batch_whose_images_are_all_unreadable_keeps_its_shape(pictures: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_bytes(b"<html>")
     images = fb.CachedImages(fb.sources.images(tmp_path), recipe(), unreadable="skip")
-    [batch] = DataLoader(images, batch_size=1, collate_fn=ImageBatch(images.recipe, patch=16, dtype=torch.float32))
+    collate = ImageBatch(images.recipe, patch=16, dtype=torch.float32, masks="host")
+    [batch] = DataLoader(images, batch_size=1, collate_fn=collate)
     shapes = {name: tuple(batch[name].shape) for name in ("pixels", "pixel_mask", "token_mask", "box", "tags")}
     assert shapes == {
         "pixels": (0, 3, 48, 48),

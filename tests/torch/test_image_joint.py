@@ -84,7 +84,7 @@ def test_transforms_come_after_the_flip_one_after_the_other_with_the_coins_of_th
     def invert(images: Canvases, coins: Coins) -> Canvases:
         return replace(images, pixels=torch.where(images.mask[:, None], images.pixels, 255 - images.pixels))
 
-    options: dict[str, Any] = {"flip": 0.5, "seed": 3, "patch": 8, "threshold": 1.0}
+    options: dict[str, Any] = {"flip": 0.5, "seed": 3, "patch": 8, "threshold": 1.0, "masks": "host"}
     batch = ImageBatch(recipe(), transforms=[crop, invert], **options)(rows)
     coins = Coins(3, 0, sample_keys(row["id"].tobytes() for row in rows))
     for number, flip in zip(NUMBERS, coins.flip("flip").tolist(), strict=True):
@@ -108,8 +108,12 @@ def test_masks_that_are_no_rectangles_count_pixel_by_pixel() -> None:
         mask[:, 16:, 16:] = (torch.arange(256) < 231).reshape(16, 16)
         return replace(images, mask=mask)
 
-    batch = ImageBatch(recipe(size=32), patch=16, transforms=[hide])([row])
+    batch = ImageBatch(recipe(size=32), patch=16, transforms=[hide], masks="host")([row])
     assert batch["token_mask"].tolist() == [[[False, False], [False, True]]]
+    assert batch["pixel_mask"].sum() == 230 + 231
+    for patch in (None, 16):  # the box would say that all of it is content
+        with pytest.raises(ValueError, match=r"padding inside the box \[0, 0, 32, 32\] of '\x00'.*pass masks='host'"):
+            ImageBatch(recipe(size=32), patch=patch, transforms=[hide])([row])
 
 
 def gone(images: Canvases, coins: Coins) -> Canvases:

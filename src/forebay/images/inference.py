@@ -86,7 +86,7 @@ def prepare(
     patch: int | None = None,
     threshold: float = IGNORE_THRESHOLD,
 ) -> Prepared:
-    """Return an image as an `ImageBatch` with the same options would.
+    """Return an image as an `ImageBatch` with the same options and masks="host" would.
 
     The image is a path, the bytes of a file, a Pillow image, or uint8 `[height, width]`, `[height, width, 3]` or, with
     alpha, `[height, width, 4]`. One that cannot be decoded raises `ImageUnreadable`, with the reason that a build would

@@ -276,8 +276,11 @@ class BatchTable:
         return html_table("Batch", _facts(self.batch)) + _bars(self.batch.get("tokens"), self.batch.get("seq_lens"))
 
 
+_NO_PIXEL_MASK = "no pixel_mask in this batch; pass masks='host' to ImageBatch, or use masks_on_device(batch)"
+
+
 class LoadedBatch(dict[str, Any]):
-    """A batch of a `Loader`: a dict that is a table in a notebook.
+    """A batch of a `Loader`: a dict that is a table in a notebook, and says how to get a pixel mask.
 
     Trainers, `torch.compile`, `tree_map` and DDP take it as a dict. Pickled it is an OrderedDict, which `torch.load`
     reads with `weights_only`, and processes read without forebay.
@@ -287,6 +290,9 @@ class LoadedBatch(dict[str, Any]):
 
     def _repr_html_(self) -> str:
         return BatchTable(self)._repr_html_()
+
+    def __missing__(self, name: str) -> Any:
+        raise KeyError(_NO_PIXEL_MASK if name == "pixel_mask" and "box" in self else name)
 
     def __copy__(self) -> "LoadedBatch":
         return LoadedBatch(self)

@@ -409,7 +409,7 @@ Name = Callable[[int], str]  # image of the batch -> sample id
 
 
 class CanvasMaker:
-    """Makes `pixels`, `pixel_mask`, `token_mask` and `box` from content and boxes."""
+    """Makes `pixels`, `box` and the masks that were asked for, from content and boxes."""
 
     def __init__(
         self,
@@ -419,7 +419,7 @@ class CanvasMaker:
         channels: Channels,
         tokens: TokenMasks | None,
         transforms: Sequence[JointTransform],
-        masks: MaskPlace = "host",
+        masks: MaskPlace | None = None,
     ) -> None:
         self._size, self._pad_color = (recipe.size, recipe.size), recipe.pad_color
         planar = painter(dtype, recipe.pad_color, scaling)
@@ -439,12 +439,12 @@ class CanvasMaker:
         places = _places(boxes)
         for canvas, content, box in zip(canvases, contents, places, strict=True):
             self._painter.paint_canvas(canvas, content, box)
-        if self._masks == "device":
-            return {"pixels": pixels, "box": to_tensor(boxes, buffers)}
-        mask = buffers.empty((len(boxes), *self._size), np.dtype(np.bool_))
-        fill_pixel_masks(mask, places)
-        batch = {"pixels": pixels, "pixel_mask": wrap(mask)}
-        if self._tokens is not None:
+        batch = {"pixels": pixels}
+        if self._masks == "host":
+            mask = buffers.empty((len(boxes), *self._size), np.dtype(np.bool_))
+            fill_pixel_masks(mask, places)
+            batch["pixel_mask"] = wrap(mask)
+        if self._tokens is not None and self._masks != "device":
             batch["token_mask"] = to_tensor(self._tokens.of_boxes(boxes, self._size, name), buffers)
         return batch | {"box": to_tensor(boxes, buffers)}
 
@@ -453,11 +453,15 @@ class CanvasMaker:
     ) -> Batch:
         """Paint canvases of bytes, apply the transforms to them, and paint the result."""
         changed = transformed(self._pasted(contents, boxes), self._transforms, coins)
+        if self._masks is None:
+            _check_filled(changed, name)
         pixels, canvases = self._canvases(len(boxes), changed.size, buffers)
         for canvas, image in zip(canvases, changed.pixels.numpy(), strict=True):
             self._painter.paint(canvas, image, 0)
         mask, box = changed.mask.contiguous().numpy(), changed.box.contiguous().numpy()
-        batch = {"pixels": pixels, "pixel_mask": to_tensor(mask, buffers)}
+        batch = {"pixels": pixels}
+        if self._masks == "host":
+            batch["pixel_mask"] = to_tensor(mask, buffers)
         if self._tokens is not None:
             batch["token_mask"] = to_tensor(self._tokens.of_masks(mask, box, name), buffers)
         return batch | {"box": to_tensor(box, buffers)}
@@ -479,6 +483,19 @@ class CanvasMaker:
             return wrap(memory).view(self._dtype), memory
         memory = buffers.empty((count, *size, 3), self._painter.storage)
         return wrap(memory).view(self._dtype).permute(0, 3, 1, 2), memory.transpose(0, 3, 1, 2)
+
+
+def _check_filled(canvases: Canvases, name: Name) -> None:
+    """Raise if padding is inside a box: without a pixel mask, nothing in the batch would say where.
+
+    `transformed` has checked that no content is outside its box, so it is enough to count.
+    """
+    content = (~canvases.mask).sum(dim=(1, 2))
+    for image in torch.nonzero(content != canvases.box[:, 2:].to(torch.int64).prod(dim=1)).flatten().tolist():
+        raise ValueError(
+            f"transforms left padding inside the box {canvases.box[image].tolist()} of '{name(image)}', so its mask "
+            "does not follow from the box; pass masks='host' to ImageBatch, or cut the box to the content"
+        )
 
 
 def _places(boxes: Boxes) -> list[Box]:

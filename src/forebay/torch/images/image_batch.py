@@ -4,7 +4,7 @@
     rows = DataLoader(CacheDataset(cache), batch_size=64, collate_fn=ImageBatch(cache), num_workers=2)
 
     pixels         [images, 3, size, size], of type `dtype`
-    pixel_mask     bool  [images, size, size], True = PAD
+    pixel_mask     bool  [images, size, size], True = PAD; with masks="host" or by `masks_on_device`
     token_mask     bool  [images, size/patch, size/patch], True = ignored; with a `patch`
     box            int32 [images, 4], left, top, width, height of the content, after the flip
     original_size  int32 [images, 2], width and height of the image as displayed
@@ -51,7 +51,7 @@ from forebay.order.orders import Coins, sample_keys
 from forebay.order.selected_rows import Selection
 from forebay.read.cache import Cache
 from forebay.torch.assemble import Rows
-from forebay.torch.batches import Batch, Buffers, plain_batch
+from forebay.torch.batches import Batch, Buffers, LoadedBatch, plain_batch
 from forebay.torch.images.canvas import (
     Boxes,
     Canvases,
@@ -117,8 +117,16 @@ class ImageBatch:
     metadata, so that another vocabulary does not need another cache.
 
     `classes` are tags of which an image has at most one, or "tags" for the whole vocabulary: `label` is the index of
-    its class among them, for a cross entropy, beside the tags. `masks="device"` makes neither mask, which take a
-    quarter of the bytes of a uint8 batch: `masks_on_device` derives both from the box, where the model is.
+    its class among them, for a cross entropy, beside the tags.
+
+    Every batch has `box`, from which both masks follow. `masks` says which of them it has, too:
+
+        None        token_mask, with a `patch`
+        "host"      pixel_mask, a quarter of the bytes of a uint8 batch, and token_mask, with a `patch`
+        "device"    neither: `masks_on_device` derives both from `box`, where the model is; not with `transforms`
+
+    Transforms get a pixel mask in any case, and `token_mask` is derived from what they make of it. One that leaves
+    padding inside a box, which a box cannot express, needs masks="host".
     """
 
     def __init__(
@@ -136,7 +144,7 @@ class ImageBatch:
         threshold: float = IGNORE_THRESHOLD,
         transforms: Sequence[JointTransform] = (),
         classes: Sequence[str] | None = None,
-        masks: MaskPlace = "host",
+        masks: MaskPlace | None = None,
         seed: int = 0,
     ) -> None:
         _check_choices(normalize, dtype, channels, tags)
@@ -235,7 +243,7 @@ class ImageBatch:
             read[name] = np.array(read[name], np.int32).reshape(len(rows), width)
         self._check_meaning(read)
         coins = Coins(self.seed, self.epoch, sample_keys(each.tobytes() for each in read["id"]))
-        return self.collate(read, coins, self._buffers)
+        return LoadedBatch(self.collate(read, coins, self._buffers))
 
     def collate(self, rows: Rows, coins: Coins, buffers: Buffers) -> Batch:
         """Make a batch of rows of a cache."""
@@ -339,11 +347,13 @@ def _checked_classes(classes: Sequence[str], vocabulary: Tags) -> tuple[str, ...
     return names
 
 
-def _check_masks(masks: MaskPlace, transforms: Sequence[JointTransform]) -> None:
-    if masks not in get_args(MaskPlace):
-        raise ValueError(f"masks must be 'host' or 'device' (got {masks!r})")
+def _check_masks(masks: MaskPlace | None, transforms: Sequence[JointTransform]) -> None:
+    if masks not in (None, *get_args(MaskPlace)):
+        raise choice_error("masks", masks, (*get_args(MaskPlace), None))
     if masks == "device" and transforms:
-        raise ValueError("masks='device' derives masks from boxes, which transforms may cut; pass masks='host'")
+        raise ValueError(
+            "masks='device' derives masks from boxes, which transforms may cut; leave masks out, or pass masks='host'"
+        )
 
 
 def _probability(flip: float) -> float:

@@ -57,13 +57,13 @@ def normalize_on_device(
 def masks_on_device(
     batch: Batch, patch: int | None = None, threshold: float = IGNORE_THRESHOLD, size: Size | None = None
 ) -> Batch:
-    """Return a batch of `ImageBatch(masks="device")` with `pixel_mask` and, with a `patch`, `token_mask`.
+    """Return a batch of an `ImageBatch` with `pixel_mask` and, with a `patch`, `token_mask`.
 
         sent = {name: values.to("cuda", non_blocking=True) for name, values in batch.items()}
         batch = masks_on_device(sent, patch=16)          # or torch.compile(masks_on_device)
 
-    They are made from `box` on its device, equal to those that the loader makes. `size` is (height, width) of the
-    canvases, that of `pixels` unless you pass it.
+    They are made from `box` on its device, equal to those of `ImageBatch(masks="host")` unless its transforms leave
+    padding inside a box. `size` is (height, width) of the canvases, that of `pixels` unless you pass it.
     """
     height, width = batch["pixels"].shape[-2:] if size is None else size
     box = batch["box"].to(torch.int64)
@@ -180,7 +180,7 @@ KERNELS = {
 
 
 class LetterboxModule(nn.Module):
-    """Turns upright RGB images into the tensors of an `ImageBatch`.
+    """Turns upright RGB images into the tensors of an `ImageBatch(masks="host")`.
 
         class Tagger(nn.Module):
             def forward(self, image):                      # uint8 [height, width, 3], as np.asarray(picture) is

@@ -100,9 +100,8 @@ def test_requests_per_chunk_are_few(bucket, s3, lines, monkeypatch):
         assert len({key for operation, key in proxy.log if "builders/" in key and operation != "list"}) == 1
         assert sum(per_chunk.values()) == 3 * CHUNKS
         assert claims["delete"] + proxy.requests["delete"] <= 2 * CHUNKS + 2
-        assert sum(proxy.requests.values()) <= 5 * CHUNKS + 55, (
-            proxy.requests
-        )  # a heartbeat, and a look for dead builders' claims
+        others = Counter(operation for operation, key in proxy.log if "builders/" not in key)  # a slow build beats more
+        assert sum(others.values()) <= 5 * CHUNKS + 55, others  # and a look for dead builders' claims
         proxy.reset_counts()
         cache = fb.open_cache(url)
         assert sum(proxy.requests.values()) <= 4

@@ -10,6 +10,7 @@ from tests.cli.running import build_lines, build_tokens, run
 from tests.image_caches import image_cache, sample_id, write_pictures
 
 import forebay as fb
+from forebay.preview.peek import RowReader
 
 
 def test_packed_tokens_are_peeked_at_as_documents(tmp_path: Path):
@@ -21,6 +22,17 @@ def test_packed_tokens_are_peeked_at_as_documents(tmp_path: Path):
     assert [piece.source for piece in row.pieces] == ["a.jsonl@0", "a.jsonl@23"]
     (row,) = fb.peek(root, columns=["seq_lens"]).shown
     assert row.columns["seq_lens"].values == [3, 3]
+
+
+def test_a_forged_row_without_tokens_is_read(tmp_path: Path):
+    root, _ = build_tokens(tmp_path, ["a text"])
+    columns = {
+        "tokens": np.zeros(0, np.uint16),
+        "seq_lens": np.zeros(1, np.int32),
+        "documents": np.zeros((1, 2), np.uint32),
+    }
+    row = RowReader(fb.open_cache(root)).row(0, 0, 0, columns)
+    assert (row.utilization, row.padding, row.tokens) == (0, 0, [])
 
 
 def test_rows_are_a_count_or_a_list_of_numbers(tmp_path: Path):

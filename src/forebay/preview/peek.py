@@ -162,7 +162,7 @@ class RowReader:
             row=row,
             chunk=chunk,
             row_in_chunk=row_in_chunk,
-            utilization=used / len(tokens),
+            utilization=used / max(1, len(tokens)),  # a forged row may have none
             padding=len(tokens) - used,
             pieces=tuple(pieces),
             text=None if self.note else self._text(tokens[:used]),

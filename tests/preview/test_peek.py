@@ -28,8 +28,8 @@ def test_a_forged_row_without_tokens_is_read(tmp_path: Path):
     root, _ = build_tokens(tmp_path, ["a text"])
     columns = {
         "tokens": np.zeros(0, np.uint16),
-        "seq_lens": np.zeros(1, np.int32),
-        "documents": np.zeros((1, 2), np.uint32),
+        "seq_lens": np.zeros(0, np.int32),
+        "documents": np.zeros((0, 2), np.uint32),
     }
     row = RowReader(fb.open_cache(root)).row(0, 0, 0, columns)
     assert (row.utilization, row.padding, row.tokens) == (0, 0, [])

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
+from contextlib import closing
 
 import msgspec
 import pytest
@@ -21,10 +22,11 @@ from tests.torch.taught import chunks_of, prompts_cache
 
 import forebay as fb
 from forebay.building.builder import BuildTask
-from forebay.engine.base import Done, Failed, TaskDocument
+from forebay.engine.base import Died, Done, Failed, TaskDocument
 from forebay.errors import EngineUnusable, LibraryMissing
 from forebay.teachers import Clip, Lune, TeacherRecipe
 from forebay.testing import EngineContract
+from forebay.testing.engine_contract import DEADLY, PATIENCE, Squares, wait_for_slots
 
 ray = pytest.importorskip("ray")  # `make setup` installs it
 Cluster = importlib.import_module("ray.cluster_utils").Cluster
@@ -174,6 +176,26 @@ def test_where_a_node_cannot_begin_no_actor_is_left(cluster):
     with pytest.raises(EngineUnusable, match=r"cannot begin: .*nowhere"):
         engine.start(Nowhere(), 2)
     assert (engine.usage().workers, engine.idle(), engine.poll(0)) == (0, [], [])
+
+
+def poll_when_all_is_ready(engine):
+    pending = list(engine._pending)
+    assert ray.wait(pending, num_returns=len(pending), timeout=PATIENCE)[1] == []
+    return engine.poll(0)
+
+
+def test_a_poll_takes_all_that_is_ready(cluster):
+    """Otherwise a slot that is free waits until its caller has handled what was ready before."""
+    with closing(RayEngine()) as engine:
+        engine.start(Squares(), 2)
+        for slot, chunk in zip(wait_for_slots(engine, 2), (3, 4), strict=True):
+            engine.submit(slot, chunk)
+        assert [event.record[0] for event in poll_when_all_is_ready(engine)] == [9, 16]
+        assert len(engine.idle()) == 2
+        engine.submit(engine.idle()[0], DEADLY)
+        (death,) = poll_when_all_is_ready(engine)
+        assert isinstance(death, Died)
+        assert (death.chunk, death.lost) == (DEADLY, ())
 
 
 def test_no_cluster_at_the_address_is_one_line(tmp_path):

@@ -1,16 +1,20 @@
 """Worker processes: their deaths are reported and made good, and they never outlive their builder."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import types
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.builders import (
     children_of,
@@ -26,7 +30,7 @@ from tests.builders import (
 from tests.recipes import NOTES, HesitantStore, LengthLayer, ObedientRecipe, makes, orders, write_orders
 
 import forebay as fb
-from forebay.engine.base import WORKER, Died, TaskDocument
+from forebay.engine.base import WORKER, ChunkWorker, Died, Done, Failed, TaskDocument
 from forebay.engine.local import LocalEngine
 from forebay.errors import BuildFailed, RecipeInvalid
 from forebay.format import layout
@@ -359,3 +363,59 @@ def test_a_worker_has_one_thread_unless_the_user_says_otherwise(monkeypatch, own
         engine.start(Threads(), 1)
         engine.submit(wait_for_slots(engine, 1)[0], 0)
         assert run_chunks(engine, [0], given=1)[0].record == found
+
+
+class Loop:
+    """Garbage that only a collection finds."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+class Probing:
+    """A task whose record is whether garbage is collected as it is made, and whether its own is gone by its writing.
+
+    The record of chunk 9 is one that cannot be sent.
+    """
+
+    def begin(self, chunk: int) -> Callable[[], list[bool] | int]:
+        loop, is_collecting = weakref.ref(Loop()), gc.isenabled()
+        return lambda: 2**70 if chunk == 9 else [is_collecting, loop() is None]
+
+
+def open_probing(body: Mapping[str, int]) -> Probing:
+    return Probing()
+
+
+@pytest.fixture
+def worker():
+    yield ChunkWorker(TaskDocument(opener="tests.engine.test_workers:open_probing", body={}).encode())
+    gc.enable()  # which a worker, a process of its own, leaves off
+    gc.unfreeze()
+
+
+def test_garbage_is_collected_between_chunks_only(worker):
+    for chunk in range(2):
+        worker.compute(chunk)
+        assert msgspec.msgpack.decode(worker.write(), type=Done | Failed).record == [False, True]
+
+
+def test_a_chunk_is_not_computed_to_the_end_before_the_last_one_is_written(worker):
+    worker.compute(0)
+    computing = threading.Thread(target=worker.compute, args=(1,), daemon=True)
+    computing.start()
+    computing.join(0.3)
+    assert computing.is_alive()
+    worker.write()
+    computing.join(60)
+    assert not computing.is_alive()
+
+
+def test_a_worker_whose_record_cannot_be_sent_does_not_hang(worker):
+    worker.compute(9)
+    with pytest.raises(OverflowError):
+        worker.write()
+    computing = threading.Thread(target=worker.compute, args=(1,), daemon=True)
+    computing.start()
+    computing.join(60)
+    assert not computing.is_alive()

@@ -3,12 +3,10 @@
 Each worker is a fresh interpreter at the end of a pipe. It does not import the caller's script, so a script needs no
 `if __name__ == "__main__"`, and it exits as soon as the builder does, even if the builder was killed.
 
-A second thread writes a chunk while the next one is computed. At most one chunk is being written: computing blocks
-while the previous write is in progress.
+A second thread writes a chunk while the next one is computed.
 """
 
 import contextlib
-import gc
 import os
 import select
 import signal
@@ -22,19 +20,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 
 import msgspec
 
-from forebay.engine.base import (
-    THREADS,
-    ChunkMaker,
-    Died,
-    Done,
-    EngineUsage,
-    Event,
-    Failed,
-    Finish,
-    Task,
-    TaskDocument,
-    attempt_beginning,
-)
+from forebay.engine.base import THREADS, ChunkWorker, Died, Done, EngineUsage, Event, Failed, Task, TaskDocument
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -62,41 +48,30 @@ def main(descriptor: int) -> None:
     try:
         _preload(pipe.recv_bytes())
         try:
-            maker: ChunkMaker = TaskDocument.decode(pipe.recv_bytes()).open()
+            worker = ChunkWorker(pipe.recv_bytes())
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise
         except Exception as error:  # opening imports the classes that the document names
             _send(pipe, Unopened(f"{type(error).__name__}: {error}"))
             return
         _send(pipe, Ready())
-        # Collect garbage between chunks only, and not among objects loaded by now: otherwise it takes a tenth of
-        # the time of a chunk of many small samples.
-        gc.freeze()
-        gc.disable()
         with ThreadPoolExecutor(1, "writer") as writer:
-            _make_chunks(pipe, maker, writer)
+            _make_chunks(pipe, worker, writer)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
 
 
-def _make_chunks(pipe: Connection, maker: ChunkMaker, writer: ThreadPoolExecutor) -> None:
+def _make_chunks(pipe: Connection, worker: ChunkWorker, writer: ThreadPoolExecutor) -> None:
     written: Future[None] | None = None
     while True:
-        finish = attempt_beginning(maker, int(pipe.recv_bytes()))
+        worker.compute(int(pipe.recv_bytes()))
         if written is not None:
-            written.result()
+            written.result()  # its event is sent: two threads must not send at once
         _send(pipe, Computed())
-        written = writer.submit(_finish, pipe, finish)
-        del finish  # so that its buffers can be freed
-        gc.collect()
+        written = writer.submit(lambda: pipe.send_bytes(worker.write()))
 
 
-def _finish(pipe: Connection, finish: Finish) -> None:
-    """Write a chunk and send its event. Nothing else is sent meanwhile: Computed of the next chunk comes after."""
-    _send(pipe, finish())
-
-
-def _send(pipe: Connection, message: Ready | Computed | Unopened | Event) -> None:
+def _send(pipe: Connection, message: Ready | Computed | Unopened) -> None:
     pipe.send_bytes(msgspec.msgpack.encode(message))
 
 

@@ -122,8 +122,9 @@ def build(
 
     A recipe that `reads` columns adds a layer on the rows that are there; it needs no source. `workers=0` makes
     chunks in this process, and so does `engine="inline"`; `engine="local"`, the default, starts worker processes. Each
-    worker, also a single one, tokenizes in one thread; this process, in as many as `FASTOKENS_BPE_THREADS` says.
-    `engine="ray"`, or a `forebay.engine.ray.RayEngine`, makes them on a Ray cluster.
+    worker, also a single one, tokenizes in one thread unless you set `FASTOKENS_BPE_THREADS`; this process leaves the
+    number to that variable. `engine="ray"`, or a `forebay.engine.ray.RayEngine`, makes them on a Ray cluster, where an
+    actor tokenizes in `num_cpus` threads unless its node sets the variable.
     `mode="inverse"` first checks every chunk that is there, then fills gaps from the far end. The range is inclusive.
     `max_failures` is a count, or a share below 1; without it a build stops at a chunk of which all samples fail.
     `skip_unreadable` leaves out damaged files of the source, which the report lists. `replace` drops

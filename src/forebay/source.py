@@ -363,8 +363,11 @@ class Source(Protocol):
         """`files()`, and how many files of its folders are not read; those below the folder `apart` do not count."""
         return Listing(self.files(), {})
 
-    def notes(self) -> tuple[str, ...]:
-        """What a user should know about how it reads what was named; nothing is opened for it."""
+    def notes(self, files: Sequence[SourceFile] = ()) -> tuple[str, ...]:
+        """What a user should know about how it reads what was named.
+
+        `files` are its files as they were listed: a source may read the beginnings of a few, and walks no folder.
+        """
         return ()
 
 

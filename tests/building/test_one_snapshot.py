@@ -18,11 +18,14 @@ from tests.image_caches import write_pictures
 from tests.recipes import LengthLayer, ObedientRecipe, order_line, orders, write_orders
 
 import forebay as fb
+from forebay.building.planning import SourceListing
 from forebay.format import layout
 from forebay.source import Listing
 from forebay.sources import LineSource, paths
 from forebay.store import LocalStore
 from forebay.store.base import Entry
+
+PACKED = fb.TokenRecipe(tokenizer="gpt2", sequence_length=64)
 
 
 class CountingStore(LocalStore):
@@ -218,4 +221,24 @@ def test_one_walk_is_enough_to_show_what_would_be_built(tmp_path: Path, walked: 
     (tmp_path / "raw").mkdir()
     source = write_pictures(tmp_path / "raw", 3)
     run("build", "images", source, "--into", tmp_path / "cache", "--size", "8", "--dry-run")
+    assert len(walked) == 1
+
+
+def test_the_same_walk_finds_the_files_whose_line_ends_are_noted(tmp_path: Path, walked: list[str]) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/a.txt").write_bytes(b"one\r\n---\r\ntwo\r\n")
+    source = fb.sources.text(tmp_path / "raw", separator="\n---\n")
+    report = fb.build(tmp_path / "cache", source, PACKED, workers=0)
+    assert any("has Windows line ends" in note for note in report.notes)
+    assert len(walked) == 1
+
+
+def test_no_file_is_opened_for_the_notes_of_a_source_that_is_not_walked(tmp_path: Path, walked: list[str]) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\r\n---\r\ntwo\r\n")
+    source = fb.sources.text(tmp_path, separator="\n---\n")
+    fb.build(tmp_path / "cache", source, PACKED, workers=0)
+    store = LocalStore(tmp_path / "cache")
+    walked.clear()
+    assert SourceListing(source, store).notes
+    assert SourceListing(source.unwalked(), store).notes == ()
     assert len(walked) == 1

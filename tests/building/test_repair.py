@@ -259,10 +259,32 @@ def test_a_growth_whose_plan_is_damaged_as_well_comes_back_by_growing_again(tmp_
     newest.unlink()
     newest.mkdir()
     segment.write_bytes(segment.read_bytes() + b"more")
-    assert f"`forebay grow {root} SOURCE`" in fb.repair(root, workers=0).replaced["plan/000001.safetensors"]
+    why = fb.repair(root, workers=0).replaced["plan/000001.safetensors"]
+    assert f"`forebay grow {root} SOURCE` with all files of the source if that was `grow`" in why
     newest.rmdir()  # the user does that
+    fb.refresh(root, workers=0)
+    assert chunk_digests(root) != before  # a refresh does not bring it back
     assert fb.grow(root, both, workers=0).rows == 40
     assert chunk_digests(root) == before
+
+
+def test_a_refresh_whose_plan_is_damaged_as_well_comes_back_by_refreshing_again(tmp_path: Path) -> None:
+    root, source = tmp_path / "cache", tmp_path / "a.txt"
+    source.write_text("".join(f"a{at} is a line of some length\n" for at in range(20)))
+    fb.build(root, fb.sources.lines(source), fb.RawRecipe(chunk_bytes=200), workers=0)
+    source.write_text("".join(f"b{at} is another line of some length\n" for at in range(30)))
+    fb.refresh(root, workers=0)
+    before = fb.open_cache(root).read(range(30))["data"]
+    segment = sorted((root / "plan").iterdir())[-1]
+    newest = sorted((root / "generations").iterdir())[-1]
+    newest.unlink()
+    newest.mkdir()
+    segment.write_bytes(segment.read_bytes() + b"more")
+    why = fb.repair(root, workers=0).replaced[f"plan/{segment.name}"]
+    assert f"`forebay refresh {root}` if it was `refresh`" in why
+    newest.rmdir()  # the user does that
+    assert fb.refresh(root, workers=0).rows == 30
+    assert list(map(bytes, fb.open_cache(root).read(range(30))["data"])) == list(map(bytes, before))
 
 
 def test_where_no_generation_is_left_sound_chunks_are_listed_again(tmp_path: Path) -> None:

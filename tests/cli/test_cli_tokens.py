@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.cli.running import build_tokens, run, stories, story, write_documents
+from tests.cli.running import build_tokens, chunk_path, run, stories, story, write_documents
 
 import forebay as fb
 
@@ -274,6 +274,22 @@ def test_a_cache_that_was_made_by_a_function_grows_in_python(tmp_path: Path):
 def test_a_cache_of_files_does_not_grow_from_the_hub(tmp_path: Path):
     root, _ = build_tokens(tmp_path, STORIES)
     assert "grows by files" in run("grow", root, "hub:org/name", code=2).err
+
+
+def test_a_deduplicated_cache_is_not_advised_to_drop_what_no_refresh_drops(tmp_path: Path):
+    data, root = tmp_path / "data", tmp_path / "cache"
+    write_texts(data, STORIES, ".txt")
+    run("build", "tokens", data, "--into", root, *SMALL, "--deduplicate")
+    run("copy", root, tmp_path / "backup")
+    chunk_path(root, 0, "tokens").unlink()
+    (data / "0.txt").unlink()
+    assert "cannot be refreshed" in run("refresh", root, "--workers", 0, "--drop-missing", code=1).err
+    for verb in ("verify", "status"):
+        shown = " ".join(run(verb, root, code=1).out.split())
+        assert f"next: forebay repair {root} A chunk of a deleted file comes back with that file" in shown
+        assert "--drop-missing" not in shown
+    run("repair", root, "--workers", 0, "--from", tmp_path / "backup")
+    run("verify", root)
 
 
 def test_info_draws_the_figures(tmp_path: Path):

@@ -92,7 +92,9 @@ def test_a_node_that_does_not_exist_is_refused(root: Path, tmp_path: Path) -> No
     cache = fb.open_cache(tiered(root, tmp_path / "tier"))
     with pytest.raises(ValueError, match="node must be from 0 to 1"):
         warm_tier(cache, node=2, nodes=2, window=WINDOW)
-    with pytest.raises(ValueError, match="pass one of both"):
+    with pytest.raises(ValueError, match=r"nodes=2 needs node=, from 0 to 1; leave out both to fetch all chunks"):
+        warm_tier(cache, nodes=2, ranks_per_node=8, window=WINDOW)
+    with pytest.raises(ValueError, match="pass lanes or node, not both"):
         warm_tier(cache, node=0, lanes=[0], window=WINDOW)
 
 

@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from obstore import exceptions
 from tests.builders import wait_until
 from tests.pairs import dealt
 from tests.warm_process import WarmProcess
@@ -238,15 +239,70 @@ def test_a_service_that_copies_over_an_object_gets_large_values_whole(
 
 @pytest.mark.parametrize("kind", ["server-error", "conflict"])
 def test_a_service_that_does_not_copy_gets_large_values_whole(
-    s3: str, bucket: str, in_parts: None, monkeypatch: pytest.MonkeyPatch, kind: str
+    s3: str,
+    bucket: str,
+    in_parts: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
 ) -> None:
     monkeypatch.setattr("forebay.store.bucket_client._RETRIES", {"max_retries": 0})
+    monkeypatch.setattr("forebay.store.object_store._PAUSES", (0.01,) * 5 + (0.02,))
     with FaultProxy(s3, [Fault(kind, "write")]) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         store = open_store(f"{bucket}/whole")
         assert store.create("one", [VALUE])
         assert not store.create("one", [VALUE])
         assert store.read("one") == VALUE
+        tried = proxy.requests["write"]
+        assert store.create("two", [VALUE])
+        assert proxy.requests["write"] == tried  # it does not try for ever
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{bucket}/whole did not answer 2 probes of copies on condition, so large chunks are sent whole, not in parts"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "copies"),
+    [
+        (exceptions.PreconditionError("status code: 412, PreconditionFailed"), [4]),
+        (exceptions.AlreadyExistsError("status code: 409, ConditionalRequestConflict"), [12, 12]),
+        (FileNotFoundError("status: 404 no such key"), [12, 12]),
+        (exceptions.GenericError("status: 500 internal error"), [12, 12]),
+    ],
+)
+def test_a_lasting_answer_to_copies_ends_their_probes(
+    s3: str, bucket: str, in_parts: None, monkeypatch: pytest.MonkeyPatch, error: Exception, copies: list[int]
+) -> None:
+    tried: list[str] = []
+
+    def refuse(self: ObjectStore, source: str, key: str, size: int, copying: str) -> None:
+        tried.append(copying)
+        raise error
+
+    monkeypatch.setattr("forebay.store.object_store._PAUSES", (0.001,) * 5 + (0.002,))
+    monkeypatch.setattr(ObjectStore, "_copy", refuse)
+    store = open_store(f"{bucket}/lasting")
+    for count in [*copies, 0, 0]:
+        tried.clear()
+        assert store.create(f"after {count} {temporary_name()}", [VALUE])
+        assert len(tried) == count
+        assert set(tried) in ({"header:if-none-match:*", "multipart"}, set())
+
+
+def test_an_open_question_about_one_way_to_copy_does_not_hide_the_other(
+    s3: str, bucket: str, in_parts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = ObjectStore._copy
+
+    def only_in_parts(self: ObjectStore, source: str, key: str, size: int, copying: str) -> None:
+        if copying != "multipart":
+            raise exceptions.GenericError("status: 500 internal error")
+        copy(self, source, key, size, copying)
+
+    monkeypatch.setattr("forebay.store.object_store._PAUSES", (0.001,) * 5 + (0.002,))
+    monkeypatch.setattr(ObjectStore, "_copy", only_in_parts)
+    assert open_store(f"{bucket}/other")._way_to_copy() == "multipart"
 
 
 @pytest.mark.parametrize("kind", ["conflict", "lost-reply", "reset-after", "server-error", "throttled"])

@@ -128,18 +128,21 @@ def test_a_separator_of_nothing_is_refused(tmp_path):
         fb.sources.text(tmp_path, separator="")
 
 
+def notes_of(source: fb.Source) -> tuple[str, ...]:
+    return source.notes(source.files())
+
+
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_a_separator_that_only_differs_by_windows_line_ends_is_named(tmp_path: Path, ending: str) -> None:
     write(tmp_path, f"a.txt{ending}", b"one\r\n---\r\ntwo\r\n")
-    found = fb.sources.text(tmp_path, separator="\n---\n").notes()
-    assert "has Windows line ends" in found[0]
+    found = notes_of(fb.sources.text(tmp_path, separator="\n---\n"))
+    assert f"a.txt{ending}' has Windows line ends" in found[0]
     assert r"pass '\r\n---\r\n'" in found[0]
-    assert fb.sources.text(tmp_path, separator="\r\n---\r\n").notes() == ()
-    assert fb.sources.text(tmp_path, separator="---").notes() == ()
+    assert notes_of(fb.sources.text(tmp_path, separator="\r\n---\r\n")) == ()
+    assert notes_of(fb.sources.text(tmp_path, separator="---")) == ()
 
 
 @pytest.mark.parametrize("content", [b"one\n---\ntwo\r\n---\r\n", b"one\r\ntwo", b""])
 def test_other_files_get_no_note_about_line_ends(tmp_path: Path, content: bytes) -> None:
     write(tmp_path, "a.txt", content)
-    assert fb.sources.text(tmp_path, separator="\n---\n").notes() == ()
-    assert fb.sources.text(tmp_path / "none.txt", separator="\n---\n").notes() == ()
+    assert notes_of(fb.sources.text(tmp_path, separator="\n---\n")) == ()

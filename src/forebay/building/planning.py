@@ -593,7 +593,7 @@ class SourceListing:
     def notes(self) -> tuple[str, ...]:
         """What to say about the source: how it reads what was named, and the files that it does not read."""
         left_out = not_read(self._found.left_out)
-        return (*self.source.notes(), *([left_out] if left_out else []))
+        return (*self.source.notes(self.walked), *([left_out] if left_out else []))
 
     @cached_property
     def apart(self) -> Sequence[SourceFile]:

@@ -255,9 +255,9 @@ def _drop_loose_segments(store: Store, basis: Generation, was_exchanged: bool, m
         if number is not None and number >= last and entry.key == layout.plan_segment(number):
             store.delete(entry.key)
             why = (
-                "no generation lists it, and it does not continue the plan; what it added comes back with "
-                f"`forebay grow {store.address} SOURCE` and all files of the source, or with "
-                f"`forebay refresh {store.address}`"
+                "no generation lists it, and it does not continue the plan; what it added comes back with the command "
+                f"that wrote it: `forebay grow {store.address} SOURCE` with all files of the source if that was "
+                f"`grow`, or `forebay refresh {store.address}` if it was `refresh`"
             )
             mending.replaced[entry.key] = why
 

@@ -8,7 +8,7 @@ of the cache is a file of the source, read whole and passed on as one batch.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
@@ -122,7 +122,7 @@ class ChatCacheSource(Source):
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         return int.from_bytes(self._table().digests["content"][self._position(file)].tobytes()[:8], "little")
 
-    def notes(self) -> tuple[str, ...]:
+    def notes(self, files: Sequence[SourceFile] = ()) -> tuple[str, ...]:
         counts = {name: int(self._table().statistics[name].sum()) for name in ("documents_cut", "documents_dropped")}
         lost = [f"{counts['documents_cut']:,} cut", f"{counts['documents_dropped']:,} left out"]
         if not any(counts.values()):

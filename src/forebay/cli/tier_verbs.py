@@ -106,8 +106,12 @@ def warm_chunks(paths: tuple[str, ...], folder: str, tier_bytes: int | None, sha
         raise click.UsageError(f"--tier takes one cache, not {len(paths)}.")
     if share["node"] is not None and share["lanes"] is not None:
         raise click.UsageError("Pass --lanes or --node, not both.")
+    allowed = f"from 0 to {share['nodes'] - 1}"
+    if share["node"] is None and share["nodes"] > 1:
+        raise click.UsageError(f"--nodes {share['nodes']} needs --node, {allowed}; leave out both to fetch all chunks.")
     if share["node"] is not None and share["node"] >= share["nodes"]:
-        raise click.UsageError(f"--node counts from 0: pass --nodes, which is {share['nodes']} now.")
+        advice = "; pass --nodes, the number of machines" if share["nodes"] == 1 else ""
+        raise click.UsageError(f"--node must be {allowed} (got {share['node']}){advice}.")
     with shown_progress() as on_progress:
         filled = api.warm_cache(
             paths[0],

@@ -345,9 +345,11 @@ def warm_tier(
         raise ValueError(f"'{cache.root}' was opened without a tier; pass tier= to open_cache")
     names, started = list(columns or cache.default_columns), time.monotonic()
     chunks = np.arange(len(cache.chunk_numbers))
+    if node is None and nodes > 1:
+        raise ValueError(f"nodes={nodes} needs node=, from 0 to {nodes - 1}; leave out both to fetch all chunks")
     if node is not None:
         if lanes is not None:
-            raise ValueError(f"lanes are those of node {node}; pass one of both")
+            raise ValueError("pass lanes or node, not both")
         if not 0 <= node < nodes:
             raise ValueError(f"node must be from 0 to {nodes - 1} (got {node}); pass nodes=, the number of them")
         _, window = _window_ordering(cache, names, seed, window)

@@ -84,16 +84,16 @@ def next_command(command: str) -> Text:
     return Text.assemble("next: ", (command, "cyan"))
 
 
-def repair_command(root: str, files_are_gone: bool) -> Text:
+def repair_command(root: str, files_are_gone: bool, refreshable: bool) -> Text:
     """`repair`, and what to do about chunks that it cannot make again, because files of the source are gone."""
     found = next_command(command_line("repair", root))
     if not files_are_gone:
         return found
-    copied, dropped = command_line("repair", root, "--from"), command_line("refresh", root, "--drop-missing")
-    return Text.assemble(
-        found,
-        "\nA chunk of a deleted file comes back with that file, or from a copy: ",
-        (f"{copied} COPY", "cyan"),
-        "\nTo drop the samples of deleted files instead: ",
-        (dropped, "cyan"),
+    copied = command_line("repair", root, "--from")
+    found = Text.assemble(
+        found, "\nA chunk of a deleted file comes back with that file, or from a copy: ", (f"{copied} COPY", "cyan")
     )
+    if not refreshable:
+        return found
+    dropped = command_line("refresh", root, "--drop-missing")
+    return Text.assemble(found, "\nTo drop the samples of deleted files instead: ", (dropped, "cyan"))

@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedReader, BytesIO, RawIOBase
@@ -24,7 +24,6 @@ from forebay.sources.paths import (
     check_readable,
     checked_limit,
     empty,
-    found_files,
     full_path,
     named_below,
     not_utf8,
@@ -111,9 +110,9 @@ class TextSource(LocalFiles):
     def _suffixes(self) -> tuple[str, ...]:
         return with_stream_suffixes(self.suffixes)
 
-    def notes(self) -> tuple[str, ...]:
+    def notes(self, files: Sequence[SourceFile] = ()) -> tuple[str, ...]:
         if self.separator is not None:
-            return self._other_line_ends(self.separator)
+            return self._other_line_ends(self.separator, files)
         names = (*self.patterns, *self.suffixes)
         tables = [name for name in names if without_stream_suffix(name).lower().endswith(_TABLES)]
         if not tables:
@@ -123,15 +122,14 @@ class TextSource(LocalFiles):
             f"as JSON lines or Parquet and name the column (text=…, --text …)",
         )
 
-    def _other_line_ends(self, separator: str) -> tuple[str, ...]:
+    def _other_line_ends(self, separator: str, files: Sequence[SourceFile]) -> tuple[str, ...]:
         """A note if the first files have the separator with Windows line ends only: it would separate nothing."""
         windows = separator.replace("\n", "\r\n")
         if "\r" in separator or windows == separator or is_url(self.root):
             return ()
-        found = found_files([full_path(self.root, pattern) for pattern in self.patterns], self._suffixes())
         with suppress(OSError, ForebayError):  # planning names a file that cannot be read
-            for path in (file.path for file in islice(found, _LOOKED_FILES)):
-                file = self.look(os.path.relpath(path, self.root))
+            for file in islice(files, _LOOKED_FILES):
+                path = full_path(self.root, file.path)
                 with preview_stream(path, file, 0, self.max_sample_bytes) if file.stream else open(path, "rb") as raw:
                     begin = raw.read(_PIECE)
                 if separator.encode() not in begin and windows.encode() in begin:

@@ -81,6 +81,7 @@ PAGE_ENTRIES = 1000
 LISTING_SECONDS = 300.0  # without a page, after all retries of its requests
 _honours_conditions: set[str] = set()  # addresses that were probed in this process
 _ways_to_copy: dict[str, str | None] = {}  # address -> the way that a probe in this process found, None: there is none
+_unanswered_probes: dict[str, int] = {}  # address -> probes of copies in this process that errors left open
 _log = logging.getLogger("forebay")
 T = TypeVar("T")
 
@@ -413,20 +414,24 @@ class ObjectStore(Store):
         _honours_conditions.add(self.address)
 
     def _way_to_copy(self) -> str | None:
-        """How the service copies an object only if the other key is new; a process tries it until it knows."""
+        """How the service copies an object only if the other key is new; None to send large chunks whole.
+
+        Errors of a moment leave it open: the next chunk asks again, but not for ever where they last.
+        """
         if self.address not in _ways_to_copy:
-            found: bool | None = False
+            is_open = False
             for way in copy_ways(self.scheme):
                 found = self._probe_copy(way)
-                if found is None:
-                    return None  # this chunk is sent whole, and the next one asks again
                 if found:
                     _ways_to_copy[self.address] = way
                     return way
+                is_open |= found is None
+            probes = _unanswered_probes[self.address] = _unanswered_probes.get(self.address, 0) + is_open
+            if is_open and probes < _PROBES:
+                return None
             _ways_to_copy[self.address] = None
-            _log.warning(
-                "%s cannot copy an object on condition, so large chunks are sent whole, not in parts", self.address
-            )
+            problem = f"did not answer {probes} probes of copies" if is_open else "cannot copy an object"
+            _log.warning("%s %s on condition, so large chunks are sent whole, not in parts", self.address, problem)
         return _ways_to_copy[self.address]
 
     def _probe_copy(self, copying: str) -> bool | None:
@@ -435,7 +440,7 @@ class ObjectStore(Store):
         A conflict may mean anything, so one refusal of that kind is not enough.
         """
         first, other, copy = (f"{ASIDE}{temporary_name()}" for _ in range(3))
-        refusals = 0
+        refusals = refusals_of_a_new_key = 0
         try:
             for key in (first, other):
                 self._create(Upload(self.address, key, [key.encode()]))
@@ -450,6 +455,9 @@ class ObjectStore(Store):
                     refusals += source == other
                     if refusals == _REFUSALS or (refusals and _is_certain(error)):
                         return self._has_bytes(Upload(self.address, copy, [first.encode()]))
+                    refusals_of_a_new_key += source == first and _is_certain(error)
+                    if refusals_of_a_new_key == _REFUSALS_OF_A_NEW_KEY:
+                        return False  # it refuses whatever is copied on condition
                 except (exceptions.BaseError, OSError) as error:
                     if not _may_pass(error):  # it does not know this request
                         return False
@@ -643,6 +651,8 @@ def mismatch(value: Buffer, expect: Expected | None) -> str | None:
 
 
 _REFUSALS = 3  # of copies, none of them certain, that say together that a service honours the condition
+_REFUSALS_OF_A_NEW_KEY = 2  # certain ones: the first may be of a copy that appears later
+_PROBES = 2  # of copies that errors leave open, until large chunks are sent whole without another
 _PAUSES = (0.1, 0.3, 1.0, 2.0, 4.0, 8.0)
 _DENIED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
 _UNREACHED = {

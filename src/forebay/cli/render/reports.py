@@ -234,7 +234,7 @@ def _next_step(report: VerifyReport) -> Text:
     # What was edited comes first: a damaged chunk of it cannot be repaired, and a refresh makes it again.
     edited = report.refreshable and any(how != GONE for how in report.stale.values())
     if (report.bad or report.missing) and not (edited and all(bad.chunk >= 0 for bad in report.bad)):
-        return repair_command(report.root, GONE in report.stale.values())
+        return repair_command(report.root, GONE in report.stale.values(), report.refreshable)
     if not report.sound:
         return next_command(command_line("refresh", report.root)) if report.refreshable else BUILD_ANEW
     return next_command(command_line("gaps" if report.gaps else "peek", report.root))

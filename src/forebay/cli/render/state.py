@@ -157,7 +157,7 @@ def _next_step(status: Status) -> Iterator[Text]:
     if any(layer.suspect for layer in status.layers):
         yield next_command(command_line("verify", status.root))
     elif any(layer.lost for layer in status.layers):
-        yield repair_command(status.root, GONE in status.stale.values())
+        yield repair_command(status.root, GONE in status.stale.values(), status.refreshable)
     elif not status.refreshable and (status.needs_source or any(how != GONE for how in status.stale.values())):
         yield BUILD_ANEW
     elif any(how != GONE for how in status.stale.values()):

@@ -58,10 +58,9 @@ def main() -> None:
         read_epoch(view_again(folder, "few.jsonl", sequence_length=2 * LENGTH))
         size = fb.open_cache(folder / "chats.jsonl-cache")[0]["tokens"].itemsize
         tokens = fb.summarize(folder / "chats.jsonl-cache").layers[0].statistics["tokens"]
-        for what, fields in (("sequence length", {"sequence_length": 2 * LENGTH}), ("window", {"chunks": 2})):
-            spent = seconds(lambda fields=fields: view_again(folder, "chats.jsonl", **fields))  # type: ignore[misc]
-            verdict = "met" if spent <= 0.05 * ours else "MISSED"
-            print(f"a view, another {what}: {100 * spent / ours:.1f} % of a build; goal ≤ 5 %  {verdict}")
+        opening = seconds(lambda: view_again(folder, "chats.jsonl", sequence_length=2 * LENGTH))
+        verdict = "met" if opening <= 0.05 * ours else "MISSED"
+        print(f"a view, another sequence length: {100 * opening / ours:.1f} % of a build; goal ≤ 5 %  {verdict}")
         for what, fields in (("sequence length", {"sequence_length": 2 * LENGTH}), ("window", {"chunk_size": 500})):
             again = seconds(lambda fields=fields: pack_again(folder, "chats.jsonl", **fields))  # type: ignore[misc]
             verdict = "met" if again <= 0.05 * ours else "MISSED"

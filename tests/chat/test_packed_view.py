@@ -24,19 +24,20 @@ from forebay.columns import Column
 from forebay.errors import ChunkCorrupt, DocumentTooLong, SourceInvalid, StateMismatch
 from forebay.recipe import ChunkTarget
 from forebay.source import Part
-from forebay.torch import Loader, PackedSelfAttention, Split, Window, document_leaks
+from forebay.torch import Ingredient, Loader, Mixture, PackedSelfAttention, Split, Window, document_leaks
 
 Long = Literal["error", "drop", "truncate"]
 
 
 @pytest.fixture(scope="module", params=[CHATML, HARMONY], ids=lambda stock: stock.name)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache of several chunks; that of the second template has several documents for some conversations."""
+    """A cache of several chunks, and the same in one; the second template makes several documents of some chats."""
     stock: Stock = request.param
     made = tmp_path_factory.mktemp("view")
-    fields: dict[str, Any] = {"sequence_length": 512, "chunk_size": 4}
-    recipe = fb.ChatRecipe(tokenizer=model(made / "model", stock), **fields)
-    fb.build(made / "cache", fb.sources.lines(write_chats(made / "chats.jsonl", 90)), recipe, workers=0)
+    tokenizer, chats = model(made / "model", stock), fb.sources.lines(write_chats(made / "chats.jsonl", 90))
+    for name, size in (("cache", 4), ("whole", 1000)):
+        recipe = fb.ChatRecipe(tokenizer=tokenizer, sequence_length=512, chunk_size=size)
+        fb.build(made / name, chats, recipe, workers=0)
     return made
 
 
@@ -60,11 +61,10 @@ def packed_again(root: Path, chunks: Sequence[int], **fields: Any) -> fb.Rows:
 
 @pytest.mark.parametrize("length", [512, 700, 2048])
 def test_the_rows_are_those_of_a_build_from_the_conversations(folder: Path, length: int, tmp_path: Path) -> None:
-    cache = fb.open_cache(folder / "cache")
     direct = fb.ChatRecipe(tokenizer=str(folder / "model"), sequence_length=length)
     fb.build(tmp_path / "direct", fb.sources.lines(folder / "chats.jsonl"), direct, workers=0)
     (built,) = fb.open_cache(tmp_path / "direct").chunks()
-    view = packed_view(cache, sequence_length=length, chunks=len(cache.chunk_numbers))
+    view = packed_view(fb.open_cache(folder / "whole"), sequence_length=length)
     same(view.chunk(0), built)
     assert len(view) == len(built["tokens"]) > 2
     assert view.column("tokens").shape == (length,)
@@ -90,30 +90,25 @@ def test_conversations_that_do_not_fit_are_treated_as_in_a_build(folder: Path, l
 @settings(max_examples=12, deadline=None)
 @given(
     length=st.integers(1, 1500),
-    chunks=st.integers(1, 5),
     long=st.sampled_from(["drop", "truncate"]),
     seed=st.integers(0, 1 << 30),
 )
-def test_any_length_and_window_gives_the_rows_of_a_build_in_any_order(
-    folder: Path, length: int, chunks: int, long: Long, seed: int
-) -> None:
+def test_any_length_gives_the_rows_of_a_build_in_any_order(folder: Path, length: int, long: Long, seed: int) -> None:
     cache = fb.open_cache(folder / "cache")
-    view = packed_view(cache, sequence_length=length, long=long, chunks=chunks)
-    count = len(cache.chunk_numbers)
-    windows = [range(at, min(at + chunks, count)) for at in range(0, count, chunks)]
+    view = packed_view(cache, sequence_length=length, long=long)
     made = [
-        packed_again(folder / "cache", window, sequence_length=length, long=long, deduplicate=False).columns
-        for window in windows
+        packed_again(folder / "cache", [chunk], sequence_length=length, long=long, deduplicate=False).columns
+        for chunk in range(len(cache.chunk_numbers))
     ]
     assert np.diff(view.chunk_starts).tolist() == [len(each["tokens"]) for each in made]
-    for window, rows in enumerate(made):
-        same(view.chunk(window), rows)
+    for chunk, rows in enumerate(made):
+        same(view.chunk(chunk), rows)
     chosen = [random.Random(seed).randrange(len(view)) for _ in range(20)] if len(view) else []
     read = view.read(chosen)
     for at, row in enumerate(chosen):
-        window = int(np.searchsorted(view.chunk_starts, row, side="right")) - 1
-        inside = row - int(view.chunk_starts[window])
-        for name, values in made[window].items():
+        chunk = int(np.searchsorted(view.chunk_starts, row, side="right")) - 1
+        inside = row - int(view.chunk_starts[chunk])
+        for name, values in made[chunk].items():
             np.testing.assert_array_equal(read[name][at], values[inside])
             np.testing.assert_array_equal(view[row][name], values[inside])
 
@@ -129,10 +124,9 @@ def test_no_row_is_an_empty_batch(folder: Path) -> None:
 
 @pytest.mark.parametrize("train_on", [("response", "stop"), {"response": 1.0, "header": 0.5}])
 def test_batches_are_those_of_a_cache_that_was_built_so(folder: Path, train_on: Any, tmp_path: Path) -> None:
-    source, recipe = repack(folder / "cache", sequence_length=700, chunk_size=1000)
+    source, recipe = repack(folder / "whole", sequence_length=700, chunk_size=1000)
     fb.build(tmp_path / "again", source, recipe, workers=0)
-    cache = fb.open_cache(folder / "cache")
-    view = packed_view(cache, sequence_length=700, chunks=len(cache.chunk_numbers))
+    view = packed_view(fb.open_cache(folder / "whole"), sequence_length=700)
     usual: dict[str, Any] = {"global_batch_size": 4, "seed": 3, "train_on": train_on}
     for options in ({"shuffle": None}, {"shuffle": "global", "threads": 2}):
         mine, theirs = (Loader(each, **usual, **options) for each in (view, fb.open_cache(tmp_path / "again")))
@@ -155,11 +149,7 @@ def test_a_loader_resumes_at_the_same_row_and_knows_another_packing(folder: Path
     again.load_state_dict(state)
     for one, other in zip(first, again, strict=True):
         assert torch.equal(one["tokens"], other["tokens"])
-    for other_rows in (
-        cache,
-        packed_view(cache, sequence_length=701),
-        packed_view(cache, sequence_length=700, chunks=2),
-    ):
+    for other_rows in (cache, packed_view(cache, sequence_length=701), packed_view(cache, sequence_length=1400)):
         with pytest.raises(StateMismatch):
             Loader(other_rows, global_batch_size=2, seed=1).load_state_dict(state)
 
@@ -244,17 +234,103 @@ def test_a_cache_that_grew_is_packed_with_what_is_new(tmp_path: Path) -> None:
     assert [(each.old_rows, each.new_rows) for each in grown] == [(len(before), len(after))]
 
 
-def test_a_window_that_grew_during_an_epoch_is_not_taken_for_the_same_rows(tmp_path: Path) -> None:
+def conversations(cache: fb.Cache, rows: Iterable[int]) -> set[bytes]:
+    read = cache.read(list(rows), ["tokens", "seq_lens"])
+    return {
+        np.asarray(part).tobytes()
+        for tokens, lengths in zip(read["tokens"], read["seq_lens"], strict=True)
+        for part in np.split(tokens, np.cumsum(lengths))[:-1]
+    }
+
+
+def side(cache: fb.Cache, name: Literal["train", "validation"]) -> set[bytes]:
+    found = Split(name, 0.6, by="chunk").select(cache)
+    return conversations(cache, found.rows(np.arange(len(found))).tolist())
+
+
+@pytest.mark.filterwarnings("ignore:the .* side of")  # few chunks
+def test_a_cache_and_its_views_are_split_alike_however_far_it_grows(tmp_path: Path) -> None:
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_size=4)
+    fb.build(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "a.jsonl", 60)), recipe, workers=0)
+    cache = fb.open_cache(tmp_path / "cache")
+    view = packed_view(cache, sequence_length=1024)
+    trained, validated = side(view, "train"), side(view, "validation")
+    assert trained
+    assert validated
+    assert not trained & validated
+    for same_rows in (cache, packed_view(cache, sequence_length=600)):
+        assert (side(same_rows, "train"), side(same_rows, "validation")) == (trained, validated)
+    named = {name: conversations(view, [row]) for row, name in enumerate(view.row_ids(range(len(view))))}
+    fb.grow(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "b.jsonl", 40)), workers=0)
+    grown = packed_view(fb.open_cache(tmp_path / "cache"), sequence_length=1024)
+    assert len(grown) > len(view)
+    assert trained <= side(grown, "train")
+    assert validated <= side(grown, "validation")
+    again = {name: conversations(grown, [row]) for row, name in enumerate(grown.row_ids(range(len(grown))))}
+    assert named.items() <= again.items()
+
+
+@pytest.mark.parametrize("by", ["auto", "document", "sample"])
+def test_a_view_is_split_by_chunk_only(folder: Path, by: Literal["auto", "document", "sample"]) -> None:
+    view = packed_view(fb.open_cache(folder / "cache"), sequence_length=700)
+    with pytest.raises(ValueError, match=f"by='{by}' would train on .*; use by='chunk' on both"):
+        Loader(view, global_batch_size=1, selection=Split("train", by=by))
+
+
+def test_a_state_of_an_epoch_and_a_mixture_go_on_where_the_cache_grew(tmp_path: Path) -> None:
     recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_size=4)
     fb.build(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "a.jsonl", 40)), recipe, workers=0)
-    cache = fb.open_cache(tmp_path / "cache")
-    chunks = len(cache.chunk_numbers) + 1
-    loader = Loader(packed_view(cache, sequence_length=700, chunks=chunks), global_batch_size=1, seed=1)
-    next(iter(loader))
+    view = packed_view(fb.open_cache(tmp_path / "cache"), sequence_length=700)
+    usual: dict[str, Any] = {"global_batch_size": 1, "identify": ["row"]}
+    loader = Loader(view, seed=1, **usual)
+    mixed = Loader(Mixture.of([Ingredient(view, weight=1.0)], seed=0), growth="epoch", **usual)
+    first = iter(loader)
+    next(first)
+    assert sum(1 for _ in mixed) == len(view)
+    state = json.loads(json.dumps(loader.state_dict()))
     fb.grow(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "b.jsonl", 20)), workers=0)
-    newest = fb.open_cache(tmp_path / "cache").generation.number
-    with pytest.raises(StateMismatch):
-        loader.move_to(newest)
+    grown = packed_view(fb.open_cache(tmp_path / "cache"), sequence_length=700)
+    again = Loader(grown, seed=1, **usual)
+    again.load_state_dict(state)
+    rest = [int(batch["row"][0]) for batch in first]
+    assert [int(batch["row"][0]) for batch in again] == rest
+    epochs = 3  # each of as many rows as the cache had before
+    assert {int(batch["row"][0]) for _ in range(epochs) for batch in mixed} == set(range(len(grown)))
+
+
+def test_documents_keep_their_numbers_and_names_behind_failed_ones(tmp_path: Path) -> None:
+    lines = write_chats(tmp_path / "a.jsonl", 30).read_text().splitlines()
+    lines[:3] = ['{"messages": 5}'] * 3
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    source = fb.sources.lines(tmp_path / "a.jsonl")
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_size=4)
+    assert fb.build(tmp_path / "cache", source, recipe, workers=0).failures == 3
+    cache = fb.open_cache(tmp_path / "cache")
+    view = packed_view(cache, sequence_length=700)
+    names = [
+        {piece.text: piece.source for row in shown.shown for piece in row.pieces}
+        for shown in (fb.peek(each, len(each), source=source) for each in (cache, view))
+    ]
+    assert names[0] == names[1]
+    assert len(set(names[0].values())) == 27
+
+
+def test_documents_of_conversations_that_were_cut_keep_their_offsets(folder: Path, tmp_path: Path) -> None:
+    recipe = fb.ChatRecipe(tokenizer=str(folder / "model"), sequence_length=70, long="truncate", chunk_size=4)
+    fb.build(tmp_path / "cut", fb.sources.lines(folder / "chats.jsonl"), recipe, workers=0)
+    cache = fb.open_cache(tmp_path / "cut")
+    for stored, packed in zip(cache.chunks(), packed_view(cache, sequence_length=700).chunks(), strict=True):
+        mine, theirs = (each["documents"] for each in (stored, packed))
+        assert isinstance(mine, fb.Ragged)
+        assert isinstance(theirs, fb.Ragged)
+        assert sorted(mine.values.tolist()) == sorted(theirs.values.tolist())
+
+
+def test_the_files_of_a_view_are_those_of_its_cache(folder: Path) -> None:
+    cache = fb.open_cache(folder / "cache")
+    view, chunks = packed_view(cache, sequence_length=700), np.arange(len(cache.chunk_numbers))
+    assert list(view.file_digests(chunks, ["tokens"])) == list(cache.file_digests(chunks, ["tokens"]))
+    assert len(set(view.file_digests(chunks, ["tokens"]))) == len(chunks)
 
 
 def test_a_view_is_shown_written_and_traced_as_a_cache(folder: Path, tmp_path: Path) -> None:
@@ -311,12 +387,19 @@ def test_only_a_chat_cache_is_packed_again(folder: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"sequence_length": 0}, {"chunks": 0}, {"long": "split"}, {"sequence_length": "8"}]
+    "arguments",
+    [{"long": "split"}, *({"sequence_length": length} for length in (0, -1, True, "8", 8.0, 1 << 40, 10**30))],
 )
 def test_a_wrong_argument_is_named(folder: Path, arguments: dict[str, Any]) -> None:
     (name,) = arguments
     with pytest.raises(ValueError, match=f"^{name} must be"):
         packed_view(fb.open_cache(folder / "cache"), **arguments)
+
+
+def test_a_length_may_be_a_number_of_numpy(folder: Path) -> None:
+    cache = fb.open_cache(folder / "cache")
+    view = packed_view(cache, sequence_length=np.int64(700))
+    assert view.content_digest == packed_view(cache, sequence_length=700).content_digest
 
 
 class Forged(msgspec.Struct, frozen=True, kw_only=True):
@@ -428,3 +511,33 @@ def test_spans_of_a_forged_cache_that_is_cut_stay_in_their_rows(change: str, tmp
 def test_a_forged_recipe_is_refused(fields: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(SourceInvalid, match=r"no column 'tokens' as a chat cache has it|is not a token"):
         packed_view(forged(tmp_path, **fields), sequence_length=16)
+
+
+class Reshaped(Forged, frozen=True, kw_only=True):
+    """The same with values of other lengths in two columns."""
+
+    sides: dict[str, int] = {}
+
+    def columns(self) -> tuple[Column, ...]:
+        declared = Forged.columns(self)
+        return tuple(
+            msgspec.structs.replace(each, shape=(self.sides[each.name],)) if each.name in self.sides else each
+            for each in declared
+        )
+
+    def make(self, samples: Iterable[fb.Sample]) -> fb.Rows:
+        made = dict(Forged.make(self, samples).columns)
+        for name, side in self.sides.items():
+            ragged = made[name]
+            assert isinstance(ragged, fb.Ragged)
+            made[name] = fb.Ragged(np.resize(ragged.values, (len(ragged.values), side)), ragged.offsets)
+        return fb.Rows(made)
+
+
+@pytest.mark.parametrize(("name", "side"), [("documents", 1), ("documents", 3), ("spans", 2), ("spans", 6)])
+def test_a_column_of_another_shape_is_refused(name: str, side: int, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("one\n")
+    recipe = Reshaped(sides={name: side})
+    fb.build(tmp_path / "forged", fb.sources.lines(tmp_path / "one.txt"), recipe, workers=0)
+    with pytest.raises(SourceInvalid, match=f"no column '{name}' as a chat cache has it"):
+        packed_view(fb.open_cache(tmp_path / "forged"), sequence_length=16)

@@ -19,7 +19,7 @@ def test_a_cache_in_a_bucket_gives_the_batches_of_a_folder(bucket: str, with_tie
     tier = tmp_path / "tier" if with_tier else None
     caches = fb.open_cache(f"{bucket}/sft", tier=tier), fb.open_cache(tmp_path / "cache")
     loaders = [
-        Loader(packed_view(cache, sequence_length=700, chunks=2), global_batch_size=2, shuffle="window", seed=1)
+        Loader(packed_view(cache, sequence_length=700), global_batch_size=2, shuffle="window", seed=1)
         for cache in caches
     ]
     states = [loader.state_dict()["stream"]["chunks"] for loader in loaders]

@@ -7,17 +7,18 @@ stored row   ┌ conversation 0 ──────────┬ conversation 4
 row of view  ┌ conversation 4 ──┬ conversation 7 ─────┬ conversation 9 ───┬ padding ┐
 
 The packing is an effect of the lengths of documents, which the cache stores: best fit over the documents of each chunk,
-or of several chunks, as `ChatRecipe` packs them. A row is gathered from the stored rows that its documents lie in, all
-in the same chunks. What is kept in memory is the number of rows per chunk, and the documents of the rows of some
-chunks, by bytes.
+as `ChatRecipe` packs them. The rows of a chunk depend on that chunk alone, so they stay the same however far the cache
+grows. A row is gathered from the stored rows of its chunk that its documents lie in. What is kept in memory is the
+number of rows per chunk, and the documents of the rows of some chunks, by bytes.
 """
 
 import hashlib
+import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, SupportsIndex
+from typing import Any, ClassVar, SupportsIndex
 
 import msgspec
 import numpy as np
@@ -31,14 +32,13 @@ from forebay.chat.conversation_packing import (
     cut_long,
     kept_spans,
     last_turns,
-    offsets_in_samples,
     ranges,
     stored_documents,
 )
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import ChunkCorrupt, SourceInvalid
 from forebay.format import layout
-from forebay.read.cache import Cache, Origin
+from forebay.read.cache import Cache
 from forebay.read.chunk_maps import ChunkFinder, RowLocations, by_position, slices
 from forebay.read.column_readers import ColumnReader
 from forebay.read.gather import BlockCache, BlockStatistics, RowAddresses
@@ -58,21 +58,20 @@ class Packing:
 
     sequence_length: int
     long: Long
-    chunks: int  # whose documents are packed together
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What packing all windows of a cache showed."""
+    """What packing all chunks of a cache showed."""
 
-    rows: tuple[int, ...]  # of each window
+    rows: tuple[int, ...]  # of each chunk
     cut: int  # documents
     dropped: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedRows:
-    """The documents of the rows of one window, in the order of rows."""
+    """The documents of the rows of one chunk, in the order of rows."""
 
     edges: Array  # (rows + 1,) the first document of each row
     table: Array  # (documents, 8) int64, the columns below: one copy takes the documents of some rows
@@ -110,7 +109,7 @@ class PackedRows:
 
     @property
     def identity(self) -> Array:
-        """The number of its sample in the window, and its offset there: the column `documents`."""
+        """The number of its sample in the chunk, and its offset there, as they are stored: the column `documents`."""
         return self.table[:, 5:7]
 
     @property
@@ -120,18 +119,21 @@ class PackedRows:
 
 
 def packed_view(
-    cache: Cache, *, sequence_length: int | None = None, long: Long | None = None, chunks: int = 1
+    cache: Cache, *, sequence_length: SupportsIndex | None = None, long: Long | None = None
 ) -> "PackedView":
     """Return the conversations of a chat cache in rows of another length, packed when they are read.
 
-    `long` says what happens to conversations longer than a row, by default as in the cache's recipe. `chunks` is the
-    packing window: how many neighbouring chunks have their documents packed together.
+    `long` says what happens to conversations longer than a row, by default as in the cache's recipe. The documents of a
+    chunk are packed together. `Split` takes a view by chunk only: `Split("train", by="chunk")` has the same
+    conversations on both sides for the cache and for all its views.
     """
-    return PackedView(cache, _checked_packing(cache, sequence_length, long, chunks))
+    return PackedView(cache, _checked_packing(cache, sequence_length, long))
 
 
 class PackedView(Cache):
     """A chat cache in rows of another length. It has the columns of the base layer, and no further layers."""
+
+    packed_when_read: ClassVar[bool] = True
 
     def __init__(self, stored: Cache, packing: Packing, counts: "Counts | None" = None) -> None:
         self._check_columns(stored)
@@ -143,10 +145,6 @@ class PackedView(Cache):
             pinned_explicitly=stored.pinned_explicitly,
         )
         self.stored, self.packing, self.pad = stored, packing, _padding(stored)
-        numbers = stored.chunk_numbers // packing.chunks
-        self._firsts = np.flatnonzero(np.diff(numbers, prepend=-1))  # position of the first chunk of each window
-        self._stops = np.append(self._firsts[1:], len(numbers)).astype(np.int64)
-        self._chunks = stored.chunk_numbers[self._firsts]
         self.counts = self._counted() if counts is None else counts
         self._starts = _edges(np.array(self.counts.rows, np.int64))
         self._count = int(self._starts[-1])
@@ -169,15 +167,6 @@ class PackedView(Cache):
         """A digest of the stored chunks and of the packing."""
         return self._mark(self.stored.content_digest)
 
-    def content_digests(self, layer: str, chunks: NDArray[np.int64]) -> Array:
-        """A digest of the chunks of each window."""
-        found = []
-        for window in np.searchsorted(self._chunks, chunks).tolist():
-            numbers = self.stored.chunk_numbers[self._firsts[window] : self._stops[window]]
-            whole = numbers.tobytes() + self.stored.content_digests(layer, numbers).tobytes()
-            found.append(hashlib.blake2b(whole, digest_size=16).digest())
-        return np.frombuffer(b"".join(found), np.uint8).reshape(-1, 16)
-
     def recipe(self, layer: str) -> RecipeDocument:
         """The recipe of the stored rows, with the fields and columns of this view."""
         kept = super().recipe(layer)
@@ -195,33 +184,15 @@ class PackedView(Cache):
         # Another process need not pack every chunk to know how many rows it has.
         return PackedView, (self.stored, self.packing, self.counts)
 
-    def origin(self, row: SupportsIndex) -> Origin:
-        """Where a row came from: the parts of source files of its chunks."""
-        number = self._number(row)
-        (name,) = self.row_ids([number])
-        (window,) = self.chunk_positions(np.array([number]))
-        starts = self.stored.chunk_starts[self._firsts[window] : self._stops[window] + 1]
-        firsts = starts[:-1][np.diff(starts) > 0]
-        return Origin(name.chunk, name.row, "", tuple(part for at in firsts for part in self.stored.origin(at).parts))
-
     def at_generation(self, number: int) -> Cache:
         return self if number == self.generation.number else PackedView(self.stored.at_generation(number), self.packing)
-
-    def file_bytes(self, columns: Sequence[str]) -> list[NDArray[np.int64]]:
-        return [
-            np.add.reduceat(sizes, self._firsts) if len(sizes) else sizes for sizes in self.stored.file_bytes(columns)
-        ]
 
     def columns_by_layer(self, columns: Sequence[str]) -> dict[str, list[Column]]:
         """None: no block of a file has the rows of this view, so none can be fetched by itself."""
         return {}
 
     def open_chunk(self, position: int, columns: Sequence[str]) -> None:
-        for each in self._positions(position):
-            self.stored.open_chunk(each, columns)
-
-    def keep_chunk(self, position: int, columns: Sequence[str]) -> bool:
-        return all([self.stored.keep_chunk(each, columns) for each in self._positions(position)])
+        self.stored.open_chunk(position, columns)
 
     def allow_passing(self, size: int, columns: Sequence[str]) -> None:
         self.stored.allow_passing(size, columns)
@@ -232,9 +203,9 @@ class PackedView(Cache):
     def statistics(self) -> BlockStatistics:
         return self.stored.statistics()
 
-    def packed(self, window: int) -> PackedRows:
-        """The documents of the rows of a window, packed again if they are not in memory."""
-        return self._tables.get((KIND, window), lambda: self._packed(window))
+    def packed(self, position: int) -> PackedRows:
+        """The documents of the rows of a chunk, packed again if they are not in memory."""
+        return self._tables.get((KIND, position), lambda: self._packed(position))
 
     def documents_at(self, place: RowLocations) -> PackedRows:
         """The documents of some rows. The columns of a batch are read one after the other: the last rows are kept."""
@@ -247,8 +218,8 @@ class PackedView(Cache):
         counts, tables = np.zeros(len(place.rows), np.int64), [np.zeros((0, 8), np.int64)]
         firsts = np.zeros(len(place.rows), np.int64)
         passed = 0
-        for window, here in by_position(place.positions):
-            packed, rows = self.packed(window), place.rows[here]
+        for position, here in by_position(place.positions):
+            packed, rows = self.packed(position), place.rows[here]
             counts[here] = packed.edges[rows + 1] - packed.edges[rows]
             firsts[here] = packed.edges[rows]
             tables.append(packed.table.take(ranges(firsts[here], counts[here]), axis=0))
@@ -280,21 +251,18 @@ class PackedView(Cache):
         count = int(self._starts[position + 1] - self._starts[position])
         return self._reader(name).read(RowLocations(np.full(count, position), np.arange(count)))
 
-    def _positions(self, window: int) -> range:
-        return range(int(self._firsts[window]), int(self._stops[window]))
-
     def _counted(self) -> "Counts":
-        """Pack all windows; as many as fit in memory are kept."""
+        """Pack all chunks; as many as fit in memory are kept."""
         rows, cut, dropped = [], 0, 0
-        for window in range(len(self._chunks)):
-            packed = self.packed(window)
+        for position in range(len(self._chunks)):
+            packed = self.packed(position)
             rows.append(len(packed.edges) - 1)
             cut += packed.cut
             dropped += packed.dropped
         return Counts(tuple(rows), cut, dropped)
 
     def _declare(self, column: Column) -> Column:
-        """A column of the view. Rows of a window share their blocks: all are decoded to read some of them."""
+        """A column of the view. Rows of a chunk share their blocks: all are decoded to read some of them."""
         shape = (self.packing.sequence_length,) if column.name == "tokens" else column.shape
         block = int(np.diff(self._starts).max(initial=1))
         return msgspec.structs.replace(column, shape=shape, rows_per_block=max(1, block))
@@ -310,23 +278,25 @@ class PackedView(Cache):
             raise SourceInvalid(f"'{cache.root}' is a cache of {kind}; only one of chat can be packed again")
         if cache.layers != (cache.generation.base,):
             raise SourceInvalid(f"'{cache.root}' was opened with further layers, whose rows are not packed again")
-        for name, (dtypes, sides, ragged) in _KNOWN.items():
+        for name, (dtypes, shape, ragged) in _KNOWN.items():
             column = cache.column(name) if name in cache.columns else None
-            if column is None or column.dtype not in dtypes or column.ragged != ragged or len(column.shape) != sides:
+            if (
+                column is None
+                or column.dtype not in dtypes
+                or column.ragged != ragged
+                or not _fits(column.shape, shape)
+            ):
                 raise SourceInvalid(f"'{cache.root}' has no column '{name}' as a chat cache has it")
 
-    def _packed(self, window: int) -> PackedRows:
+    def _packed(self, position: int) -> PackedRows:
         width, capacity = int(self.stored.column("tokens").shape[0]), self.packing.sequence_length
-        positions = self._positions(window)
-        found = [self._stored(position, width) for position in positions]
-        lengths, rows, starts, places = (np.concatenate([each[at] for each in found]) for at in range(4))
-        numbers = _renumbered([each[4] for each in found])
-        names = ChunkNames([(self._path(position), each[4]) for position, each in zip(positions, found, strict=True)])
+        lengths, rows, starts, places, identity = self._stored(position, width)
+        numbers = identity[:, 0]
+        names = ChunkNames([(self._path(position), numbers)])
         made = Conversations((), starts, lengths, _NO_SPANS, np.zeros(len(lengths), np.int64), numbers, names)
         last = np.full(len(lengths), -1, np.int64)
         if (lengths > capacity).any():
-            parts = [self._spans(position, width) for position in positions]
-            made.spans, made.span_counts = (np.concatenate(each) for each in zip(*parts, strict=True))
+            made.spans, made.span_counts = self._spans(position, width)
         cut = cut_long(made, capacity, self.packing.long)
         if cut.lengths is not made.lengths:
             last = last_turns(made, *kept_spans(made, cut))
@@ -337,12 +307,12 @@ class PackedView(Cache):
         taken = cut.lengths[placed]
         passed = np.cumsum(taken) - taken
         first = np.repeat(passed[edges[:-1]] if len(taken) else passed, np.diff(edges))
-        of_documents = np.column_stack([rows, starts, places, cut.lengths, numbers, offsets_in_samples(made), last])
+        of_documents = np.column_stack([rows, starts, places, cut.lengths, identity, last])
         table = np.insert(of_documents[placed], 4, passed - first, axis=1)
         return PackedRows(edges, table, cut.truncated, cut.dropped)
 
     def _stored(self, position: int, width: int) -> tuple[Array, Array, Array, Array, Array]:
-        """The documents of a chunk in the order of conversations: lengths, rows, starts, places, numbers."""
+        """The documents of a chunk in the order of conversations: lengths, rows, starts, places, identity."""
         read = self.stored.chunk(position, ["seq_lens", "documents"])
         lengths, documents = read["seq_lens"], read["documents"]
         assert isinstance(lengths, Ragged)
@@ -359,7 +329,7 @@ class PackedView(Cache):
             first + row,
             found.starts[order],
             place,
-            documents.values[order, 0].astype(np.int64),
+            documents.values[order].astype(np.int64),
         )
 
     def _spans(self, position: int, width: int) -> tuple[Array, Array]:
@@ -473,13 +443,13 @@ class ViewReader:
         return Ragged(np.where(found.last_turn < 0, kept, found.last_turn).astype(np.uint32), found.edges)
 
 
-# dtypes, sides of a value, ragged
-_KNOWN: dict[str, tuple[tuple[str, ...], int, bool]] = {
-    "tokens": (("uint16", "uint32"), 1, False),
-    "seq_lens": (("uint32",), 0, True),
-    "documents": (("uint32",), 1, True),
-    "spans": (("uint32",), 1, True),
-    "last_turn": (("uint32",), 0, True),
+# dtypes, shape of a value (None: any length), ragged
+_KNOWN: dict[str, tuple[tuple[str, ...], tuple[int | None, ...], bool]] = {
+    "tokens": (("uint16", "uint32"), (None,), False),
+    "seq_lens": (("uint32",), (), True),
+    "documents": (("uint32",), (2,), True),
+    "spans": (("uint32",), (5,), True),
+    "last_turn": (("uint32",), (), True),
 }
 _NO_SPANS = np.zeros((0, 5), np.uint32)
 
@@ -488,14 +458,8 @@ def _edges(counts: Array) -> Array:
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
-def _renumbered(numbers: Sequence[Array]) -> Array:
-    """The conversations of several chunks, counted from 0; the numbers of each chunk ascend."""
-    found, passed = [np.zeros(0, np.int64)], 0
-    for each in numbers:
-        own = np.cumsum(np.diff(each, prepend=each[:1]) != 0)
-        found.append(passed + own)
-        passed += int(own[-1]) + 1 if len(own) else 0
-    return np.concatenate(found)
+def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(wanted) and all(want in (None, side) for side, want in zip(shape, wanted, strict=True))
 
 
 def _padding(cache: Cache) -> int:
@@ -506,14 +470,20 @@ def _padding(cache: Cache) -> int:
     return pad
 
 
-def _checked_packing(cache: Cache, sequence_length: int | None, long: Long | None, chunks: int) -> Packing:
+def _checked_packing(cache: Cache, sequence_length: SupportsIndex | None, long: Long | None) -> Packing:
     fields = cache.recipe(cache.generation.base).fields
-    length = fields.get("sequence_length") if sequence_length is None else sequence_length
-    if not isinstance(length, int) or not 1 <= length <= MOST_TOKENS:
-        raise ValueError(f"sequence_length must be from 1 to {MOST_TOKENS:,} (got {length!r})")
+    length = _checked_length(fields.get("sequence_length") if sequence_length is None else sequence_length)
     policy = fields.get("long", "error") if long is None else long
     if policy not in ("error", "drop", "truncate"):
         raise ValueError(f"long must be 'error', 'drop' or 'truncate' (got {policy!r})")
-    if not isinstance(chunks, int) or chunks < 1:
-        raise ValueError(f"chunks must be at least 1 (got {chunks!r})")
-    return Packing(length, policy, chunks)
+    return Packing(length, policy)
+
+
+def _checked_length(passed: Any) -> int:
+    try:
+        length = 0 if isinstance(passed, bool) else operator.index(passed)
+    except TypeError:
+        length = 0
+    if not 1 <= length <= MOST_TOKENS:
+        raise ValueError(f"sequence_length must be a whole number from 1 to {MOST_TOKENS:,} (got {passed!r})")
+    return length

@@ -60,7 +60,8 @@ class Split:
     chunk     packed rows that do not record their documents: whole chunks, which no document spans
     sample    recipes that name a column of sample ids: a sample is on the same side in every cache
 
-    `by="auto"` takes what the cache has. Copies of a document count as different documents: deduplicate, or one copy
+    `by="auto"` takes what the cache has. A view that packs a cache when it is read is split by chunk only, which puts
+    the same documents on each side of both. Copies of a document count as different documents: deduplicate, or one copy
     may be on each side. A share of the rows that is more than 5 points off the fraction gives a warning.
 
     `folder` stores the bits of a split by sample or document for the next run.
@@ -116,6 +117,11 @@ class Split:
         return keep_bits(self.folder, key, len(cache), lambda: _joined(chosen, len(cache)))
 
     def _chosen_by(self, cache: Cache) -> By:
+        if cache.packed_when_read and self.by != "chunk":
+            raise ValueError(
+                f"{cache!r} has other rows than its cache: by={self.by!r} would train on documents that are on the "
+                "validation side of the cache; use by='chunk' on both"
+            )
         has_samples = bool(cache.recipe(cache.generation.base).sample_ids)
         has_documents = DOCUMENTS in cache.columns and cache.column(DOCUMENTS).ragged
         if self.by == "sample" and not has_samples:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib import import_module
 from itertools import pairwise
-from typing import Any, SupportsIndex, TypeVar, overload
+from typing import Any, ClassVar, SupportsIndex, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -107,6 +107,8 @@ class Origin:
 
 class Cache:
     """The rows of a pinned generation."""
+
+    packed_when_read: ClassVar[bool] = False  # whether rows hold other documents than those of the files
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from tests.recipes import NOTES, ObedientRecipe, orders, write_orders
 import forebay as fb
 from forebay.building import build_options, builder
 from forebay.cache.catalog import generation_numbers, load_generation
-from forebay.cache.claims import BuilderBeat, Claims, OtherBuilders
+from forebay.cache.claims import BuilderBeat, Claims, OtherBuilders, read_claims
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.publish import publish
 from forebay.engine import InlineEngine
@@ -215,7 +215,8 @@ def test_a_claim_on_a_chunk_that_was_not_begun_is_given_back_when_others_could_m
     def look(progress: fb.Progress) -> None:
         if progress.phase != "building":
             return
-        held = {layout.parse_claim(str(key.relative_to(root)))[0] for key in root.glob("claims/*/*")}
+        found = read_claims(LocalStore(root), LAYER)
+        held = {layout.parse_claim(key)[0] for key, claim in found.items() if claim.state == "working"}
         if not seen:
             beat(LocalStore(root), 1, workers=8)
         if not seen or held != seen[-1]:
@@ -284,7 +285,7 @@ def test_workers_get_the_same_few_bytes_however_many_files_and_chunks_are_planne
     assert abs(sizes[1] - sizes[0]) < 16, "but for the digits of names"
 
 
-def test_a_build_asks_for_the_times_of_a_file_once_and_again_where_it_reads_it(tmp_path, monkeypatch):
+def test_a_build_asks_for_the_times_of_a_file_once_and_again_when_it_is_planned_or_read(tmp_path, monkeypatch):
     for number in range(12):
         write_orders(tmp_path / "raw" / f"{number:02d}.txt", orders(2))
     asked, stat = Counter(), os.stat
@@ -295,7 +296,7 @@ def test_a_build_asks_for_the_times_of_a_file_once_and_again_where_it_reads_it(t
 
     monkeypatch.setattr(os, "stat", counted)
     source, store = fb.sources.lines(tmp_path / "raw"), MemoryStore()
-    for chunk in (0, 1):  # a new build, one that is resumed
+    for chunk, times in ((0, 2), (1, 1)):  # a new build, which plans; one that is resumed
         asked.clear()
         assert fb.build(store, source, ObedientRecipe(), workers=0, end_chunk=chunk).made == 1
-        assert [asked[f"{number:02d}.txt"] for number in range(2, 12)] == [1] * 10
+        assert [asked[f"{number:02d}.txt"] for number in range(2, 12)] == [times] * 10

@@ -435,7 +435,7 @@ class Build:
         """Let another builder have what is claimed here and not begun."""
         while self._ahead:
             _, chunk = self._ahead.popitem()
-            with_retries(partial(self._claims.release, chunk))
+            with_retries(partial(self._claims.give_back, chunk))
             self._schedule.give_back(chunk)
 
     def _slow_chunk(self) -> str:

@@ -19,6 +19,7 @@ from forebay.cache.plan import Plan, load_plan
 from forebay.cache.publish import publish
 from forebay.engine import InlineEngine
 from forebay.engine.base import Task
+from forebay.errors import IndexCorrupt
 from forebay.format import layout
 from forebay.format.tensors import VARIABLE
 from forebay.store import LocalStore, MemoryStore
@@ -107,6 +108,20 @@ def test_a_build_that_publishes_often_reads_its_plan_no_more_often(tmp_path, mon
     assert len(list(store.entries(layout.GENERATIONS))) > 10
     assert reads[0][0] == reads[1][0]
     assert reads[1][1] <= reads[0][1] + 2, "chunk files are listed only where more than a few were made since"
+
+
+def test_a_plan_that_is_damaged_while_a_new_cache_is_built_is_noticed_when_the_build_ends(tmp_path):
+    store, damaged = MemoryStore(), []
+
+    def damage(progress: fb.Progress) -> None:
+        if progress.phase == "building" and progress.done >= 2 and not damaged:
+            content = bytearray(store.read(layout.plan_segment(0)))
+            content[len(content) // 2] ^= 255
+            damaged.append(store.replace(layout.plan_segment(0), [bytes(content)]))
+
+    with pytest.raises(IndexCorrupt, match="plan/000000"):
+        fb.build(store, source_of(tmp_path, 6), ObedientRecipe(), workers=0, on_progress=damage)
+    assert damaged
 
 
 def test_a_segment_of_a_known_plan_that_was_written_anew_is_read(tmp_path):

@@ -1,5 +1,6 @@
 """What builders ask of the store: as little for a chunk, however many there are of chunks and of builders."""
 
+import itertools
 import json
 import os
 import time
@@ -220,11 +221,37 @@ def test_near_the_end_a_builder_among_others_claims_nothing_ahead(tmp_path, note
     assert seen[0] == {0}, "eight others can make all of the rest"
 
 
+def test_what_others_make_outside_the_range_of_a_builder_is_not_counted_as_its_own(tmp_path, notes, monkeypatch):
+    monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
+    root, go_on = tmp_path / "cache", tmp_path / "go"
+    source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(12, c0=f"await {go_on} 1")))
+    shown: list[tuple[int, set[int]]] = []
+    beats = itertools.count(1)
+
+    def look(progress: fb.Progress) -> None:
+        if progress.phase != "building":
+            return
+        counter = next(beats)
+        beat(LocalStore(root), 1, counter=counter, workers=1, made=0 if counter == 1 else 6)
+        found = read_claims(LocalStore(root), LAYER)
+        held = {layout.parse_claim(key)[0] for key, claim in found.items() if claim.state == "working"}
+        shown.append((progress.done, held))
+        if counter == 20:
+            LocalStore(root).delete(layout.builder(other(1)))
+            go_on.touch()
+
+    beat(LocalStore(root), 1)
+    report = fb.build(root, source, ObedientRecipe(), workers=1, lease_seconds=0.3, end_chunk=5, on_progress=look)
+    assert report.made == 6
+    assert shown[:20] == [(0, {0, 1})] * 20, "chunk 0 is not made yet, and nobody else makes the others"
+
+
 def test_a_claim_on_a_chunk_that_was_not_begun_is_given_back_when_others_could_make_it(tmp_path, notes, monkeypatch):
     monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
     root, go_on = tmp_path / "cache", tmp_path / "go"
     source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(6, c0=f"await {go_on} 1")))
     seen: list[set[int]] = []
+    beats = itertools.count(1)
     deadline = time.monotonic() + 30  # of a wait for what does not come where the code is wrong
 
     def look(progress: fb.Progress) -> None:
@@ -232,8 +259,8 @@ def test_a_claim_on_a_chunk_that_was_not_begun_is_given_back_when_others_could_m
             return
         found = read_claims(LocalStore(root), LAYER)
         held = {layout.parse_claim(key)[0] for key, claim in found.items() if claim.state == "working"}
-        if not seen:
-            beat(LocalStore(root), 1, workers=8)
+        if held != {0}:
+            beat(LocalStore(root), 1, counter=next(beats), workers=8)
         if not seen or held != seen[-1]:
             seen.append(held)
         if held == {0} or time.monotonic() > deadline:

@@ -352,6 +352,20 @@ def test_chunks_of_other_builders_count_from_when_this_one_began_also_after_they
     assert OtherBuilders(store, "another").look() == {}
 
 
+def test_a_builder_whose_heartbeat_stands_still_is_not_counted_on() -> None:
+    store = MemoryStore()
+    others = OtherBuilders(store, LAYER, lease_seconds=0.05)
+    beat_elsewhere(store, 1, workers=8, made=3)
+    others.look()
+    assert others.slots == 8
+    time.sleep(0.06)
+    others.look()
+    assert (others.slots, others.made) == (0, 0)
+    beat_elsewhere(store, 2, workers=8, made=4)
+    others.look()
+    assert (others.slots, others.made) == (8, 1)
+
+
 def test_heartbeats_can_be_read_while_chunks_of_others_are_counted() -> None:
     """The thread of the heartbeat reads them, the main thread counts."""
     store = MemoryStore()

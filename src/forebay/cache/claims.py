@@ -146,12 +146,13 @@ class Pulses:
 class OtherBuilders:
     """The other builders of a layer, seen through their heartbeats."""
 
-    def __init__(self, store: Store, layer: str) -> None:
+    def __init__(self, store: Store, layer: str, lease_seconds: float = LEASE_SECONDS) -> None:
         self._store, self._layer = store, layer
+        self._pulses = Pulses(store, lease_seconds)
         self._first: dict[str, int] | None = None  # owner -> what it had made when this builder began
         self._made: dict[str, int] = {}
         self._looks = 0
-        self.slots = 0  # chunks that they make at once, when they were last seen
+        self.slots = 0  # chunks that they make at once, when they were last seen; those who are silent make none
 
     @property
     def made(self) -> int:
@@ -179,7 +180,8 @@ class OtherBuilders:
         found = dict(self._alive())
         if self._first is None:
             self._first = {owner: beat.made for owner, beat in found.items()}
-        self.slots = sum(max(1, beat.workers) for beat in found.values())
+        self._pulses.take(found)
+        self.slots = sum(max(1, beat.workers) for owner, beat in found.items() if not self._pulses.is_silent(owner))
         now = {owner: max(beat.made, self._made.get(owner, 0)) for owner, beat in found.items()}
         self._made = {**self._made, **now}  # another one: `made` may be summed at this moment, in another thread
         return found

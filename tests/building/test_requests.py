@@ -1,5 +1,6 @@
 """What builders ask of the store: as little for a chunk, however many there are of chunks and of builders."""
 
+import itertools
 import json
 import os
 import time
@@ -14,11 +15,12 @@ from tests.recipes import NOTES, ObedientRecipe, orders, write_orders
 import forebay as fb
 from forebay.building import build_options, builder
 from forebay.cache.catalog import generation_numbers, load_generation
-from forebay.cache.claims import BuilderBeat, Claims, OtherBuilders
+from forebay.cache.claims import BuilderBeat, Claims, OtherBuilders, read_claims
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.publish import publish
 from forebay.engine import InlineEngine
 from forebay.engine.base import Task
+from forebay.errors import IndexCorrupt
 from forebay.format import layout
 from forebay.format.tensors import VARIABLE
 from forebay.store import LocalStore, MemoryStore
@@ -107,6 +109,20 @@ def test_a_build_that_publishes_often_reads_its_plan_no_more_often(tmp_path, mon
     assert len(list(store.entries(layout.GENERATIONS))) > 10
     assert reads[0][0] == reads[1][0]
     assert reads[1][1] <= reads[0][1] + 2, "chunk files are listed only where more than a few were made since"
+
+
+def test_a_plan_that_is_damaged_while_a_new_cache_is_built_is_noticed_when_the_build_ends(tmp_path):
+    store, damaged = MemoryStore(), []
+
+    def damage(progress: fb.Progress) -> None:
+        if progress.phase == "building" and progress.done >= 2 and not damaged:
+            content = bytearray(store.read(layout.plan_segment(0)))
+            content[len(content) // 2] ^= 255
+            damaged.append(store.replace(layout.plan_segment(0), [bytes(content)]))
+
+    with pytest.raises(IndexCorrupt, match="plan/000000"):
+        fb.build(store, source_of(tmp_path, 6), ObedientRecipe(), workers=0, on_progress=damage)
+    assert damaged
 
 
 def test_a_segment_of_a_known_plan_that_was_written_anew_is_read(tmp_path):
@@ -205,19 +221,46 @@ def test_near_the_end_a_builder_among_others_claims_nothing_ahead(tmp_path, note
     assert seen[0] == {0}, "eight others can make all of the rest"
 
 
+def test_what_others_make_outside_the_range_of_a_builder_is_not_counted_as_its_own(tmp_path, notes, monkeypatch):
+    monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
+    root, go_on = tmp_path / "cache", tmp_path / "go"
+    source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(12, c0=f"await {go_on} 1")))
+    shown: list[tuple[int, set[int]]] = []
+    beats = itertools.count(1)
+
+    def look(progress: fb.Progress) -> None:
+        if progress.phase != "building":
+            return
+        counter = next(beats)
+        beat(LocalStore(root), 1, counter=counter, workers=1, made=0 if counter == 1 else 6)
+        found = read_claims(LocalStore(root), LAYER)
+        held = {layout.parse_claim(key)[0] for key, claim in found.items() if claim.state == "working"}
+        shown.append((progress.done, held))
+        if counter == 20:
+            LocalStore(root).delete(layout.builder(other(1)))
+            go_on.touch()
+
+    beat(LocalStore(root), 1)
+    report = fb.build(root, source, ObedientRecipe(), workers=1, lease_seconds=0.3, end_chunk=5, on_progress=look)
+    assert report.made == 6
+    assert shown[:20] == [(0, {0, 1})] * 20, "chunk 0 is not made yet, and nobody else makes the others"
+
+
 def test_a_claim_on_a_chunk_that_was_not_begun_is_given_back_when_others_could_make_it(tmp_path, notes, monkeypatch):
     monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
     root, go_on = tmp_path / "cache", tmp_path / "go"
     source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(6, c0=f"await {go_on} 1")))
     seen: list[set[int]] = []
+    beats = itertools.count(1)
     deadline = time.monotonic() + 30  # of a wait for what does not come where the code is wrong
 
     def look(progress: fb.Progress) -> None:
         if progress.phase != "building":
             return
-        held = {layout.parse_claim(str(key.relative_to(root)))[0] for key in root.glob("claims/*/*")}
-        if not seen:
-            beat(LocalStore(root), 1, workers=8)
+        found = read_claims(LocalStore(root), LAYER)
+        held = {layout.parse_claim(key)[0] for key, claim in found.items() if claim.state == "working"}
+        if held != {0}:
+            beat(LocalStore(root), 1, counter=next(beats), workers=8)
         if not seen or held != seen[-1]:
             seen.append(held)
         if held == {0} or time.monotonic() > deadline:
@@ -284,7 +327,7 @@ def test_workers_get_the_same_few_bytes_however_many_files_and_chunks_are_planne
     assert abs(sizes[1] - sizes[0]) < 16, "but for the digits of names"
 
 
-def test_a_build_asks_for_the_times_of_a_file_once_and_again_where_it_reads_it(tmp_path, monkeypatch):
+def test_a_build_asks_for_the_times_of_a_file_once_and_again_when_it_is_planned_or_read(tmp_path, monkeypatch):
     for number in range(12):
         write_orders(tmp_path / "raw" / f"{number:02d}.txt", orders(2))
     asked, stat = Counter(), os.stat
@@ -295,7 +338,7 @@ def test_a_build_asks_for_the_times_of_a_file_once_and_again_where_it_reads_it(t
 
     monkeypatch.setattr(os, "stat", counted)
     source, store = fb.sources.lines(tmp_path / "raw"), MemoryStore()
-    for chunk in (0, 1):  # a new build, one that is resumed
+    for chunk, times in ((0, 2), (1, 1)):  # a new build, which plans; one that is resumed
         asked.clear()
         assert fb.build(store, source, ObedientRecipe(), workers=0, end_chunk=chunk).made == 1
-        assert [asked[f"{number:02d}.txt"] for number in range(2, 12)] == [1] * 10
+        assert [asked[f"{number:02d}.txt"] for number in range(2, 12)] == [times] * 10

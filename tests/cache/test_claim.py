@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from forebay.building.builder import with_retries
 from forebay.cache.claims import (
     MOST_BYTES,
     BuilderBeat,
@@ -99,6 +101,66 @@ def test_nothing_is_left_of_the_claims_on_a_released_chunk(dead_owner):
     assert set(read_claims(dead_owner, LAYER)) == {layout.claim(LAYER, 35, 1), layout.claim(LAYER, 35, 2)}
     mine.release(35)
     assert read_claims(dead_owner, LAYER) == {}
+
+
+class LostAnswer(MemoryStore):
+    """A store whose answer is lost once, after a claim was replaced or deleted, while somebody else goes on."""
+
+    then: Callable[[], object] | None = None
+
+    def replace(self, key: str, data: Sequence[Buffer], **options) -> bool:
+        replaced = super().replace(key, data, **options)
+        self._lose()
+        return replaced
+
+    def delete(self, key: str, **options) -> None:
+        super().delete(key, **options)
+        self._lose()
+
+    def _lose(self) -> None:
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+            raise OSError(errno.EIO, "the answer was lost")
+
+
+@pytest.mark.parametrize("leaves", [Claims.give_back, Claims.release])
+def test_a_chunk_is_left_twice_where_an_answer_was_lost_and_who_took_it_meanwhile_keeps_it(leaves) -> None:
+    store = LostAnswer()
+    first, second, third = claims_on(store), claims_on(store), claims_on(store)
+    assert first.take(35)
+    store.then = lambda: second.take(35)
+    with_retries(partial(leaves, first, 35))
+    assert not third.take(35)
+    assert not first.take(35)
+    second.release(35)
+    assert read_claims(store, LAYER) == {}
+
+
+def test_a_chunk_that_was_given_back_is_free_at_once_under_the_next_name() -> None:
+    store = MemoryStore()
+    first, second = claims_on(store), claims_on(store)
+    assert first.take(35)
+    first.give_back(35)
+    assert second.take(35)
+    assert {key for key, one in read_claims(store, LAYER).items() if one.state == "working"} == {
+        layout.claim(LAYER, 35, 2)
+    }
+    second.give_back(35)
+    assert first.take(35)
+    first.release_all()
+    assert read_claims(store, LAYER) == {}
+
+
+def test_a_claim_that_was_given_back_is_removed_once_its_chunk_is_made() -> None:
+    store = MemoryStore()
+    first = claims_on(store)
+    assert first.take(35)
+    first.give_back(35)
+    first.remove_abandoned(is_made=lambda chunk: False)
+    assert len(read_claims(store, LAYER)) == 1
+    first.remove_abandoned(is_made=lambda chunk: True)
+    assert read_claims(store, LAYER) == {}
 
 
 class Interrupted(MemoryStore):
@@ -288,6 +350,39 @@ def test_chunks_of_other_builders_count_from_when_this_one_began_also_after_they
     assert others.look() == {}
     assert others.made == 7
     assert OtherBuilders(store, "another").look() == {}
+
+
+def test_a_builder_whose_heartbeat_stands_still_is_not_counted_on() -> None:
+    store = MemoryStore()
+    others = OtherBuilders(store, LAYER, lease_seconds=0.05)
+    beat_elsewhere(store, 1, workers=8, made=3)
+    others.look()
+    assert others.slots == 8
+    time.sleep(0.06)
+    others.look()
+    assert (others.slots, others.made) == (0, 0)
+    beat_elsewhere(store, 2, workers=8, made=4)
+    others.look()
+    assert (others.slots, others.made) == (8, 1)
+
+
+def test_heartbeats_can_be_read_while_chunks_of_others_are_counted() -> None:
+    """The thread of the heartbeat reads them, the main thread counts."""
+    store = MemoryStore()
+    others = OtherBuilders(store, LAYER)
+
+    class LooksMeanwhile(dict[str, int]):
+        def get(self, owner: str, default: int = 0) -> int:
+            text = msgspec.json.encode(BuilderBeat(beat=1, host="third", pid=2, layer=LAYER, made=4))
+            store.replace(layout.builder("0123456789ab-2-1"), [text])
+            others.look()
+            return default
+
+    beat_elsewhere(store, 1, made=3)
+    others.look()
+    others._first = LooksMeanwhile(nobody=0)
+    assert others.made == 3
+    assert others.made == 7
 
 
 def test_the_claim_of_a_killed_builder_on_this_host_is_free_at_once(dead_owner):

@@ -23,7 +23,7 @@ from tests.layer_recipes import (
 
 import forebay as fb
 from forebay.cache import clean as clean_module
-from forebay.cache.claims import BuilderBeat
+from forebay.cache.claims import BuilderBeat, Claims
 from forebay.errors import CacheNotFound, IndexCorrupt
 from forebay.format import layout
 from forebay.store.base import Owner, this_host, this_process
@@ -137,6 +137,29 @@ def test_claims_of_other_hosts_go_only_when_they_stay_silent_for_a_lease(
     assert report.claims == ("claims/numbers/000003.1.json",)
     assert not silent.exists()
     assert beating.exists()
+
+
+def test_a_name_that_another_builder_has_taken_while_clean_waited_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = number_cache(tmp_path)
+    taken = put_claim(root, "numbers/000007.1.json", dead_owner())
+    silent = put_claim(root, "numbers/000008.1.json", "0123456789ab-1-1")  # to be waited for
+    monkeypatch.setattr(time, "sleep", lambda seconds: put_claim(root, "numbers/000007.1.json", "ba9876543210-2-2"))
+    assert fb.clean(root, lease_seconds=30).claims == ("claims/numbers/000008.1.json",)
+    assert (taken.exists(), silent.exists()) == (True, False)
+
+
+def test_a_claim_that_was_given_back_goes_unless_the_next_one_is_in_use(tmp_path: Path) -> None:
+    root, mine = number_cache(tmp_path), Claims(fb.LocalStore(tmp_path / "cache"), "numbers", "here")
+    for chunk in (7, 8):
+        assert mine.take(chunk)
+        mine.give_back(chunk)
+    assert fb.status(root).claims == ()
+    assert mine.take(8)
+    assert fb.clean(root, lease_seconds=30).claims == (layout.claim("numbers", 7, 1),)
+    mine.release_all()
+    assert not list((root / "claims").rglob("*.json"))
 
 
 def test_what_any_generation_lists_stays(tmp_path: Path) -> None:

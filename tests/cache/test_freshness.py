@@ -4,6 +4,7 @@ import gzip
 import os
 import shutil
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,8 +16,10 @@ from forebay.cache.plan import load_plan
 from forebay.cache.segment import decode_segment
 from forebay.cache.source_check import check_content, check_freshness
 from forebay.errors import SourceChanged
+from forebay.format import layout
 from forebay.source import SourceFile, settling_seconds
 from forebay.sources.jsonl import LineSource
+from forebay.store.base import Buffer
 
 
 def touch(path: Path) -> None:
@@ -96,6 +99,52 @@ def test_content_exchanged_during_a_build_with_its_times_put_back_ends_it(tmp_pa
     assert numbers.tolist() == list(range(100000, 100000 + 4 * made))  # all old
     with pytest.raises(SourceChanged, match=r"'a\.txt' has other content than was planned"):
         fb.build(tmp_path / "cache", source, LineRecipe(), workers=0)
+
+
+class PlanNoticed(fb.LocalStore):
+    """Does something once, right after a segment of the plan is written."""
+
+    def __init__(self, path: Path, then: Callable[[], object]) -> None:
+        super().__init__(path)
+        self._then = [then]
+
+    def create(self, key: str, data: Sequence[Buffer], **options) -> bool:
+        created = super().create(key, data, **options)
+        if layout.parse_segment(key) is not None and self._then:
+            self._then.pop()()
+        return created
+
+
+@pytest.mark.parametrize("verb", ["build", "grow"])
+def test_content_that_changes_between_planning_and_work_is_refused_before_anything_is_made(
+    tmp_path: Path, verb: str
+) -> None:
+    if verb == "grow":
+        number_cache(tmp_path)
+    before, path = tree(tmp_path / "cache"), tmp_path / "raw/c.txt"
+    write_lines(tmp_path / "raw/bb.txt", 300000, 20)  # work begins with what has not changed
+    write_lines(path, 200000, 20)
+    content, status = path.read_bytes(), path.stat()
+
+    def shift() -> None:
+        """The same size and times, but lines that begin elsewhere."""
+        path.write_bytes(b"7" + content[:-1])
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    store, source = PlanNoticed(tmp_path / "cache", shift), fb.sources.lines(tmp_path / "raw")
+    with pytest.raises(SourceChanged, match=r"'c\.txt' has other content"):
+        getattr(fb, verb)(store, source, recipe=LineRecipe(), workers=0)
+    assert tree(tmp_path / "cache") == before
+    getattr(fb, verb)(tmp_path / "cache", source, recipe=LineRecipe(), workers=0)
+
+
+def test_what_grows_between_planning_and_work_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "raw/a.txt"
+    write_lines(path, 100000, 20)
+    content = path.read_bytes()
+    store = PlanNoticed(tmp_path / "cache", lambda: path.write_bytes(2 * content))
+    report = fb.build(store, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0)
+    assert any("1 file(s) of the source grew" in note for note in report.notes)
 
 
 def test_content_exchanged_while_another_builder_works_ends_the_one_that_read_the_old(tmp_path: Path) -> None:

@@ -102,6 +102,17 @@ def test_statistics_are_summed_and_a_chunk_without_one_counts_as_zero():
     assert again.record(1).statistics == {"tokens": 0, "histogram": [10, 20], "loss": 0.5}
 
 
+def test_a_sum_beyond_64_bits_is_a_float_and_those_beside_it_stay_integers():
+    values = [2**53 + 1] * 1023 + [2**53 - 1023]  # as floats they add up to less than 2 ** 63, which is their sum
+    table = ChunkTable.of(
+        [record(number, statistics={"large": value, "some": [number, value]}) for number, value in enumerate(values)]
+    )
+    totals = table.totals()
+    assert totals["large"] == pytest.approx(2**63)
+    assert totals["some"] == [1024 * 1023 // 2, pytest.approx(2**63)]
+    assert isinstance(totals["some"][0], int)
+
+
 @pytest.mark.parametrize("other", [[1, 2, 3], 4])
 def test_a_statistic_that_changes_its_shape_is_the_recipes_mistake(other):
     with pytest.raises(RecipeInvalid, match="'histogram'"):

@@ -363,7 +363,8 @@ def grow_base(store: Store, source: Source, recipe: Recipe | None, request: Buil
             plan, _ = append_to_plan(
                 snapshot, listing, own, on_cut, request.memory_limit, request.skip_unreadable, request.max_failures
             )
-            place = base_workplace(snapshot.with_plan(plan), listing, own, base, plan, request.skip_unreadable)
+            begun, skips = snapshot.with_plan(plan), request.skip_unreadable
+            place = base_workplace(begun, listing, own, base, plan, skips, known=snapshot.plan)
         try:
             report = build_chunks(place.noting(notes), place.chunks, engine, options)
         except ForebayError as error:
@@ -452,7 +453,7 @@ def _prepared(
         start_chunk=start_chunk,
         read_ahead=CensusTakers(engine, slots, snapshot.store, listing.source, base, show),
     )
-    place = base_workplace(begun, listing, base, layer, begun.plan, skip_unreadable)
+    place = base_workplace(begun, listing, base, layer, begun.plan, skip_unreadable, known=snapshot.plan)
     return with_same_source(place, begun.plan, listing)
 
 

@@ -292,7 +292,8 @@ class Build:
         self._unlisted: list[int] = []  # made, and claimed until a generation lists them
         self._fresh = 0  # chunks made since the last generation
         self._met = 0  # chunks of others, since all that is there was listed
-        self._others = OtherBuilders(self._store, self._layer)
+        self._others = OtherBuilders(self._store, self._layer, terms.lease_seconds)
+        self._has_range = terms.planned is not None and tally.total < len(terms.planned)
         self._first_present, self._listed_count = tally.present, tally.present
         self._heart = Heartbeat(
             self._store, terms.host, terms.lease_seconds, self._layer, terms.versions, self._others.look_now_and_then
@@ -428,14 +429,15 @@ class Build:
 
     def _unclaimed(self) -> int:
         """About how many chunks nobody has begun: heartbeats say what others have made, a few seconds ago."""
+        mine = self._schedule.pending + len(self._ahead)
         left = self._tally.total - self._done() - len(self._running) - self._others.slots
-        return min(left, self._schedule.pending + len(self._ahead))
+        return mine if self._has_range else min(left, mine)
 
     def _give_back_ahead(self) -> None:
         """Let another builder have what is claimed here and not begun."""
         while self._ahead:
             _, chunk = self._ahead.popitem()
-            with_retries(partial(self._claims.release, chunk))
+            with_retries(partial(self._claims.give_back, chunk))
             self._schedule.give_back(chunk)
 
     def _slow_chunk(self) -> str:
@@ -678,8 +680,8 @@ class Build:
         self._fresh, self._listed_count = 0, len(listed.table(self._layer))
 
     def _done(self) -> int:
-        """The chunks that are made, here or elsewhere as far as heartbeats say."""
-        made_elsewhere = max(self._tally.present, self._first_present + self._others.made)
+        """The chunks that are made, here or elsewhere as far as heartbeats say, which do not know of ranges."""
+        made_elsewhere = max(self._tally.present, 0 if self._has_range else self._first_present + self._others.made)
         return min(self._tally.total, len(self._tally.records) + made_elsewhere)
 
     def _show(self, engine: Engine) -> None:

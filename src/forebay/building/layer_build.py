@@ -183,11 +183,17 @@ def base_workplace(
     plan: Plan,
     skip_unreadable: bool = False,
     made: Mapping[int, ChunkRecord] | None = None,
+    known: Plan | None = None,
 ) -> LayerBuild:
-    """The base layer's work, with what has become of its source since it was planned, and since chunks were `made`."""
+    """The base layer's work, with what has become of its source since it was planned, and since chunks were `made`.
+
+    Where the plan is the one that was `known` before the source was walked, that walk shows what has become of it.
+    Otherwise the plan is of that walk itself, and its files are looked at again.
+    """
     store, source, newest = snapshot.store, listing.source, snapshot.newest
     check_kind(store, source, plan)
-    listed = listing.walked if made is None else ()
+    is_known = known is not None and known.digests == plan.digests
+    listed = listing.walked if is_known else ()
     fresh = check_freshness(store, source, plan, layer, snapshot.table(layer), made=made, listed=listed)
     job = BaseJob(
         store, layer, recipe, source, fresh.now, plan.digests, skip_unreadable, newest.number if newest else None

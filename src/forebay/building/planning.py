@@ -567,8 +567,8 @@ def _planned_files(source: Source, plan: Plan) -> Iterator[SourceFile]:
 class SourceListing:
     """A source and its files, found by one walk, when first asked for.
 
-    It says which files there are, and which are as they were planned. Any other is asked of the source, which looks at
-    it again.
+    It says which files there are, and how each looked at that moment. A plan that is older can be compared with that;
+    whatever differs from it, and every file of a newer plan, the source is asked to look at again.
     """
 
     def __init__(self, source: Source, store: Store | None = None) -> None:

@@ -328,8 +328,9 @@ def refresh_cache(
     with closing(request.open_engine()) as engine, released(own) as said:
         options = request.options(versions_of(own), reading, engine)
         try:
-            place = base_workplace(snapshot.with_plan(amended.plan), listing, own, base, amended.plan).noting(notes)
-            built = build_chunks(place, chunks, engine, options)
+            begun = snapshot.with_plan(amended.plan)
+            place = base_workplace(begun, listing, own, base, amended.plan, known=snapshot.plan)
+            built = build_chunks(place.noting(notes), chunks, engine, options)
         except BaseException as error:
             with suppress(OSError, ForebayError):  # why it failed is what counts; the next refresh resumes it
                 take_back(store)

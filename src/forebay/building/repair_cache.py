@@ -313,7 +313,7 @@ def _workplace(
         return layer_workplace(snapshot, cast(LayerRecipe, recipe), layer)
     plan = published_plan(snapshot)
     listing = SourceListing(source_for(store, source, check_source, plan, "repair"), store)
-    place = base_workplace(snapshot, listing, cast(Recipe, recipe), layer, plan)
+    place = base_workplace(snapshot, listing, cast(Recipe, recipe), layer, plan, known=plan)
     return with_same_source(place, plan, listing)
 
 

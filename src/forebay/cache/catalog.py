@@ -199,7 +199,7 @@ class Snapshot:
 
     @property
     def plan(self) -> Plan:
-        """The plan, every segment checked against its digest."""
+        """The plan, every segment checked against its digest, but for those of the known plan: see `load_plan`."""
         if self._plan is None:
             self._plan = load_plan(self.store, self._known)
         return self._plan

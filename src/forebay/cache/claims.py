@@ -1,12 +1,15 @@
 """Claims: who computes which chunk, so that builders on one cache do not do the same work twice.
 
     nobody ──create 000035.1──▶ A works, beats ──publishes chunk, deletes 000035.1──▶ done
-                                 A stops beating ──B creates 000035.2──▶ B works …
+                                 A stops beating, or gives it back ──B creates 000035.2──▶ B works …
 
 A claim is advice: two builders that both hold one make the same bytes, and the second learns that the chunk exists. It
-is written once, and names its owner, whose heartbeat keeps all of its claims alive. It expires when that
-has not moved for a lease on the observer's own clock, at once when the owner is known to be dead. Whoever creates the
-next attempt has it; creation happens once, so exactly one takes over.
+is written once, and once more where the chunk failed or is given back. It names its owner, whose heartbeat keeps all
+of its claims alive. It expires when that has not moved for a lease on the observer's own clock, at once when the owner
+is known to be dead. Whoever creates the next attempt has it; creation happens once, so exactly one takes over.
+
+The name of a claim is free again when its chunk is made, or the build ends. One that is given back before keeps it: a
+store repeats a request whose answer was lost, and to delete twice could delete the claim of who came next.
 
 Heartbeats: one small file per builder, rewritten while it works, with its progress in it.
 
@@ -143,12 +146,13 @@ class Pulses:
 class OtherBuilders:
     """The other builders of a layer, seen through their heartbeats."""
 
-    def __init__(self, store: Store, layer: str) -> None:
+    def __init__(self, store: Store, layer: str, lease_seconds: float = LEASE_SECONDS) -> None:
         self._store, self._layer = store, layer
+        self._pulses = Pulses(store, lease_seconds)
         self._first: dict[str, int] | None = None  # owner -> what it had made when this builder began
         self._made: dict[str, int] = {}
         self._looks = 0
-        self.slots = 0  # chunks that they make at once, when they were last seen
+        self.slots = 0  # chunks that they make at once, when they were last seen; those who are silent make none
 
     @property
     def made(self) -> int:
@@ -176,8 +180,10 @@ class OtherBuilders:
         found = dict(self._alive())
         if self._first is None:
             self._first = {owner: beat.made for owner, beat in found.items()}
-        self.slots = sum(max(1, beat.workers) for beat in found.values())
-        self._made |= {owner: max(beat.made, self._made.get(owner, 0)) for owner, beat in found.items()}
+        self._pulses.take(found)
+        self.slots = sum(max(1, beat.workers) for owner, beat in found.items() if not self._pulses.is_silent(owner))
+        now = {owner: max(beat.made, self._made.get(owner, 0)) for owner, beat in found.items()}
+        self._made = {**self._made, **now}  # another one: `made` may be summed at this moment, in another thread
         return found
 
 
@@ -295,6 +301,7 @@ def _measured(process: psutil.Process) -> tuple[float, int]:
 
 MOST_ATTEMPTS = 999_999  # a file with a higher number is none of ours
 STRANGE_NAMES = 8  # in a row, taken by what is not a claim, before a chunk is passed over for now
+ClaimState = Literal["working", "failed", "returned"]
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -305,7 +312,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pid: int
     beat: int = 0  # a counter that an earlier forebay moves here; now it is in the heartbeat of the owner
     build: int = 0  # which one of its process
-    state: Literal["working", "failed"] = "working"
+    state: ClaimState = "working"
     reason: str = ""
 
 
@@ -324,6 +331,7 @@ class Claims:
         _AT_WORK.add(self._build)
         self._host = host
         self._held: dict[int, int] = {}  # chunk -> attempt
+        self._releasing: set[int] = set()  # held, and perhaps deleted: the answer was lost
         self._holders: dict[int, tuple[Entry, Claim]] = {}  # chunk -> the claim of another, when it was last asked for
         # A failure recorded before this builder began is tried again; one recorded since then has another etag.
         self._before = {entry.key: entry.etag for entry in store.entries(layout.claims_folder(layer))}
@@ -379,7 +387,7 @@ class Claims:
     def still_held(self, chunks: Iterable[int]) -> set[int]:
         """Those of some chunks whose claims are as they were when they were last asked for, and not free.
 
-        One listing for all of them: a claim is written once, so one with the same etag need not be read again.
+        One listing for all of them: a claim with the same etag need not be read again.
         """
         known = {chunk: self._holders[chunk] for chunk in chunks if chunk in self._holders}
         if not known:
@@ -407,17 +415,24 @@ class Claims:
             raise refused
 
     def release(self, chunk: int) -> None:
-        """Give up a chunk, made or not; nothing of its claims is left."""
+        """Give up a chunk that is made, or at the end of a build; nothing of its claims is left."""
         own = self._held[chunk]
-        before = self._attempts(chunk) if own > 1 else ()
-        for attempt in [*(earlier for earlier in before if earlier < own), own]:
-            self._store.delete(layout.claim(self._layer, chunk, attempt))
+        if chunk not in self._releasing or self._is_there(chunk, own):
+            self._releasing.add(chunk)
+            before = self._attempts(chunk) if own > 1 else ()
+            for attempt in [*(earlier for earlier in before if earlier < own), own]:
+                self._store.delete(layout.claim(self._layer, chunk, attempt))
+        self._releasing.discard(chunk)
         del self._held[chunk]
 
+    def give_back(self, chunk: int) -> None:
+        """Let others have a chunk that is not begun; the claim stays, so that nobody else has its name."""
+        self._rewrite(chunk, "returned")
+
     def remove_abandoned(self, is_made: Callable[[int], bool]) -> None:
-        """Delete what dead builders left: their heartbeats, and claims on chunks that are made, which nobody takes."""
+        """Delete what nobody needs: heartbeats of dead builders; on made chunks, their claims and those given back."""
         for key, claim in read_claims(self._store, self._layer).items():
-            if is_abandoned(claim) and is_made(claimed(key)[0]):
+            if (is_abandoned(claim) or claim.state == "returned") and is_made(claimed(key)[0]):
                 self._store.delete(key)
         silent = self.pulses.silent_owners()
         for owner in builder_owners(self._store):
@@ -426,8 +441,11 @@ class Claims:
 
     def fail(self, chunk: int, reason: str) -> None:
         """Record that a chunk cannot be made."""
+        self._rewrite(chunk, "failed", reason)
+
+    def _rewrite(self, chunk: int, state: ClaimState, reason: str = "") -> None:
         key = layout.claim(self._layer, chunk, self._held[chunk])
-        self._store.replace(key, [self._encode("failed", reason)], durable=False)
+        self._store.replace(key, [self._encode(state, reason)], durable=False)
         del self._held[chunk]
 
     def _attempts(self, chunk: int) -> dict[int, tuple[Entry, Claim]]:
@@ -437,6 +455,8 @@ class Claims:
         }
 
     def _is_free(self, key: str, claim: Claim) -> bool:
+        if claim.state == "returned":
+            return True
         if claim.state == "failed":
             return self._is_from_before(key)
         if claim.owner == str(self._owner):  # of this process: held by another thread, or left by an earlier build
@@ -448,7 +468,7 @@ class Claims:
         now = self._store.head(key)
         return now is not None and now.etag == self._before.get(key)
 
-    def _encode(self, state: Literal["working", "failed"] = "working", reason: str = "") -> bytes:
+    def _encode(self, state: ClaimState = "working", reason: str = "") -> bytes:
         owner = self._owner
         claim = Claim(owner=str(owner), host=self._host, pid=owner.pid, build=self._build, state=state, reason=reason)
         return msgspec.json.encode(claim)

@@ -104,7 +104,8 @@ def _superseded(store: Store, dropped: Collection[int | None]) -> list[Entry]:
     plan = load_plan(store)
     names = dict.fromkeys([*layers_of(store), *plan.dropped])
     files = {layer: list(store.entries(layout.layer_folder(layer))) for layer in names}
-    busy = {layer: {claimed(key)[0] for key in read_claims(store, layer)} for layer in files}
+    claims = {layer: read_claims(store, layer).items() for layer in files}
+    busy = {layer: {claimed(key)[0] for key, one in claims[layer] if one.state != "returned"} for layer in files}
     newest = newest_generation(store)  # the key must accept this one
     kept = [number for number in generation_numbers(store) if number not in dropped]
     try:
@@ -165,12 +166,18 @@ def _unnamed_identities(store: Store) -> list[Entry]:
 
 
 def _expired(store: Store, lease_seconds: float) -> list[str]:
-    """Claims and heartbeats of owners known dead or silent for a lease elsewhere; failures of chunks that are there."""
+    """Claims and heartbeats of owners known dead or silent for a lease elsewhere; failures of chunks that are there.
+
+    Also claims that were given back. A claim with a later one that stays keeps its name, so that nobody can take it
+    again; one that is not what it was before the lease is that of another builder.
+    """
     claims = _all_claims(store)
     gone = [
         key
         for key, claim in claims.items()
-        if is_abandoned(claim) or (claim.state == "failed" and _is_done(store, key.split("/")[1], key))
+        if is_abandoned(claim)
+        or claim.state == "returned"
+        or (claim.state == "failed" and _is_done(store, key.split("/")[1], key))
     ]
     owners = {layout.builder(owner): owner for owner in builder_owners(store)}
     gone += [key for key, owner in owners.items() if is_dead(owner)]
@@ -186,7 +193,17 @@ def _expired(store: Store, lease_seconds: float) -> list[str]:
             for key, owner in remote.items()
             if (key in now or key in there) and all(before.get(one) == after.get(one) for one in (key, owner))
         ]
-    return gone
+        gone = [key for key in gone if key not in claims or now.get(key) == claims[key]]
+        claims = now
+    last: dict[str, int] = {}  # of each chunk with claims that stay
+    for key in claims.keys() - set(gone):
+        last[_chunk_of(key)] = max(claimed(key)[1], last.get(_chunk_of(key), 0))
+    return [key for key in gone if key not in claims or claimed(key)[1] > last.get(_chunk_of(key), 0)]
+
+
+def _chunk_of(key: str) -> str:
+    """What all claims on a chunk begin with."""
+    return key.rsplit(".", 2)[0]
 
 
 def _counters(store: Store, claims: Mapping[str, Claim]) -> dict[str, int]:

@@ -251,7 +251,8 @@ class _Items(ItemsView[str, SourceFile]):
 def load_plan(store: Store, known: Plan | None = None) -> Plan:
     """The plan as it is now: every segment, each checked against its digest.
 
-    A segment that is among those of a `known` plan, by the digest at the end of its file, is not read again.
+    A segment that is among those of a `known` plan, by the digest at the end of its file, is neither read nor checked
+    again.
     """
     segments: list[Segment] = []
     digests: list[str] = []

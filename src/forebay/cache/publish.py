@@ -31,7 +31,7 @@ from forebay.errors import (
 )
 from forebay.format import layout
 from forebay.format.chunk import MADE_BY, UNKNOWN, ChunkRecord, library_versions
-from forebay.format.generation import ChunkTable, Generation, decode_generation
+from forebay.format.generation import ChunkTable, Generation
 from forebay.format.layout import MAX_REVISION, CacheDocument
 from forebay.format.tensors import hmac_key
 from forebay.store.base import Buffer, Missing, Pieces, Store, holds
@@ -58,17 +58,20 @@ def publish(
     `adopts` allows (every one unless it is passed) is adopted by reading and hashing it; one that is not sound, or not
     allowed, is not listed, and its key goes into `skipped`. With a key nothing is adopted: a generation lists what the
     one before it lists, what is in `made`, and the segments of the plan in `planned`, which this process wrote or
-    compared with the source, and which are not read again. With nothing to adopt, layers that others have begun are
-    left to them, and no chunk file is listed. Where there is no row to list at all, nothing is published, and the
-    answer has the number UNPUBLISHED. Rows that are published are never followed by none: that raises `SourceEmpty`.
-    `max_failures` is the limit for later commands; None keeps the one of the generation before.
+    compared with the source. With nothing to adopt, which is how a builder lists what it made while it works, those
+    segments are not read again, layers that others have begun are left to them, and chunk files are listed only where
+    that takes fewer requests than to ask for each that was made. Where there is no row to list at all, nothing is
+    published, and the answer has the number UNPUBLISHED. Rows that are published are never followed by none: that
+    raises `SourceEmpty`. `max_failures` is the limit for later commands; None keeps the one of the generation before.
     """
     own = {layer: list(records) for layer, records in made.items()}
+    is_last = adopts is None or bool(adopts)
 
     def drafted() -> tuple[int | None, Generation]:
-        return _next(Snapshot.take(store, known=planned), own, versions, skipped, planned, adopts, max_failures)
+        snapshot = Snapshot.take(store, known=None if is_last else planned)
+        return _next(snapshot, own, versions, skipped, planned, adopts, max_failures)
 
-    return _published(store, drafted, read_back=adopts is None or bool(adopts))
+    return _published(store, drafted, read_back=is_last)
 
 
 def publish_found(
@@ -170,7 +173,7 @@ def _published(
         if _created(store, key, data):
             if read_back:
                 return load_generation(store, number)
-            return decode_generation(memoryview(b"".join(data)), store.address, key, hmac_key())
+            return draft.numbered(number)
         if number not in generation_numbers(store):
             looks += 1
             time.sleep(0.01 * (looks % LOOKS))
@@ -422,7 +425,7 @@ def _with_unlisted(
 
 
 def _which_exist(store: Store, layer: str, records: list[ChunkRecord], planned: int) -> set[str]:
-    """The files of some records, in as few requests as they take: one for each, or a listing of all planned chunks."""
+    """Which files of some records are there, in as few requests as that takes: one for each, or one listing of all."""
     if len(records) > max(_FEW_FILES, planned // _LISTED_AT_ONCE):
         return {entry.key for entry in store.entries(layout.layer_folder(layer))}
     return {key for key in (record.key(layer) for record in records) if holds(store, key)}

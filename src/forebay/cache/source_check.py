@@ -153,7 +153,7 @@ def check_freshness(
 
     A file that was copied has another ctime and inode: what only reports passes `SourceFile.same_look`, so that it does
     not read all of a source that was moved. `made` are chunks that this build wrote: they count as if listed. `listed`
-    are files as this verb found them: one that is there as it was planned is not looked at again.
+    are files as this verb found them after they were planned: one that was as planned is not looked at again.
     """
     seen = SeenContent(store, source)
     past = SourceDigests(store, plan, layer, table, made or {}, seen)
@@ -201,7 +201,10 @@ def check_freshness(
 
 
 class _Following:
-    """Files of a listing, asked for about in its order: one that it has passed is not found."""
+    """Finds files in a listing, which is read once, from its beginning to its end, and both are in order of paths.
+
+    A path that comes before the last one that was asked for is not found, and then the file is looked at again.
+    """
 
     def __init__(self, listed: Iterable[SourceFile]) -> None:
         self._left = iter(listed)

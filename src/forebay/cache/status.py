@@ -97,7 +97,7 @@ def cache_status(
         generation=newest.number if newest else None,
         complete=bool(layers) and all(map(_is_complete, layers)),
         layers=layers,
-        claims=tuple(_claim_status(key, claim) for key, claim in claims),
+        claims=tuple(_claim_status(key, claim) for key, claim in claims if claim.state != "returned"),
         builders=builder_statuses(read_builders(store), {layer.layer: len(layer.missing) for layer in layers}, is_dead),
         failed_samples=failed,
         failed_samples_left_out=sum(layer.failures for layer in layers) - len(failed),

@@ -33,7 +33,6 @@ from forebay.store.base import Buffer
 
 _NUMBERS = ("chunk", "revision", "rows", "samples", "failures", "size", "head_size")
 _DIGESTS = {"head": 16, "sha256": 32, "content": 16, "ids": 16, "base": 16}
-_BEYOND_INT64 = 2.0**63
 _MOST = 1 << 62  # rows or bytes, also summed over chunks
 _LIMITS = {"chunk": MAX_NUMBER, "revision": MAX_REVISION}
 _STATISTICS = (np.dtype("<i8"), np.dtype("<f8"))
@@ -305,11 +304,13 @@ def _is_sound(name: str, values: Array, count: int) -> bool:
 
 
 def _summed(values: Array) -> Array:
-    """Sums over chunks: integers, but floats where 64 bits cannot hold them."""
-    wide: Array = values.astype(np.float64)
-    is_exact = values.dtype.kind == "f" or np.abs(wide).sum(axis=0).max(initial=0) < _BEYOND_INT64
-    summed: Array = (values if is_exact else wide).sum(axis=0)
-    return summed
+    """Sums over chunks: integers, but for those that might not fit into 64 bits, each of which is a float."""
+    summed: Array = values.sum(axis=0)
+    if values.dtype.kind == "f":
+        return summed
+    wide = values.astype(np.float64)
+    is_large = np.abs(wide).sum(axis=0) >= _MOST  # half of what fits: a sum of floats is rounded
+    return np.where(is_large, wide.sum(axis=0).astype(object), summed.astype(object))
 
 
 def _statistic(name: str, values: list[int | float | list[int] | None]) -> Array:

@@ -135,7 +135,7 @@ def chunk_map(store: Store, heads: HeadChecks, pulses: Pulses) -> tuple[ChunkMap
     """The map of a cache as it is now, and the claims by layer and key."""
     newest, plan, note = _index(store)
     names = layers_of(store, newest.recipes if newest else ())
-    claims = {name: read_claims(store, name) for name in names}
+    claims = {name: _held_claims(store, name) for name in names}
     layers = tuple(_layer_map(store, name, plan, newest, claims[name], heads, pulses) for name in names)
     found = ChunkMap(
         root=store.address,
@@ -146,6 +146,10 @@ def chunk_map(store: Store, heads: HeadChecks, pulses: Pulses) -> tuple[ChunkMap
         note=note,
     )
     return found, claims
+
+
+def _held_claims(store: Store, layer: str) -> dict[str, Claim]:
+    return {key: claim for key, claim in read_claims(store, layer).items() if claim.state != "returned"}
 
 
 def _listed(claims: Mapping[str, Mapping[str, Claim]]) -> list[tuple[str, str]]:

@@ -63,3 +63,31 @@ def test_threads_that_decode_make_whole_groups() -> None:
     assert PrefetchPlan.of(2, None, decoded=False, **options).lanes == 2
     assert PrefetchPlan.of(2, None, decoded=True, **options).lanes == 1
     assert PrefetchPlan.of(0, None, decoded=False, **options).lanes == 1
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("prefetch", [1, 2, 3, 5, 16])
+@pytest.mark.parametrize("decoded", [False, True])
+def test_no_more_batches_are_made_ahead_than_asked_for(threads: int, prefetch: int, decoded: bool) -> None:
+    plan = PrefetchPlan.of(threads, prefetch, read_bytes=1 << 20, batch_bytes=64, decoded=decoded)
+    lock, made, taken, most = threading.Lock(), 0, 0, 0
+
+    def make(group: int, lane: int) -> Iterator[Items]:
+        nonlocal made, most
+        for _ in range(lane * plan.handoff, plan.group, plan.lanes * plan.handoff):
+            with lock:
+                made += plan.handoff
+                most = max(most, made - taken)
+            yield [group] * plan.handoff
+
+    lanes = Lanes(plan.lanes, plan.handoff, len)
+    prefetcher = Prefetcher(make, 4, threads=plan.threads, queued=plan.queued, lanes=lanes)
+    time.sleep(0.02)
+    for items in prefetcher.items():
+        for _ in items:
+            with lock:
+                taken += 1
+            time.sleep(0.001)
+    prefetcher.stop()
+    assert made == taken
+    assert most <= prefetch + 1, "one is being used"

@@ -39,7 +39,8 @@ def test_lanes_of_any_length_are_joined_in_the_order_of_their_group(threads: int
             cut = random.randrange(len(piece))  # what takes long is handed on in parts
             yield from ([100 * group + at for at in part] for part in (piece[:cut], piece[cut:]) if part)
 
-    prefetcher = Prefetcher(make, len(sizes), threads=threads, queued=queued, lanes=Lanes(lanes, turn, len))
+    turns: Lanes[Items] = Lanes(lanes, turn, len)
+    prefetcher = Prefetcher(make, len(sizes), threads=threads, queued=queued, lanes=turns)
     assert all_of(prefetcher) == [100 * group + at for group, size in enumerate(sizes) for at in range(size)]
 
 
@@ -51,7 +52,8 @@ def test_an_error_of_one_lane_is_raised_after_all_that_comes_before_it() -> None
             yield [10 * group + at]
 
     found: list[int] = []
-    prefetcher = Prefetcher(make, 3, threads=2, queued=2, lanes=Lanes(2, 1, len))
+    lanes: Lanes[Items] = Lanes(2, 1, len)
+    prefetcher = Prefetcher(make, 3, threads=2, queued=2, lanes=lanes)
     with pytest.raises(OSError, match="of item 5"):
         found.extend(at for items in prefetcher.items() for at in items)
     prefetcher.stop()
@@ -80,7 +82,7 @@ def test_no_more_batches_are_made_ahead_than_asked_for(threads: int, prefetch: i
                 most = max(most, made - taken)
             yield [group] * plan.handoff
 
-    lanes = Lanes(plan.lanes, plan.handoff, len)
+    lanes: Lanes[Items] = Lanes(plan.lanes, plan.handoff, len)
     prefetcher = Prefetcher(make, 4, threads=plan.threads, queued=plan.queued, lanes=lanes)
     time.sleep(0.02)
     for items in prefetcher.items():

@@ -39,7 +39,8 @@ def test_lanes_of_any_length_are_joined_in_the_order_of_their_group(threads: int
             cut = random.randrange(len(piece))  # what takes long is handed on in parts
             yield from ([100 * group + at for at in part] for part in (piece[:cut], piece[cut:]) if part)
 
-    prefetcher = Prefetcher(make, len(sizes), threads=threads, queued=queued, lanes=Lanes(lanes, turn, len))
+    turns: Lanes[Items] = Lanes(lanes, turn, len)
+    prefetcher = Prefetcher(make, len(sizes), threads=threads, queued=queued, lanes=turns)
     assert all_of(prefetcher) == [100 * group + at for group, size in enumerate(sizes) for at in range(size)]
 
 
@@ -51,7 +52,8 @@ def test_an_error_of_one_lane_is_raised_after_all_that_comes_before_it() -> None
             yield [10 * group + at]
 
     found: list[int] = []
-    prefetcher = Prefetcher(make, 3, threads=2, queued=2, lanes=Lanes(2, 1, len))
+    lanes: Lanes[Items] = Lanes(2, 1, len)
+    prefetcher = Prefetcher(make, 3, threads=2, queued=2, lanes=lanes)
     with pytest.raises(OSError, match="of item 5"):
         found.extend(at for items in prefetcher.items() for at in items)
     prefetcher.stop()
@@ -63,3 +65,31 @@ def test_threads_that_decode_make_whole_groups() -> None:
     assert PrefetchPlan.of(2, None, decoded=False, **options).lanes == 2
     assert PrefetchPlan.of(2, None, decoded=True, **options).lanes == 1
     assert PrefetchPlan.of(0, None, decoded=False, **options).lanes == 1
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("prefetch", [1, 2, 3, 5, 16])
+@pytest.mark.parametrize("decoded", [False, True])
+def test_no_more_batches_are_made_ahead_than_asked_for(threads: int, prefetch: int, decoded: bool) -> None:
+    plan = PrefetchPlan.of(threads, prefetch, read_bytes=1 << 20, batch_bytes=64, decoded=decoded)
+    lock, made, taken, most = threading.Lock(), 0, 0, 0
+
+    def make(group: int, lane: int) -> Iterator[Items]:
+        nonlocal made, most
+        for _ in range(lane * plan.handoff, plan.group, plan.lanes * plan.handoff):
+            with lock:
+                made += plan.handoff
+                most = max(most, made - taken)
+            yield [group] * plan.handoff
+
+    lanes: Lanes[Items] = Lanes(plan.lanes, plan.handoff, len)
+    prefetcher = Prefetcher(make, 4, threads=plan.threads, queued=plan.queued, lanes=lanes)
+    time.sleep(0.02)
+    for items in prefetcher.items():
+        for _ in items:
+            with lock:
+                taken += 1
+            time.sleep(0.001)
+    prefetcher.stop()
+    assert made == taken
+    assert most <= prefetch + 1, "one is being used"

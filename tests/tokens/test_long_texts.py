@@ -2,6 +2,8 @@
 
 import json
 import random
+import sys
+import unicodedata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 
 import forebay as fb
 from forebay.tokens import long_texts
-from forebay.tokens.long_texts import PATTERNS, PiecewiseEncoder, cuts_between_words, pieces
+from forebay.tokens.long_texts import _SAME_IN_NFC, PATTERNS, PiecewiseEncoder, pieces, places_to_cut
 from forebay.tokens.vocabulary import GPT2, Encoder, Vocabulary, load_vocabulary, open_encoder
 
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -35,6 +37,11 @@ def vocabulary_with(**parts: Any) -> Vocabulary:
     return Vocabulary("changed", json.dumps({**document, **parts}).encode())
 
 
+def added(number: int, content: str, special: bool = False, **options: bool) -> dict[str, Any]:
+    rest = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {"id": 50257 + number, "content": content, "special": special, **rest, **options}
+
+
 def split_by(pattern: str, **changed: Any) -> dict[str, Any]:
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False, **changed}
     return {"type": "Sequence", "pretokenizers": [split, BYTE_LEVEL]}
@@ -52,6 +59,42 @@ def vocabularies() -> dict[str, Vocabulary]:
     }
 
 
+QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|vision_pad|>")
+QWEN_PLAIN = (
+    *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
+    *("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),
+)
+
+
+def like_qwen() -> Vocabulary:
+    """What Qwen 2.5 and 3 have beside their merges."""
+    special = [added(at, content, special=True) for at, content in enumerate(QWEN_SPECIAL, -1)]  # GPT-2 has the first
+    plain = [added(at, content) for at, content in enumerate(QWEN_PLAIN, len(special) - 1)]
+    return vocabulary_with(normalizer={"type": "NFC"}, pre_tokenizer=split_by(QWEN), added_tokens=[*special, *plain])
+
+
+WITH_ADDED_TOKENS = {
+    "qwen": (like_qwen(), [*QWEN_PLAIN, *QWEN_SPECIAL, "<tool_", "call>", "_prefix|>", "K", ";", "`"]),
+    "inside of a special one": (
+        vocabulary_with(
+            added_tokens=[added(0, "<|im_end|>", special=True), added(1, "_end"), added(2, "New York, NY")]
+        ),
+        ["<|im_end|>", "_end", "<|im", "|>", "New York, NY", "New", " York", ", NY"],
+    ),
+    "beside one beside a special one": (
+        vocabulary_with(added_tokens=[added(0, "a_b-c", True), added(1, "c.d", True), added(2, "d,e")]),
+        ["a_b-c.d,e", "a_b", "-c", ".d", ",e", "c.d,e"],
+    ),
+    "NFC and spaces": (
+        vocabulary_with(
+            normalizer={"type": "NFC"}, added_tokens=[added(0, " " * 4, normalized=True), added(1, "|IP_AD|")]
+        ),
+        [" " * 4, " " * 3, "|IP_AD|", "|IP", "_AD|"],
+    ),
+}
+
+
 def encoded(encoder: Any, texts: list[str]) -> list[list[int]]:
     ids, offsets = encoder.encode(texts)
     return [ids[start:stop].tolist() for start, stop in pairwise(offsets)]
@@ -61,14 +104,57 @@ def encoded(encoder: Any, texts: list[str]) -> list[list[int]]:
 @pytest.mark.parametrize("library", ["tokenizers", "fastokens"])
 def test_pieces_have_the_ids_of_the_whole_text(monkeypatch: pytest.MonkeyPatch, name: str, library: Any) -> None:
     vocabulary = vocabularies()[name]
-    assert cuts_between_words(vocabulary)
+    assert places_to_cut(vocabulary) is not None
     encoder: Encoder = open_encoder(library, vocabulary)
     monkeypatch.setattr(long_texts, "PIECE_CHARS", 3)
-    monkeypatch.setattr(long_texts, "CALL_CHARS", 16)
+    monkeypatch.setattr(long_texts, "CALL_BYTES", 16)
     draw = random.Random(name)
     texts = ["".join(draw.choices(ALPHABET, k=draw.randrange(1, 60))) for _ in range(400)]
     assert sum(len(list(pieces(text, 3))) for text in texts) > 1000
     assert encoded(PiecewiseEncoder(encoder, vocabulary, 4_000_000), texts) == encoded(encoder, texts)
+
+
+@pytest.mark.parametrize("name", sorted(WITH_ADDED_TOKENS))
+@pytest.mark.parametrize("library", ["tokenizers", "fastokens"])
+def test_no_added_token_is_cut(monkeypatch: pytest.MonkeyPatch, name: str, library: Any) -> None:
+    vocabulary, words = WITH_ADDED_TOKENS[name]
+    places = places_to_cut(vocabulary)
+    assert places is not None
+    encoder: Encoder = open_encoder(library, vocabulary)
+    monkeypatch.setattr(long_texts, "PIECE_CHARS", 3)
+    monkeypatch.setattr(long_texts, "CALL_BYTES", 16)
+    draw = random.Random(name)
+    texts = ["".join(draw.choices(words + ALPHABET[:20], k=draw.randrange(1, 40))) for _ in range(600)]
+    assert sum(len(list(pieces(text, 3, places))) for text in texts) > 1500
+    assert encoded(PiecewiseEncoder(encoder, vocabulary, 4_000_000), texts) == encoded(encoder, texts)
+
+
+def test_long_documents_are_cut_with_the_added_tokens_of_qwen(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(like_qwen().json)
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "<tool_call>word, </tool_call>" * 200_000}) + "\n")
+    recipe = fb.TokenRecipe(tokenizer=str(tmp_path / "tokenizer.json"))
+    assert fb.build(tmp_path / "cache", fb.sources.jsonl(tmp_path / "a.jsonl"), recipe, workers=0).failures == 0
+
+
+def test_no_other_character_becomes_one_that_is_the_same_in_nfc() -> None:
+    changed = {unicodedata.normalize("NFC", chr(at)) for at in range(128, sys.maxunicode + 1)}
+    assert sorted(each for each in changed if _SAME_IN_NFC.fullmatch(each)) == []
+    assert sorted(each for each in changed if each.isascii()) == [";", "K", "`"]
+
+
+def test_a_call_has_few_bytes_whatever_its_characters() -> None:
+    class Seen:
+        def encode(self, texts: Any) -> Any:
+            calls.append(sum(len(text.encode()) for text in texts))
+            return np.zeros(0, np.uint32), np.zeros(len(texts) + 1, np.int64)
+
+    calls: list[int] = []
+    encoder = PiecewiseEncoder(Seen(), load_vocabulary(GPT2), 1_500_000)
+    for texts in (["字、" * 400_000], ["字、" * 50_000] * 8, ["\U0001f469字、"] * 200_000):
+        calls.clear()
+        encoder.encode(texts)
+        assert sum(calls) == sum(len(text.encode()) for text in texts)
+        assert max(calls) <= 1 << 20
 
 
 @pytest.mark.parametrize(
@@ -90,14 +176,18 @@ def test_pieces_have_the_ids_of_the_whole_text(monkeypatch: pytest.MonkeyPatch, 
                 "pretokenizers": [BYTE_LEVEL, split_by(max(PATTERNS))["pretokenizers"][0]],
             }
         },
-        {"added_tokens": [{"id": 50257, "content": "New York", "special": False}]},
+        {"added_tokens": [{"id": 50257, "content": "York", "special": False, "lstrip": True}]},
+        {"normalizer": {"type": "NFC"}, "added_tokens": [added(0, "cafe\u0301;x", normalized=True)]},
+        {"normalizer": {"type": "NFC"}, "added_tokens": [added(0, "q\u037eq", normalized=True)]},
+        {"normalizer": {"type": "NFC"}, "added_tokens": [added(0, "a≠b", normalized=True)]},
+        {"normalizer": {"type": "NFC"}, "added_tokens": [added(0, "K;a;b", special=True), added(1, "a;")]},
         {"added_tokens": [{"id": 50257, "content": "York", "special": False, "rstrip": True}]},
         {"added_tokens": [{"id": 50257, "content": "York", "special": False, "single_word": True}]},
     ],
 )
 def test_a_tokenizer_that_may_join_what_is_cut_gets_every_text_whole(parts: dict[str, Any]) -> None:
     vocabulary = vocabulary_with(**parts)
-    assert not cuts_between_words(vocabulary)
+    assert places_to_cut(vocabulary) is None
 
     class Whole:
         def encode(self, texts: Any) -> Any:

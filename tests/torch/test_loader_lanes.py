@@ -11,8 +11,9 @@ from tests.token_caches import numbers_of, token_cache
 
 import forebay as fb
 from forebay.errors import WindowTooLarge
+from forebay.feeding import shuffle
 from forebay.feeding.stream import CacheStream
-from forebay.order.window import Window
+from forebay.order.window import Window, lanes_of
 from forebay.recipe import ChunkTarget
 from forebay.torch import Ingredient, Loader, Mixture
 
@@ -80,6 +81,30 @@ def test_a_window_that_memory_cannot_hold_is_refused(even: Path) -> None:
         Loader(fb.open_cache(even, memory=1000), global_batch_size=8, shuffle="window", window=window(rows=64))
 
 
+def test_a_window_is_refused_by_the_lanes_that_a_rank_reads(even: Path) -> None:
+    row_bytes = fb.open_cache(even).row_bytes(["tokens", "seq_lens"])
+    options: dict[str, Any] = {"global_batch_size": 8, "shuffle": "window", "window": window(lanes=6)}
+    for lanes, world in ((6, 1), (3, 2), (3, 8), (1, 6)):
+        needed = 2 * lanes * 12 * row_bytes
+        options |= {"world_size": world, "rank": world - 1, "global_batch_size": world}
+        Loader(fb.open_cache(even, memory=needed), **options)
+        with pytest.raises(WindowTooLarge, match=f"12 rows in {lanes} lanes"):
+            Loader(fb.open_cache(even, memory=needed - 1), **options)
+
+
+@pytest.mark.parametrize(("units", "lanes"), [(12, 8), (8, 8), (63, 32), (1, 1)])
+def test_fewer_lanes_are_a_power_of_two_so_that_ranks_share_none(
+    even: Path, monkeypatch: pytest.MonkeyPatch, units: int, lanes: int
+) -> None:
+    cache = fb.open_cache(even)
+    unit_bytes = BLOCK * cache.row_bytes(["tokens", "seq_lens"])
+    monkeypatch.setattr(shuffle, "WINDOW_BYTES", units * unit_bytes)
+    monkeypatch.setattr(shuffle, "DEFAULT_MEMORY", 2 * units * unit_bytes)
+    found = shuffle.suitable_window(cache, ["tokens", "seq_lens"])
+    assert found == Window(rows=units * BLOCK // lanes, unit=BLOCK, lanes=lanes)
+    assert len(lanes_of(0, lanes, found.lanes)) == 1
+
+
 def test_a_window_of_a_mixture_that_memory_cannot_hold_is_refused_at_the_start_and_on_resume(even: Path) -> None:
     def mixed(memory: int, **order: Any) -> Loader:
         parts = [Ingredient(fb.open_cache(even, memory=limit), weight=1) for limit in (100_000, memory)]
@@ -122,7 +147,7 @@ def test_large_blocks_are_mixed_in_as_many_lanes_as_stay_decoded(tmp_path: Path)
     loader = Loader(cache, global_batch_size=8, identify=["row"])
     assert isinstance(loader.stream, CacheStream)
     assert loader.stream.ordering.window is not None
-    assert loader.stream.ordering.window.lanes == 12
+    assert loader.stream.ordering.window.lanes == 8
     assert sorted(row for batch in loader for row in batch["row"].tolist()) == list(range(128))
     assert cache.statistics().misses == 128 // 8
 

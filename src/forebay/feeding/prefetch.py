@@ -70,6 +70,9 @@ class PrefetchPlan:
     ) -> "PrefetchPlan":
         """Plan at most `prefetch` batches ahead; by default as many as fit in 32 MiB, at least 4 and at most 64.
 
+        Every thread makes at least one, so no more threads are used than batches are asked for. Few slots are full at
+        once: those of the next group fill up only while the last batches of a group are used.
+
         Without blocks to decode, threads share the copying and deriving of a group, a lane each: batches are then used
         soon after they were written, and their memory, still in the CPU's cache, is written again. With blocks to
         decode, one thread decodes the next group while another copies.
@@ -78,6 +81,7 @@ class PrefetchPlan:
             raise ValueError(f"threads must be at least 0 (got {threads})")
         if prefetch is not None and prefetch < 1:
             raise ValueError(f"prefetch must be at least 1 (got {prefetch})")
+        threads = threads if prefetch is None else min(threads, prefetch)
         wanted = prefetch or _between(_LEAST, _AHEAD_BYTES // max(1, batch_bytes), _MOST)
         lanes = 1 if decoded else max(1, threads)
         each = max(1, wanted // (threads + lanes))

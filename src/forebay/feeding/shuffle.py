@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from forebay.errors import WindowTooLarge, choice_error, is_url
 from forebay.order.orders import Ordering
-from forebay.order.window import LANES, Window
+from forebay.order.window import LANES, Window, lanes_of
 from forebay.read.cache import DEFAULT_MEMORY, Cache
 
 
@@ -67,11 +67,14 @@ def choose_ordering(
 
 
 def suitable_window(cache: Cache, columns: Sequence[str], lanes: int = LANES) -> Window:
-    """Return a window whose units cut no block of these columns, with as many rows as fit in `WINDOW_BYTES`."""
+    """Return a window whose units cut no block of these columns, with as many rows as fit in `WINDOW_BYTES`.
+
+    Its lanes are a power of two, as ranks most often are: ranks share lanes unless their number divides them.
+    """
     unit = lcm(*(cache.column(name).block_rows for name in decoded_columns(cache, columns)))
     row_bytes = max(1, cache.row_bytes(columns))
     if 2 * lanes * unit * row_bytes > DEFAULT_MEMORY:  # the blocks of so many units would not stay decoded
-        lanes = max(1, WINDOW_BYTES // (unit * row_bytes))
+        lanes = 1 << max(1, WINDOW_BYTES // (unit * row_bytes)).bit_length() - 1
     rows = WINDOW_BYTES // (lanes * row_bytes)
     if is_url(cache.root):
         return Window(rows=max(unit, rows), unit=unit, chunks=REMOTE_CHUNKS, lanes=lanes)
@@ -87,7 +90,7 @@ def refuse_decoding_again(cache: Cache, columns: Sequence[str], ordering: Orderi
     """Raise WindowTooLarge where the blocks being mixed do not all stay decoded, and would be decoded repeatedly."""
     if ordering.window is None and not ordering.automatic:
         return
-    lanes = 1 if ordering.window is None else -(-ordering.window.lanes // ranks.world_size)
+    lanes = 1 if ordering.window is None else len(lanes_of(ranks.rank, ranks.world_size, ordering.window.lanes))
     window_rows = len(cache) if ordering.window is None else ordering.window.rows
     rows = min(2 * lanes * window_rows, len(cache))
     needed = rows * cache.row_bytes(decoded_columns(cache, columns))

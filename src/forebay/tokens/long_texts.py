@@ -5,11 +5,13 @@
 
 A text is only cut where its tokens are the same as without the cut: the tokenizer splits every text into words before
 it merges, and with the patterns below, a letter or digit ends a word if a space or a mark of punctuation follows.
-No match of such a pattern goes on there, and none looks behind itself. Other tokenizers get every text whole.
+No match of such a pattern goes on there, and none looks behind itself. Added tokens such as "<tool_call>" are found
+before words are: no text of one is cut. Other tokenizers get every text whole.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from forebay.columns import Array
 from forebay.tokens.vocabulary import Encoder, EncoderName, Vocabulary
 
 PIECE_CHARS = 1 << 18
-CALL_CHARS = 1 << 20  # of one call of the encoder
+CALL_BYTES = 1 << 20  # of one call of the encoder
 # A tokenizer that splits texts in two steps takes up to 450 bytes for each byte in `tokenizers`, 60 in `fastokens`.
 MAX_UNCUT_BYTES: Mapping[EncoderName, int] = {"fastokens": 4_000_000, "tokenizers": 1_500_000}
 # Letters and digits of every version of Unicode, and what ends a word after them: not "'", which may continue it.
@@ -27,7 +29,11 @@ _LETTERS = (
     "\u0e01-\u0e30\u3041-\u3094\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
 )
 _ENDS = r" \t\r\n!\"#$%&()*+,./:;<=>?@[\\\]^_`{|}~\-\u3001\u3002\uff01\uff08\uff09\uff0c\uff1a\uff1b\uff1f"
-_CUT = re.compile(f"(?<=[{_LETTERS}])[{_ENDS}]")
+_CUT = re.compile(f"(?<=[{_LETTERS}])(?=[{_ENDS}])")
+_MAY_BE_CUT = re.compile(
+    f"[^{_ENDS}][{_ENDS}]"
+)  # in the NFD form of a text, if `_CUT` cuts a text that is equal in NFC
+_SAME_IN_NFC = re.compile("[ -:<-JL-_a-~]*")  # no other character becomes one of these: not ";", "K" and "`"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -52,7 +58,7 @@ class PiecewiseEncoder:
 
     def __init__(self, encoder: Encoder, vocabulary: Vocabulary, max_uncut_bytes: int) -> None:
         self._encoder = encoder
-        self._cuts = cuts_between_words(vocabulary)
+        self._places = places_to_cut(vocabulary)
         self._most = max_uncut_bytes
         self._piece_chars = min(PIECE_CHARS, max(1, max_uncut_bytes // 4))  # a character has four bytes at most
 
@@ -69,15 +75,16 @@ class PiecewiseEncoder:
             return None
         where = (
             "a part of it that cannot be cut has"
-            if self._cuts
+            if self._places
             else "the tokenizer does not allow to cut it, and it has"
         )
         return f"{where} {longest:,} bytes, more than max_uncut_bytes {self._most:,}"
 
     def encode(self, texts: Sequence[str]) -> tuple[Array, Array]:
-        if sum(map(len, texts)) <= CALL_CHARS:
+        characters = sum(map(len, texts))
+        if 4 * characters <= CALL_BYTES or (characters <= CALL_BYTES and sum(map(_size, texts)) <= CALL_BYTES):
             return self._encoder.encode(texts)
-        ids = _Ids(sum(map(len, texts)))  # one for each character, most often fewer
+        ids = _Ids(characters)  # one for each character, most often fewer
         lengths: list[Array] = [np.zeros(0, np.int64)]
         owners: list[int] = []
         for call in _calls((at, piece) for at, text in enumerate(texts) for piece in self._pieces(text)):
@@ -90,19 +97,20 @@ class PiecewiseEncoder:
         return ids.all, np.concatenate([[0], np.cumsum(counts)])
 
     def _pieces(self, text: str) -> Iterator[str]:
-        return pieces(text, self._piece_chars) if self._cuts else iter((text,))
+        return pieces(text, self._piece_chars, self._places) if self._places else iter((text,))
 
 
 def _calls(given: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
-    """Pieces in groups of at most `CALL_CHARS`, or one piece."""
+    """Pieces in groups of at most `CALL_BYTES`, or one piece."""
     call: list[tuple[int, str]] = []
-    characters = 0
+    total = 0
     for at, piece in given:
-        if call and characters + len(piece) > CALL_CHARS:
+        size = _size(piece)
+        if call and total + size > CALL_BYTES:
             yield call
-            call, characters = [], 0
+            call, total = [], 0
         call.append((at, piece))
-        characters += len(piece)
+        total += size
     if call:
         yield call
 
@@ -129,15 +137,15 @@ class _Ids:
         return self._found[: self._end]
 
 
-def pieces(text: str, characters: int = PIECE_CHARS) -> Iterator[str]:
-    """A text cut between words, into pieces of about `characters`, or more where it has no place to cut.
+def pieces(text: str, characters: int = PIECE_CHARS, places: re.Pattern[str] = _CUT) -> Iterator[str]:
+    """A text cut at `places`, between words, into pieces of about `characters`, or more where it has none of them.
 
     >>> list(pieces("one two, three-four", 6))
     ['one two', ', three', '-four']
     """
     start = 0
     while len(text) - start > characters:
-        found = _CUT.search(text, start + 1 + characters // 2)
+        found = places.search(text, start + 1 + characters // 2)
         if found is None:
             break
         yield text[start : found.start()]
@@ -149,16 +157,60 @@ def _size(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-def cuts_between_words(vocabulary: Vocabulary) -> bool:
-    """Whether a tokenizer is known to give a text cut by `pieces` the tokens of the whole one."""
+def places_to_cut(vocabulary: Vocabulary) -> re.Pattern[str] | None:
+    """Where `pieces` may cut a text so that its tokens stay those of the whole one; None where that is not known."""
     document = vocabulary.document
-    steps = _steps(document.pre_tokenizer, "pretokenizers")
-    return (
-        all(step.get("type") == "NFC" for step in _steps(document.normalizer, "normalizers"))
+    steps, normalizers = _steps(document.pre_tokenizer, "pretokenizers"), _steps(document.normalizer, "normalizers")
+    if not (
+        all(step.get("type") == "NFC" for step in normalizers)
         and all(map(_is_local, steps))
         and any(map(_ends_words, steps))
         and all(step.get("type") != "ByteLevel" for step in steps[:-1])  # patterns after it see other letters
-        and not any(_reaches_beyond(token) for token in document.added_tokens or () if not token.special)
+    ):
+        return None
+    added = document.added_tokens or ()
+    if any(token.lstrip or token.rstrip or token.single_word for token in added if not token.special):
+        return None  # it depends on what is beside it
+    whole = [token.content for token in added if not token.special]
+    special = [token.content for token in added if token.special]
+    # The text of a special token becomes words, but no other token is found inside of it.
+    while hiding := [text for text in special if any(_overlap(text, other) for other in whole)]:
+        whole += hiding
+        special = [text for text in special if text not in hiding]
+    if normalizers and not all(map(_is_found_as_written, whole)):
+        return None
+    return _cut_outside(whole)
+
+
+def _cut_outside(contents: Iterable[str]) -> re.Pattern[str]:
+    """Places to cut that are not inside of any of these texts.
+
+    >>> list(pieces("a <tool_call> b", 1, _cut_outside(["<tool_call>"])))
+    ['a', ' <tool_call> b']
+    """
+    inside = [(each[: place.start()], each[place.start() :]) for each in contents for place in _CUT.finditer(each)]
+    if not inside:
+        return _CUT
+    beside = "|".join(f"(?<={re.escape(before)}){re.escape(after)}" for before, after in dict.fromkeys(inside))
+    return re.compile(f"{_CUT.pattern}(?!{beside})")
+
+
+def _is_found_as_written(content: str) -> bool:
+    """Whether a token that may be cut is in a text before NFC wherever it is in the text after it."""
+    decomposed = unicodedata.normalize("NFD", content)
+    return _MAY_BE_CUT.search(decomposed) is None or _SAME_IN_NFC.fullmatch(content) is not None
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two texts may be found in a third one so that they share characters.
+
+    >>> _overlap("<|im_end|>", "_end"), _overlap("<|a|>", "><"), _overlap("<|a|>", "  ")
+    (True, True, False)
+    """
+    one, other = unicodedata.normalize("NFD", one), unicodedata.normalize("NFD", other)
+    return (one[:1] in other or other[:1] in one) and any(
+        one[max(0, at) : at + len(other)] == other[max(0, -at) : len(one) - at]
+        for at in range(1 - len(other), len(one))
     )
 
 
@@ -179,11 +231,6 @@ def _ends_words(step: dict[str, Any]) -> bool:
     pattern = step.get("pattern")
     known = isinstance(pattern, dict) and pattern.get("Regex") in PATTERNS
     return step.get("type") == "Split" and known and step.get("behavior") == "Isolated" and not step.get("invert")
-
-
-def _reaches_beyond(token: Any) -> bool:
-    """Whether an added token may be found across a place to cut, or depends on what is beside it."""
-    return token.lstrip or token.rstrip or token.single_word or _CUT.search(token.content) is not None
 
 
 def _steps(part: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:

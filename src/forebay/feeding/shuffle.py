@@ -73,7 +73,7 @@ def suitable_window(cache: Cache, columns: Sequence[str], lanes: int = LANES) ->
     """
     unit = lcm(*(cache.column(name).block_rows for name in decoded_columns(cache, columns)))
     row_bytes = max(1, cache.row_bytes(columns))
-    if 2 * lanes * unit * row_bytes > DEFAULT_MEMORY:  # the blocks of so many units would not stay decoded
+    if 2 * lanes * unit * row_bytes > DEFAULT_MEMORY:  # the blocks of these units would not stay decoded
         lanes = 1 << max(1, WINDOW_BYTES // (unit * row_bytes)).bit_length() - 1
     rows = WINDOW_BYTES // (lanes * row_bytes)
     if is_url(cache.root):

@@ -5,7 +5,7 @@
 
 A text is only cut where its tokens are the same as without the cut: the tokenizer splits every text into words before
 it merges, and with the patterns below, a letter or digit ends a word if a space or a mark of punctuation follows.
-No match of such a pattern goes on there, and none looks behind itself. Added tokens such as "<tool_call>" are found
+No match of such a pattern continues there, and none looks behind itself. Added tokens such as "<tool_call>" are found
 before words are: no text of one is cut. Other tokenizers get every text whole.
 """
 

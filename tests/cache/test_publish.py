@@ -55,6 +55,15 @@ def build_one_then_publish_with_all(root: str, chunk: int, barrier) -> None:
     publish(store, {}, {"made by": str(chunk)})
 
 
+def test_a_damaged_cache_document_is_named_and_not_published(tmp_path):
+    store = prepared(tmp_path / "cache", 1)
+    document = tmp_path / "cache" / "cache.json"
+    document.write_bytes(document.read_bytes().replace(b"format_version", b"formaT_version"))
+    with pytest.raises(IndexCorrupt, match=r"cache\.json"):
+        publish(store, {}, {})
+    assert generation_numbers(store) == []
+
+
 @pytest.mark.parametrize("versions", [{}, {"another library": "2.0"}], ids=["alike", "another"])
 def test_a_chunk_that_a_second_builder_also_holds_for_its_own_is_listed_once(tmp_path, versions):
     """A bucket that loses the name of a write may tell both of them so, if their bytes are equal."""

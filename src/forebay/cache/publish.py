@@ -32,7 +32,7 @@ from forebay.errors import (
 from forebay.format import layout
 from forebay.format.chunk import MADE_BY, UNKNOWN, ChunkRecord, library_versions
 from forebay.format.generation import ChunkTable, Generation
-from forebay.format.layout import MAX_REVISION, CacheDocument
+from forebay.format.layout import MAX_REVISION
 from forebay.format.tensors import hmac_key
 from forebay.store.base import Buffer, Missing, Pieces, Store, holds
 
@@ -241,7 +241,7 @@ def _draft(
     tables = {name: before.get(name) or ChunkTable.of([]) for name in names}
     own = {name: [_made_by(record, maker) for record in made.get(name, ())] for name in names}
     cache = newest.cache if newest else store.read(layout.CACHE).decode()
-    base = msgspec.json.decode(cache, type=CacheDocument).base
+    base = layout.decode_cache_document(cache, store.address, layout.CACHE).base
     layers: dict[str, ChunkTable] = {}
     for name in sorted(names, key=lambda name: name != base):  # what lies above needs the table of the base layer
         allowed = adoption_rule(name, adopts, None if name == base else layers.get(base))

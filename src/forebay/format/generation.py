@@ -305,12 +305,13 @@ def _is_sound(name: str, values: Array, count: int) -> bool:
 
 def _summed(values: Array) -> Array:
     """Sums over chunks: integers, but for those that might not fit into 64 bits, each of which is a float."""
-    summed: Array = values.sum(axis=0)
+    summed: Array = np.asarray(values.sum(axis=0))
     if values.dtype.kind == "f":
         return summed
     wide = values.astype(np.float64)
     is_large = np.abs(wide).sum(axis=0) >= _MOST  # half of what fits: a sum of floats is rounded
-    return np.where(is_large, wide.sum(axis=0).astype(object), summed.astype(object))
+    rounded = np.asarray(wide.sum(axis=0))
+    return np.where(is_large, rounded.astype(object), summed.astype(object))
 
 
 def _statistic(name: str, values: list[int | float | list[int] | None]) -> Array:

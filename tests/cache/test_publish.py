@@ -13,6 +13,7 @@ from tests.recipes import ObedientRecipe, orders, write_orders
 import forebay as fb
 from forebay.building.begin import prepare_base
 from forebay.building.build_options import BuildOptions
+from forebay.building.builder import Build
 from forebay.building.layer_build import base_workplace, build_chunks
 from forebay.building.planning import SourceListing
 from forebay.cache.catalog import UNPUBLISHED, Snapshot, generation_numbers, load_generation, newest_generation
@@ -21,6 +22,7 @@ from forebay.cache.publish import publish
 from forebay.engine import InlineEngine
 from forebay.errors import IndexCorrupt
 from forebay.format import layout
+from forebay.format.chunk import ChunkRecord
 from forebay.store import LocalStore
 
 LAYER = "obedient"
@@ -195,3 +197,19 @@ def test_a_generation_says_which_library_versions_made_its_chunks(tmp_path):
     newest = newest_generation(LocalStore(tmp_path / "cache"))
     assert newest is not None
     assert {"python", "numpy", "zstd", "lz4"} <= set(newest.versions[0])
+
+
+def test_a_chunk_whose_report_an_interrupt_cuts_short_is_listed(tmp_path, monkeypatch):
+    made = Build._made
+
+    def interrupted(build: Build, chunk: int, record: ChunkRecord | None) -> None:
+        if chunk == 2:
+            raise KeyboardInterrupt
+        made(build, chunk, record)
+
+    monkeypatch.setattr(Build, "_made", interrupted)
+    with pytest.raises(fb.errors.BuildStopped):
+        build(tmp_path / "cache", 5)
+    status = fb.status(tmp_path / "cache")
+    assert (status.claims, status.layers[0].listed) == ((), 3)
+    assert len(list((tmp_path / "cache" / "layers" / LAYER).glob("0*.safetensors"))) == 3

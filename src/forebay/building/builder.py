@@ -511,9 +511,7 @@ class Build:
         return self._newest[1]
 
     def _take(self, event: Event) -> None:
-        if event.chunk is not None:
-            self._running.pop(event.chunk, None)
-            self._slow.pop(event.chunk, None)
+        """Count what a worker reports; until it is counted, an interrupt finds the chunk among those that run."""
         match event:
             case Done():
                 self._terms.clock.add("writing", event.writing_seconds)
@@ -522,6 +520,9 @@ class Build:
                 self._died(event)
             case Failed():
                 self._failed(event)
+        if event.chunk is not None:
+            self._running.pop(event.chunk, None)
+            self._slow.pop(event.chunk, None)
 
     def _made(self, chunk: int, record: ChunkRecord | None) -> None:
         self._born_dead = 0
@@ -581,9 +582,10 @@ class Build:
     def _take_unreported(self) -> None:
         """Count what workers wrote, and could not report before they were stopped."""
         for chunk in self._running:
-            record = self._written(chunk)
+            record = None if chunk in self._tally.records else self._written(chunk)
             if record is not None:
                 self._tally.add(record)
+                self._unlisted.append(chunk)
         self._running.clear()
 
     def _try_again(self, chunk: int, reason: str) -> None:

@@ -260,7 +260,12 @@ def test_of_two_layers_with_one_column_name_that_begin_at_once_at_most_one_stays
     assert sorted(path.name for path in (root / "layers").glob("[ab]") if (path / "recipe.json").exists()) == kept
     for layer in kept:
         times = 2 if layer == "a" else 7
-        assert fb.open_cache(root, layers=[layer]).read([5])["times"].tolist() == [5 * times]
+        try:
+            cache = fb.open_cache(root, layers=[layer])
+        except LayersShareColumn:  # listed before it was refused: not read until it is dropped
+            fb.drop(root, *refused)
+            cache = fb.open_cache(root, layers=[layer])
+        assert cache.read([5])["times"].tolist() == [5 * times]
 
 
 def test_a_cache_whose_layers_share_a_column_name_is_not_read_until_one_is_dropped(

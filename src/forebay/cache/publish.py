@@ -250,6 +250,8 @@ def _draft(
         if name == base:
             layers[name] = _with_whole_refresh(tables[name], layers[name], asked)
     layers = _without_outdated(layers, plan)
+    # A layer that somebody has begun may be withdrawn again as long as it has no chunk: a generation keeps for good.
+    names = [name for name in names if name in before or name == base or len(layers[name].chunks)]
     is_new = any(_lists_other(layers[name], tables[name], own[name]) for name in names)
     return Generation(
         number=0,

@@ -275,12 +275,12 @@ def test_a_layer_that_another_has_begun_is_listed_once_it_has_a_chunk(
         if not kept:  # the recipe of 'a' is there, and it could still be withdrawn
             kept.append(True)
             fb.build(root, None, AdditionLayer(name="sum"), workers=0, layer="other")
-            assert sorted(fb.open_cache(root).layers) == ["base", "other"]
+            assert sorted(fb.open_cache(root).generation.layers) == ["numbers", "other"]
 
     monkeypatch.setattr(begin, "_keep_constants", build_another_meanwhile)
     fb.build(root, None, LengthLayer(times=2), workers=0, layer="a")
     assert fb.open_cache(root, layers=["a"]).read([5])["times"].tolist() == [10]
-    assert sorted(fb.open_cache(root).layers) == ["a", "base", "other"]
+    assert sorted(fb.open_cache(root).generation.layers) == ["a", "numbers", "other"]
 
 
 def test_a_cache_whose_layers_share_a_column_name_is_not_read_until_one_is_dropped(

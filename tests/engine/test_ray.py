@@ -178,6 +178,43 @@ def test_where_a_node_cannot_begin_no_actor_is_left(cluster):
     assert (engine.usage().workers, engine.idle(), engine.poll(0)) == (0, [], [])
 
 
+ON_ONE_NODE = """
+    import ray
+    from forebay.engine.ray import RayEngine
+    from forebay.errors import EngineUnusable
+    from forebay.testing.engine_contract import Squares, wait_for_slots
+    from tests.engine.test_ray import Nowhere
+
+    def refused():
+        engine = RayEngine()
+        try:
+            engine.start(Nowhere(), 1)
+        except EngineUnusable as error:
+            return "cannot begin" in str(error) and "nowhere" in str(error) and not engine.usage().workers
+
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
+    print("by its actor", refused())
+    other = ray.remote(num_cpus=1)(dict).remote()  # has the CPU
+    ray.get(other.__ray_ready__.remote())
+    print("by a task", refused())
+    engine = RayEngine()
+    engine.start(Squares(), 1)
+    print("waits", engine.idle(), engine.poll(0))
+    ray.kill(other)
+    (slot,) = wait_for_slots(engine, 1)
+    engine.submit(slot, 3)
+    print("works", [event.record[0] for event in engine.poll(60) or engine.poll(60)])
+"""
+
+
+@pytest.mark.long
+def test_a_cluster_of_one_node_is_tried_by_its_actor_or_beside_one_that_waits(tmp_path):
+    command = [sys.executable, "-c", textwrap.dedent(ON_ONE_NODE)]
+    ended = subprocess.run(command, env=script_environment(), capture_output=True, text=True, check=False)
+    lines = ["by its actor True", "by a task True", "waits [] []", "works [9]"]
+    assert ended.stdout.splitlines() == lines, ended.stderr
+
+
 def poll_when_all_is_ready(engine):
     pending = list(engine._pending)
     assert ray.wait(pending, num_returns=len(pending), timeout=PATIENCE)[1] == []

@@ -250,8 +250,9 @@ def _draft(
         if name == base:
             layers[name] = _with_whole_refresh(tables[name], layers[name], asked)
     layers = _without_outdated(layers, plan)
-    # A layer that somebody has begun may be withdrawn again as long as it has no chunk: a generation keeps for good.
-    names = [name for name in names if name in before or name == base or len(layers[name].chunks)]
+    # What others have begun may be withdrawn again as long as it has no chunk file, and what a generation lists stays.
+    known = {base, *before, *made, *(adopts or ())}
+    names = [name for name in names if name in known or snapshot.chunk_files(name)]
     is_new = any(_lists_other(layers[name], tables[name], own[name]) for name in names)
     return Generation(
         number=0,

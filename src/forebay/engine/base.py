@@ -14,12 +14,14 @@ What a worker of any engine does with a chunk is `attempt_chunk`: compute it, wr
 event. `InlineEngine` does just that in the calling process; a `ChunkWorker` writes one while it computes the next.
 """
 
+import ctypes
 import gc
 import os
 import resource
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -33,6 +35,8 @@ from forebay.store.base import is_full
 
 # How many threads libraries start in a worker: `tokenizers` obeys the first, `fastokens` the second alone.
 THREADS = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")
+KEPT_BYTES = 256 << 20  # chunks need arrays of similar size: freed memory is kept, and not faulted in again
+_MALLOC_TRIM, _MALLOC_MMAP = -1, -3  # in malloc.h
 WORKER = "worker"  # the key of a body that an engine sets to the number of a worker, from 0 on each machine
 ProblemKind = Literal["io", "disk-full", "source-changed", "all-failed", "error"]
 
@@ -186,6 +190,15 @@ def _finished(chunk: int, finish: Callable[[], Any], started: float) -> Event:
         return _failed(chunk, error)
     ended = time.monotonic()
     return Done(chunk, record, ended - started, peak_bytes(), ended - begun)
+
+
+def settle(threads: int) -> None:
+    """Set up a process that somebody else started as a local worker is by its environment."""
+    for name in THREADS:
+        os.environ.setdefault(name, str(threads))
+    with suppress(AttributeError, OSError, TypeError):  # of glibc
+        for option in (_MALLOC_MMAP, _MALLOC_TRIM):
+            ctypes.CDLL(None).mallopt(option, KEPT_BYTES)
 
 
 class ChunkWorker:

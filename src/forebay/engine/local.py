@@ -20,7 +20,18 @@ from multiprocessing.connection import Connection, Pipe, wait
 
 import msgspec
 
-from forebay.engine.base import THREADS, ChunkWorker, Died, Done, EngineUsage, Event, Failed, Task, TaskDocument
+from forebay.engine.base import (
+    KEPT_BYTES,
+    THREADS,
+    ChunkWorker,
+    Died,
+    Done,
+    EngineUsage,
+    Event,
+    Failed,
+    Task,
+    TaskDocument,
+)
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -93,9 +104,8 @@ def _end_with_builder(descriptor: int) -> None:
 _ENVIRONMENT = {
     # `workers` says how many cores a build takes: a library that starts a thread per core would slow down the others.
     **dict.fromkeys(THREADS, "1"),
-    # Chunks need arrays of similar size: keep freed memory instead of returning it and faulting it in again.
-    "MALLOC_MMAP_THRESHOLD_": str(256 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    "MALLOC_MMAP_THRESHOLD_": str(KEPT_BYTES),
+    "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
 }
 _FIRST_PAUSE = 0.05  # seconds before a dead worker is replaced, doubled with every death in a row
 _MOST_PAUSE = 5.0

@@ -1,6 +1,5 @@
 """Run chunks on a Ray cluster: an actor for each slot computes one and may be writing another. None is restarted."""
 
-import os
 import socket
 import sys
 import time
@@ -12,19 +11,20 @@ import ray
 from ray.exceptions import NodeDiedError, RayActorError, RayError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from forebay.engine.base import THREADS, ChunkWorker, Died, Done, EngineUsage, Event, Failed, Task, TaskDocument
+from forebay.engine.base import ChunkWorker, Died, Done, EngineUsage, Event, Failed, Task, TaskDocument, settle
 from forebay.errors import EngineUnusable
 
 PROBE_SECONDS, CONNECT_SECONDS = 120.0, 5.0
-_EVENTS = msgspec.msgpack.Decoder(Done | Failed)
 
 
 class Maker(ChunkWorker):
     """An actor. A node is tried by making one too."""
 
+    compute = ray.method(concurrency_group="compute")(ChunkWorker.compute)
+    write = ray.method(concurrency_group="write")(ChunkWorker.write)
+
     def __init__(self, document: bytes, threads: int) -> None:
-        for name in THREADS:  # as local workers have it; a `runtime_env` starts slower
-            os.environ.setdefault(name, str(threads))
+        settle(threads)  # a `runtime_env` starts slower
         super().__init__(document)
 
 
@@ -38,8 +38,7 @@ class RayEngine:
         self._actor_class = actor_class.options(num_cpus=num_cpus, num_gpus=num_gpus)
         self._actors: dict[int, Any] = {}  # by slot
         self._pending: dict[Any, tuple[int, int | None]] = {}  # reference -> slot, and chunk if it is being written
-        self._document, self._threads = b"", max(1, int(num_cpus))
-        self._size = self._next_slot = 0
+        self._document, self._threads, self._size, self._next_slot = b"", max(1, int(num_cpus)), 0, 0
 
     def capacity(self) -> int:
         self._connect()
@@ -56,11 +55,13 @@ class RayEngine:
         """Open the task on every node before any work: a folder may not be shared, a package may be missing."""
         self._connect()
         self._document = task.document().encode()
-        remote: Any = ray.remote(num_cpus=0, max_retries=0)(lambda *arguments: bool(Maker(*arguments)))
-        nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-        places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
-        probes = [remote.options(scheduling_strategy=place).remote(self._document, self._threads) for place in places]
         self.resize(slots)  # actors start while the nodes are tried
+        nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        probes = [next(iter(self._pending))]  # a single node is tried by its actor, unless others have all its CPUs
+        if len(nodes) > 1 or not ray.wait(probes, timeout=CONNECT_SECONDS)[0]:
+            remote: Any = ray.remote(num_cpus=0, max_retries=0)(lambda *arguments: bool(Maker(*arguments)))
+            places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+            probes = [remote.options(scheduling_strategy=at).remote(self._document, self._threads) for at in places]
         try:
             for node, probe in zip(nodes, probes, strict=True):
                 _check_node(node["NodeManagerHostname"], probe)
@@ -72,9 +73,8 @@ class RayEngine:
         return sorted(self._actors.keys() - {slot for slot, chunk in self._pending.values() if chunk is None})
 
     def submit(self, slot: int, chunk: int) -> None:
-        actor = self._actors[slot]
-        self._pending[actor.compute.options(concurrency_group="compute").remote(chunk)] = slot, None
-        self._pending[actor.write.options(concurrency_group="write").remote()] = slot, chunk
+        self._pending[self._actors[slot].compute.remote(chunk)] = slot, None
+        self._pending[self._actors[slot].write.remote()] = slot, chunk
 
     def poll(self, timeout: float) -> list[Event]:
         if not self._pending:
@@ -131,7 +131,7 @@ class RayEngine:
             at = chunks[-1] if chunks else None  # it died alone, perhaps of this one
             return Died(at, f"actor {slot}", f"died ({text[-160:]})", tuple(chunks[:-1]), began=at is not None)
         del self._pending[reference]
-        return None if chunk is None else _EVENTS.decode(answer)
+        return None if chunk is None else msgspec.msgpack.decode(answer, type=Done | Failed)
 
     def _end(self, slot: int) -> list[int]:
         """End an actor; return the chunks that it has not written, in order."""

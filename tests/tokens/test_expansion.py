@@ -30,6 +30,8 @@ BOMBS = {
     "doubles in sequences of sequences": {"normalizer": sequence(*[sequence(DOUBLE, DOUBLE)] * 8)},
     "one letter becomes a book": {"normalizer": replace({"String": "e"}, "e" * 2_000_000)},
     "a book between all letters": {"normalizer": replace({"Regex": ""}, "e" * 2_000)},
+    "a run of none": {"normalizer": replace({"Regex": "a{0,}"}, "e" * 2_000)},
+    "a short run": {"normalizer": replace({"Regex": "a{2,}"}, "e" * 2_000)},
     "an empty text replaced": {"normalizer": replace({"String": ""}, "e" * 2_000)},
     "a map of characters": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap(b"x" * 5000)}},
     "a book before every text": {"normalizer": {"type": "Prepend", "prepend": "e" * 5_000}},
@@ -51,6 +53,11 @@ SOUND = {
         )
     },
     "albert": {"normalizer": sequence(replace({"String": "``"}, '"'), {"type": "NFKD"}, {"type": "Lowercase"})},
+    "t5, xlm-r and albert": {  # U+FDFA becomes 33 bytes in the map of SentencePiece
+        "normalizer": sequence(
+            {"type": "Precompiled", "precompiled_charsmap": charsmap(b"x" * 33)}, replace({"Regex": " {2,}"}, "▁")
+        )
+    },
     "none": {},
 }
 

@@ -1,16 +1,19 @@
 """Long texts are encoded in pieces with the ids of the whole text, or fail where that would take too much memory."""
 
+import base64
 import json
 import random
 import sys
 import unicodedata
-from itertools import pairwise
+from functools import cache
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import forebay as fb
 from forebay.tokens import long_texts
@@ -136,6 +139,170 @@ def test_long_documents_are_cut_with_the_added_tokens_of_qwen(tmp_path: Path) ->
     assert fb.build(tmp_path / "cache", fb.sources.jsonl(tmp_path / "a.jsonl"), recipe, workers=0).failures == 0
 
 
+PROSE = [
+    "the cat of the house sat in a hat, and the other one was not there",
+    "in the end there were 12 cats, 3 hats and 450 words of the other sort",
+    "of all the words the word is the one that the cat in the house has heard",
+]
+BOOK_WORDS = [
+    *(" the", "the ", "of ", " in a", " cat", "ab c", "12 3", "  ", " ", " ", "▁", "▁▁", "\u0600", "\u00ad", "\u200b"),
+    *("<tool_call>", "[@BOS@]", "<a b>", "\n\n", "</s>", "``", "fi\ufb01"),
+]
+
+
+def charsmap(**replaced: str) -> str:
+    """A map of characters as SentencePiece writes it: a double-array trie of one level, then the texts."""
+    units, texts = [0] * 1024, b""
+    units[0] = 256 << 10
+    for letter, text in replaced.items():
+        units[256 ^ ord(letter)] = ord(letter) | 1 << 8 | 512 << 10
+        units[256 ^ ord(letter) ^ 512] = len(texts)
+        texts += text.encode() + b"\0"
+    trie = np.array(units, "<u4").tobytes()
+    return base64.b64encode(len(trie).to_bytes(4, "little") + trie + texts).decode()
+
+
+@cache
+def trained(model: str) -> dict[str, Any]:
+    special = ["<unk>", "<s>", "</s>"]
+    if model == "BPE":
+        tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+        trainer: Any = trainers.BpeTrainer(
+            vocab_size=400, special_tokens=[*special, *(f"<0x{at:02X}>" for at in range(256))]
+        )
+    else:
+        tokenizer = Tokenizer(models.Unigram())
+        trainer = trainers.UnigramTrainer(vocab_size=60, special_tokens=special, unk_token="<unk>")
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.train_from_iterator(PROSE * 3, trainer)
+    document: dict[str, Any] = json.loads(tokenizer.to_str())
+    return {**document, "added_tokens": [token for token in document["added_tokens"] if token["content"] in special]}
+
+
+def metaspace(scheme: str = "always", split: bool = True) -> dict[str, Any]:
+    return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split}
+
+
+def in_order(*normalizers: Any) -> dict[str, Any]:
+    return {"type": "Sequence", "normalizers": list(normalizers)}
+
+
+def words_by(*steps: Any) -> dict[str, Any]:
+    return {"type": "Sequence", "pretokenizers": list(steps)}
+
+
+PREPEND = {"type": "Prepend", "prepend": "▁"}
+SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+RUNS = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}
+QUOTES = {"type": "Replace", "pattern": {"String": "``"}, "content": '"'}
+AT_SPACES = {"type": "WhitespaceSplit"}
+STRIP = {"type": "Strip", "strip_left": False, "strip_right": True}
+BERT = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "lowercase": True}
+GEMMA = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+MAP = {"type": "Precompiled", "precompiled_charsmap": charsmap(A="a", B="bb", C="")}
+LLAMA_2 = {"normalizer": in_order(PREPEND, SPACES), "pre_tokenizer": None}
+BOOK_TOKENS = [added(500, "<tool_call>"), added(501, "[@BOS@]", normalized=True), added(502, "▁▁")]
+NEWER_LLAMA_2 = {"pre_tokenizer": metaspace("first", split=False)}
+NFKC, NFKD, ACCENTS, LOWER = ({"type": name} for name in ("NFKC", "NFKD", "StripAccents", "Lowercase"))
+DIGITS = {"type": "Digits", "individual_digits": True}
+MARKS = {"type": "Punctuation", "behavior": "Isolated"}
+BOOKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama 2": ("BPE", LLAMA_2),
+    "llama 2 with added tokens": ("BPE", {**LLAMA_2, "added_tokens": BOOK_TOKENS}),
+    "gemma": ("BPE", {"normalizer": SPACES, "pre_tokenizer": GEMMA}),
+    "llama 2, newer file": ("BPE", NEWER_LLAMA_2),
+    "newer file with added tokens": ("BPE", {**NEWER_LLAMA_2, "added_tokens": BOOK_TOKENS}),
+    "always, one word": ("BPE", {"pre_tokenizer": metaspace("always", split=False)}),
+    "never, one word": ("BPE", {"pre_tokenizer": metaspace("never", split=False)}),
+    "words": ("BPE", {"pre_tokenizer": metaspace()}),
+    "unigram": ("Unigram", {"pre_tokenizer": metaspace()}),
+    "unigram, first": ("Unigram", {"pre_tokenizer": metaspace("first")}),
+    "t5": ("Unigram", {"normalizer": in_order(NFKC, RUNS), "pre_tokenizer": words_by(AT_SPACES, metaspace("first"))}),
+    "xlm-r": ("Unigram", {"normalizer": in_order(NFKC, STRIP, RUNS)}),
+    "albert": ("Unigram", {"normalizer": in_order(QUOTES, NFKD, ACCENTS, LOWER)}),
+    "bert": ("Unigram", {"normalizer": BERT, "pre_tokenizer": {"type": "BertPreTokenizer"}}),
+    "parts of words": ("Unigram", {"pre_tokenizer": words_by(DIGITS, MARKS, metaspace("first"))}),
+}
+FAST = ("llama 2", "llama 2 with added tokens", "gemma")  # that fastokens knows
+
+
+def book_vocabulary(model: str, parts: dict[str, Any]) -> Vocabulary:
+    document = trained(model)
+    added_tokens = document["added_tokens"] + parts.get("added_tokens", [])
+    return Vocabulary("books", json.dumps({**document, **parts, "added_tokens": added_tokens}).encode())
+
+
+@pytest.mark.parametrize(
+    ("library", "name"), [*(("tokenizers", name) for name in BOOKS), *(("fastokens", name) for name in FAST)]
+)
+def test_texts_that_are_cut_at_spaces_have_the_ids_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch, name: str, library: Any
+) -> None:
+    vocabulary = book_vocabulary(*BOOKS[name])
+    places = places_to_cut(vocabulary)
+    assert places is not None
+    encoder: Encoder = open_encoder(library, vocabulary)
+    monkeypatch.setattr(long_texts, "PIECE_CHARS", 3)
+    monkeypatch.setattr(long_texts, "CALL_BYTES", 16)
+    draw = random.Random(name)
+    texts = ["".join(draw.choices(BOOK_WORDS * 2 + ALPHABET, k=draw.randrange(1, 60))) for _ in range(400)]
+    assert sum(len(list(pieces(text, 3, places))) - 1 for text in texts) > 400
+    assert encoded(PiecewiseEncoder(encoder, vocabulary, 4_000_000), texts) == encoded(encoder, texts)
+
+
+@pytest.mark.parametrize(
+    ("model", "parts"),
+    [
+        ("BPE", {"normalizer": PREPEND, "pre_tokenizer": metaspace()}),
+        ("BPE", {**LLAMA_2, "pre_tokenizer": metaspace()}),
+        ("BPE", {**LLAMA_2, "added_tokens": [added(500, "cat")]}),
+        ("BPE", {**LLAMA_2, "added_tokens": [added(500, "<a b>")]}),
+        ("BPE", {**LLAMA_2, "added_tokens": [added(500, "<|", lstrip=True)]}),
+        ("BPE", {**LLAMA_2, "added_tokens": [added(500, "<bb c>", special=True), added(501, "c>")]}),
+        ("BPE", {**LLAMA_2, "added_tokens": [added(500, "<bb c|>", special=True), added(501, "|>")]}),
+        ("BPE", {"normalizer": None, "pre_tokenizer": GEMMA}),
+        ("BPE", {"normalizer": SPACES, "pre_tokenizer": AT_SPACES}),
+        ("Unigram", {"normalizer": SPACES, "pre_tokenizer": None}),
+        ("Unigram", {"pre_tokenizer": metaspace("first", split=False)}),
+        ("Unigram", {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}}),
+        ("Unigram", {"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": ""}}),
+        ("Unigram", {"normalizer": {"type": "Replace", "pattern": {"Regex": "."}, "content": "x"}}),
+        ("Unigram", {"normalizer": {"type": "Lowercase"}, "added_tokens": [added(500, "<|x|>", normalized=True)]}),
+        ("Unigram", {"normalizer": MAP}),
+    ],
+)
+def test_a_text_is_not_cut_at_spaces_where_tokens_could_change(model: str, parts: dict[str, Any]) -> None:
+    assert places_to_cut(book_vocabulary(model, parts)) is None
+
+
+@pytest.mark.parametrize("changed", [{"vocab": {"t▁": 399}}, {"ignore_merges": True}, {"end_of_word_suffix": "</w>"}])
+def test_a_text_that_is_one_word_is_not_cut_where_merges_could_change(changed: dict[str, Any]) -> None:
+    document = {**trained("BPE"), **LLAMA_2}
+    own = document["model"]
+    vocab = {**own["vocab"], **changed.get("vocab", {})}
+    document["model"] = {**own, **changed, "vocab": vocab}
+    assert places_to_cut(Vocabulary("books", json.dumps(document).encode())) is None
+
+
+def test_a_map_of_characters_that_keeps_letters_allows_to_cut() -> None:
+    letters = {"type": "Precompiled", "precompiled_charsmap": charsmap(A="a", B="bb")}
+    vocabulary = book_vocabulary("Unigram", {"normalizer": letters})
+    places, encoder = places_to_cut(vocabulary), open_encoder("tokenizers", vocabulary)
+    assert places is not None
+    text = "AB CB, the cat BB A"
+    assert list(pieces(text, 1, places)) == ["AB", " CB, the", " cat", " BB", " A"]
+    assert [*chain(*encoded(encoder, list(pieces(text, 1, places))))] == encoded(encoder, [text])[0]
+
+
+@pytest.mark.parametrize("name", ["llama 2", "llama 2, newer file"])
+def test_a_book_of_five_megabytes_is_built_with_a_tokenizer_of_sentencepiece(tmp_path: Path, name: str) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(book_vocabulary(*BOOKS[name]).json)
+    (tmp_path / "book.txt").write_text("\n".join(PROSE) * (5_000_000 // len("\n".join(PROSE))))
+    recipe = fb.TokenRecipe(tokenizer=str(tmp_path / "tokenizer.json"))
+    report = fb.build(tmp_path / "cache", fb.sources.text(tmp_path / "book.txt"), recipe, workers=0)
+    assert (report.failures, report.rows > 0) == (0, True)
+
+
 def test_no_other_character_becomes_one_that_is_the_same_in_nfc() -> None:
     changed = {unicodedata.normalize("NFC", chr(at)) for at in range(128, sys.maxunicode + 1)}
     assert sorted(each for each in changed if _SAME_IN_NFC.fullmatch(each)) == []
@@ -165,7 +332,8 @@ def test_a_call_has_few_bytes_whatever_its_characters() -> None:
         {"pre_tokenizer": None},
         {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True}},
         {"pre_tokenizer": BYTE_LEVEL},
-        {"pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"}},
+        {"pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": False}},
+        {"pre_tokenizer": {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always"}},
         {"pre_tokenizer": split_by(r"\w+ \w+|.")},
         {"pre_tokenizer": split_by(max(PATTERNS), invert=True)},
         {"pre_tokenizer": split_by(max(PATTERNS), behavior="MergedWithNext")},

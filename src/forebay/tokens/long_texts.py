@@ -6,18 +6,35 @@
 A text is only cut where its tokens are the same as without the cut: the tokenizer splits every text into words before
 it merges, and with the patterns below, a letter or digit ends a word if a space or a mark of punctuation follows.
 No match of such a pattern continues there, and none looks behind itself. Added tokens such as "<tool_call>" are found
-before words are: no text of one is cut. Other tokenizers get every text whole.
+before words are: no text of one is cut.
+
+With tokenizers that split words at spaces, and those of SentencePiece, which write "▁" for a space and have no token
+with one behind a letter, texts are cut before a single space between letters or digits. Llama 2 puts "▁" before every
+text:
+
+    text     the lazy dog| |jumps over      the space between two pieces is left out, and comes back as that "▁"
+
+Other tokenizers get every text whole.
 """
 
 import re
+import string
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from forebay.columns import Array
-from forebay.tokens.vocabulary import Encoder, EncoderName, Vocabulary
+from forebay.tokens.vocabulary import (
+    AddedToken,
+    Encoder,
+    EncoderName,
+    Vocabulary,
+    is_installed,
+    reference_tokenizer,
+)
 
 PIECE_CHARS = 1 << 18
 CALL_BYTES = 1 << 20  # of one call of the encoder
@@ -34,6 +51,11 @@ _MAY_BE_CUT = re.compile(
     f"[^{_ENDS}][{_ENDS}]"
 )  # in the NFD form of a text, if `_CUT` cuts a text that is equal in NFC
 _SAME_IN_NFC = re.compile("[ -:<-JL-_a-~]*")  # no other character becomes one of these: not ";", "K" and "`"
+# Between two letters and a third: a mark before one letter alone could be one character with it.
+_BEFORE_SPACE = re.compile("(?<=[A-Za-z0-9]{2})(?= [A-Za-z0-9])")
+_AT_SPACE = re.compile("(?<=[A-Za-z0-9]{2}) (?=[A-Za-z0-9])")
+_BESIDE_SPACE = re.compile(r"^\w|\w$|\w[\s▁]|[\s▁]\w")  # an added token that `_AT_SPACE` could cut, or find beside it
+_SPACE_IN_WORDS = re.compile(r"\w▁")
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -149,7 +171,7 @@ def pieces(text: str, characters: int = PIECE_CHARS, places: re.Pattern[str] = _
         if found is None:
             break
         yield text[start : found.start()]
-        start = found.start()
+        start = found.end()
     yield text[start:] if start else text
 
 
@@ -157,8 +179,14 @@ def _size(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
+@lru_cache(maxsize=2)
 def places_to_cut(vocabulary: Vocabulary) -> re.Pattern[str] | None:
     """Where `pieces` may cut a text so that its tokens stay those of the whole one; None where that is not known."""
+    return _between_words(vocabulary) or _at_spaces(vocabulary)
+
+
+def _between_words(vocabulary: Vocabulary) -> re.Pattern[str] | None:
+    """The places between the words of known patterns."""
     document = vocabulary.document
     steps, normalizers = _steps(document.pre_tokenizer, "pretokenizers"), _steps(document.normalizer, "normalizers")
     if not (
@@ -180,6 +208,103 @@ def places_to_cut(vocabulary: Vocabulary) -> re.Pattern[str] | None:
     if normalizers and not all(map(_is_found_as_written, whole)):
         return None
     return _cut_outside(whole)
+
+
+_WHOLE_CHARACTERS = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "BertNormalizer", "Precompiled")
+_WORDS = ("WhitespaceSplit", "Whitespace", "BertPreTokenizer")
+_PARTS_OF_WORDS = (*_WORDS, "Metaspace", "Punctuation", "Digits")
+_PREPENDED = {"type": "Prepend", "prepend": "▁"}
+_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+_RUNS_OF_SPACES = [{"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": one} for one in (" ", "▁")]
+
+
+def _at_spaces(vocabulary: Vocabulary) -> re.Pattern[str] | None:
+    """Single spaces between letters or digits, where words end, or no token has "▁" behind a letter."""
+    document = vocabulary.document
+    steps, normalizers = _steps(document.pre_tokenizer, "pretokenizers"), _steps(document.normalizer, "normalizers")
+    prepends = _PREPENDED in normalizers
+    if prepends:  # only the two steps of Llama 2, in any order, leave it beside what was a space
+        normalizers = [step for step in normalizers if step != _PREPENDED]
+        is_local = normalizers == [_SPACES] and not steps
+    else:
+        is_local = all(map(_is_of_characters, normalizers))
+    if not (
+        is_local
+        and (_splits_at_spaces(steps, _SPACES in normalizers) or _merges_no_spaces(vocabulary, steps, normalizers))
+        and _are_apart(document.added_tokens or (), normalizers)
+        and (all(step.get("type") != "Precompiled" for step in normalizers) or _keeps_letters(vocabulary))
+    ):
+        return None
+    return _AT_SPACE if prepends else _BEFORE_SPACE
+
+
+def _is_of_characters(step: dict[str, Any]) -> bool:
+    """Whether a normalizer changes characters one by one, or only what a single space is no part of."""
+    match step.get("type"):
+        case "Strip":
+            return not step.get("strip_left", True)  # a piece begins with a space, and none ends with one
+        case "Replace":
+            pattern = step.get("pattern")
+            fixed = pattern.get("String") if isinstance(pattern, dict) else None
+            is_mark = (
+                isinstance(fixed, str) and fixed != "" and not re.search(r"[\w\s▁]", fixed + str(step.get("content")))
+            )
+            return is_mark or step == _SPACES or step in _RUNS_OF_SPACES
+    return step.get("type") in _WHOLE_CHARACTERS
+
+
+def _splits_at_spaces(steps: list[dict[str, Any]], are_replaced: bool) -> bool:
+    """Whether words are split at spaces, or at the "▁" that they are replaced by."""
+    if not all(step.get("type") in _PARTS_OF_WORDS and step.get("replacement", "▁") == "▁" for step in steps):
+        return False
+    at_marks = any(step.get("type") == "Metaspace" and step.get("split", True) for step in steps)
+    return at_marks or (not are_replaced and any(step.get("type") in _WORDS for step in steps))
+
+
+def _merges_no_spaces(vocabulary: Vocabulary, steps: list[dict[str, Any]], normalizers: list[dict[str, Any]]) -> bool:
+    """Whether a text is one word for the merges, and none of them joins a letter and the "▁" behind it.
+
+    No two parts beside such a place ever become one, so both sides are merged as if they were alone. Of a Unigram
+    model this is not known: of two ways that are equally likely, rounding of the sum so far chooses one.
+    """
+    model = vocabulary.document.model
+    without_effect = {"type": "Split", "pattern": {"String": " "}}  # where no space is left
+    marks = [step for step in steps if step.get("type") == "Metaspace"]
+    rest = [step for step in steps if step.get("type") != "Metaspace"]
+    return (
+        model.type == "BPE"
+        and isinstance(model.vocab, dict)
+        and "▁" in model.vocab  # unknown characters beside each other are one token
+        and not (model.ignore_merges or model.continuing_subword_prefix or model.end_of_word_suffix)
+        and (_SPACES in normalizers or steps[:1] == marks[:1] != [])
+        and all(step.get("replacement") == "▁" for step in marks)
+        and all({name: step.get(name) for name in without_effect} == without_effect for step in rest)
+        and _SPACE_IN_WORDS.search("\0".join(model.vocab)) is None
+    )
+
+
+def _are_apart(added: Iterable[AddedToken], normalizers: list[dict[str, Any]]) -> bool:
+    """Whether no added token is found across or beside a single space between letters."""
+    whole = [token for token in added if not token.special]
+    if not whole:
+        return True
+    texts = [text for token in whole for text in (token.content, unicodedata.normalize("NFKC", token.content))]
+    special = [token.content for token in added if token.special]  # in which no other one is found
+    return (
+        not any(token.lstrip or token.rstrip or token.single_word for token in whole)
+        and all(step.get("type") in ("NFC", "NFKC", "Replace") for step in normalizers)
+        and not any(map(_BESIDE_SPACE.search, texts))
+        and not any(map(_AT_SPACE.search, special))
+    )
+
+
+def _keeps_letters(vocabulary: Vocabulary) -> bool:
+    """Whether every letter and digit stays one beside a space, whatever map of characters a tokenizer has."""
+    if not is_installed("tokenizers"):
+        return False
+    normalizer = reference_tokenizer(vocabulary).normalizer
+    letters = string.ascii_letters + string.digits
+    return all(re.fullmatch(r"▁?\w+[ ▁]\w+", normalizer.normalize_str(f"{one}{one} {one}")) for one in letters)
 
 
 def _cut_outside(contents: Iterable[str]) -> re.Pattern[str]:

@@ -106,6 +106,7 @@ _AFFIXES = (
 _STEPS = ("normalizers", "pretokenizers", "decoders", "processors")
 _PARTS = ("normalizer", "pre_tokenizer", "decoder", "post_processor", "model")
 _CHARSMAP_HEAD = 4
+_RUN = re.compile(r"[ \w]\{(?P<least>[1-9]),\}", re.ASCII)  # as " {2,}" of T5, XLM-R and ALBERT
 
 
 def expansion_problem(document: Mapping[str, Any]) -> str | None:
@@ -141,12 +142,14 @@ def _own_factor(step: Mapping[str, Any]) -> float:
 
 
 def _replaced(pattern: Any, content: str) -> float:
-    """The expansion of a replacement; a regular expression may match before every character."""
+    """The expansion of a replacement; a regular expression may match before every character, but not a run of one."""
     size = len(content.encode("utf-8", "surrogatepass"))
     fixed = pattern.get("String") if isinstance(pattern, Mapping) else pattern
     if isinstance(fixed, str) and fixed:
         return size / len(fixed.encode("utf-8", "surrogatepass"))
-    return 1.0 + size
+    regex = pattern.get("Regex") if isinstance(pattern, Mapping) else None
+    run = _RUN.fullmatch(regex) if isinstance(regex, str) else None
+    return size / int(run["least"]) if run else 1.0 + size
 
 
 def _longest_mapped(charsmap: str) -> float:
@@ -181,7 +184,7 @@ CONSTANT = "tokenizer"  # the name of the file among the constants of a token ca
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-class _AddedToken(msgspec.Struct, frozen=True):
+class AddedToken(msgspec.Struct, frozen=True):
     id: int
     content: str
     special: bool = False
@@ -191,6 +194,8 @@ class _AddedToken(msgspec.Struct, frozen=True):
 
 
 class _Model(msgspec.Struct, frozen=True):
+    type: str | None = None
+    ignore_merges: bool | None = None
     vocab: dict[str, int] | list[tuple[str, float]] = {}
     dropout: float | None = None
     unk_token: str | None = None
@@ -203,7 +208,7 @@ class _TokenizerFile(msgspec.Struct, frozen=True):
     """The parts of a `tokenizer.json` that are read here."""
 
     model: _Model
-    added_tokens: list[_AddedToken] | None = None
+    added_tokens: list[AddedToken] | None = None
     normalizer: dict[str, Any] | None = None
     pre_tokenizer: dict[str, Any] | None = None
     post_processor: dict[str, Any] | None = None
@@ -292,7 +297,7 @@ class Vocabulary:
         return next((self.ids[token] for token in PAD_TOKENS if token in self.ids), 0)
 
     @property
-    def _added(self) -> Sequence[_AddedToken]:
+    def _added(self) -> Sequence[AddedToken]:
         return self.document.added_tokens or ()
 
     @cached_property

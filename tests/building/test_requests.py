@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,7 @@ from forebay.cache.plan import Plan, load_plan
 from forebay.cache.publish import publish
 from forebay.engine import InlineEngine
 from forebay.engine.base import Task
-from forebay.errors import IndexCorrupt
+from forebay.errors import BuildStopped, IndexCorrupt
 from forebay.format import layout
 from forebay.format.tensors import VARIABLE
 from forebay.store import LocalStore, MemoryStore
@@ -123,6 +124,29 @@ def test_a_plan_that_is_damaged_while_a_new_cache_is_built_is_noticed_when_the_b
     with pytest.raises(IndexCorrupt, match="plan/000000"):
         fb.build(store, source_of(tmp_path, 6), ObedientRecipe(), workers=0, on_progress=damage)
     assert damaged
+
+
+@pytest.mark.parametrize("how", ["damaged", "exchanged"])
+def test_a_plan_that_is_damaged_after_it_was_listed_is_noticed_when_the_build_ends_and_all_chunks_are_listed(
+    tmp_path, how
+):
+    store, other, whole, damaged = MemoryStore(), MemoryStore(), MemoryStore(), []
+    (tmp_path / "other").mkdir()
+    fb.build(other, source_of(tmp_path / "other", 3), ObedientRecipe(), workers=0)
+    source = source_of(tmp_path, 6)
+    fb.build(whole, source, ObedientRecipe(), workers=0)
+    fb.build(store, source, ObedientRecipe(), workers=0, end_chunk=1)
+
+    def damage(progress: fb.Progress) -> None:
+        if progress.phase == "building" and progress.done >= 3 and not damaged:
+            content = bytearray((other if how == "exchanged" else store).read(layout.plan_segment(0)))
+            content[len(content) // 2] ^= 255 if how == "damaged" else 0
+            damaged.append(store.replace(layout.plan_segment(0), [bytes(content)]))
+
+    with pytest.raises(IndexCorrupt, match="plan/000000"):
+        fb.build(store, source, ObedientRecipe(), workers=0, on_progress=damage)
+    assert damaged
+    assert len(fb.open_cache(store)) == len(fb.open_cache(whole))
 
 
 def test_a_segment_of_a_known_plan_that_was_written_anew_is_read(tmp_path):
@@ -342,3 +366,62 @@ def test_a_build_asks_for_the_times_of_a_file_once_and_again_when_it_is_planned_
         asked.clear()
         assert fb.build(store, source, ObedientRecipe(), workers=0, end_chunk=chunk).made == 1
         assert [asked[f"{number:02d}.txt"] for number in range(2, 12)] == [times] * 10
+
+
+class Interrupting(MemoryStore):
+    """A store in which a builder is interrupted when it writes its second chunk."""
+
+    chunks = 0
+
+    def create(self, key, data, **options):
+        is_chunk = layout.parse_chunk(key) is not None
+        self.chunks += is_chunk
+        if is_chunk and self.chunks == 2:
+            raise KeyboardInterrupt
+        return super().create(key, data, **options)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_builder_that_is_stopped_beside_others_keeps_the_names_of_its_claims(tmp_path, others):
+    """Else a request to delete one, repeated by the store, could delete the claim of who took the chunk at once."""
+    store, source = Interrupting(), source_of(tmp_path, 4)
+    for at in range(others):
+        beat = msgspec.json.encode(BuilderBeat(beat=1, host="elsewhere", pid=1, layer=LAYER))
+        store.replace(layout.builder(f"0123456789ab-1-{at}"), [beat])
+    with pytest.raises(BuildStopped):
+        fb.build(store, source, ObedientRecipe(), workers=0)
+    assert [claim.state for claim in read_claims(store, LAYER).values()] == ["returned"] * others
+    for owner in range(others):
+        store.delete(layout.builder(f"0123456789ab-1-{owner}"))
+    assert fb.build(store, source, ObedientRecipe(), workers=0).generation is not None
+    assert read_claims(store, LAYER) == {}
+
+
+class RepeatsDeletes(MemoryStore):
+    """A store that gets every request to delete a claim once more, later, as after an answer that was lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late: list[str] = []
+
+    def create(self, key, data, **options):
+        created = super().create(key, data, **options)
+        if created and layout.parse_claim(key):
+            while self.late:
+                super().delete(self.late.pop())
+        return created
+
+    def delete(self, key, **options):
+        super().delete(key, **options)
+        if layout.parse_claim(key):
+            self.late.append(key)
+
+
+def test_requests_to_delete_a_claim_that_come_twice_make_no_chunk_twice(tmp_path, notes):
+    store, source = RepeatsDeletes(), source_of(tmp_path, 12)
+    with ThreadPoolExecutor(3) as pool:
+        recipe = ObedientRecipe(seconds=0.01)
+        list(pool.map(lambda _: fb.build(store, source, recipe, workers=0), range(3)))
+    made = Counter(line.split()[1] for line in (notes / "makes").read_text().splitlines())
+    assert set(made.values()) == {1}
+    assert len(made) == 12

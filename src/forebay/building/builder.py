@@ -351,6 +351,9 @@ class Build:
             with suppress(OSError, ForebayError):
                 self._take_unreported()
                 self._publish_unlisted()
+            with suppress(OSError, ForebayError):
+                if self._others.is_any_at_work():  # it may take a chunk at once, and a repeated request its claim
+                    with_retries(self._claims.give_back_all)
             with suppress(OSError):
                 with_retries(self._claims.release_all)
             with suppress(OSError, ForebayError):

@@ -8,8 +8,9 @@ is written once, and once more where the chunk failed or is given back. It names
 of its claims alive. It expires when that has not moved for a lease on the observer's own clock, at once when the owner
 is known to be dead. Whoever creates the next attempt has it; creation happens once, so exactly one takes over.
 
-The name of a claim is free again when its chunk is made, or the build ends. One that is given back before keeps it: a
-store repeats a request whose answer was lost, and to delete twice could delete the claim of who came next.
+The name of a claim is free again when its chunk is made, or the build ends and no other builder is at work. One that is
+given back before keeps it: a store repeats a request whose answer was lost, and to delete twice could delete the claim
+of who came next. On a chunk that is made that is harmless: who has a claim looks again whether the chunk is there.
 
 Heartbeats: one small file per builder, rewritten while it works, with its progress in it.
 
@@ -401,6 +402,11 @@ class Claims:
     def hosts(self, chunks: Iterable[int]) -> tuple[str, ...]:
         """The machines of the builders that held some chunks when they were last asked for."""
         return tuple(sorted({self._holders[chunk][1].host for chunk in chunks if chunk in self._holders}))
+
+    def give_back_all(self) -> None:
+        """Let others have whatever is held and not made; all these claims keep their names."""
+        for chunk in list(self._held):
+            self.give_back(chunk)
 
     def release_all(self) -> None:
         """Give up whatever is held; what the disk refuses is raised when the others are released."""

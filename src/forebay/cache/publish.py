@@ -26,6 +26,7 @@ from forebay.columns import Array
 from forebay.errors import (
     Damaged,
     ForebayError,
+    IndexCorrupt,
     NotForebay,
     SourceEmpty,
 )
@@ -63,15 +64,21 @@ def publish(
     that takes fewer requests than to ask for each that was made. Where there is no row to list at all, nothing is
     published, and the answer has the number UNPUBLISHED. Rows that are published are never followed by none: that
     raises `SourceEmpty`. `max_failures` is the limit for later commands; None keeps the one of the generation before.
+    A plan that was damaged since it was listed raises `IndexCorrupt`, once all that was made is listed.
     """
     own = {layer: list(records) for layer, records in made.items()}
     is_last = adopts is None or bool(adopts)
+    taken: list[Snapshot] = []
 
     def drafted() -> tuple[int | None, Generation]:
-        snapshot = Snapshot.take(store, known=None if is_last else planned)
-        return _next(snapshot, own, versions, skipped, planned, adopts, max_failures)
+        taken[:] = [Snapshot.take(store, known=None if is_last else planned)]
+        return _next(taken[0], own, versions, skipped, planned, adopts, max_failures)
 
-    return _published(store, drafted, read_back=is_last)
+    generation = _published(store, drafted, read_back=is_last)
+    for number, digest in enumerate(generation.plan if is_last else ()):
+        if taken[0].plan.digests[number : number + 1] != (digest,):
+            raise IndexCorrupt(store.address, layout.plan_segment(number), "it is not the one that is published")
+    return generation
 
 
 def publish_found(

@@ -239,7 +239,7 @@ def _at_spaces(vocabulary: Vocabulary) -> re.Pattern[str] | None:
 
 
 def _is_of_characters(step: dict[str, Any]) -> bool:
-    """Whether a normalizer changes characters one by one, or only what a single space is no part of."""
+    """Whether a normalizer changes characters one by one, or only texts without a single space."""
     match step.get("type"):
         case "Strip":
             return not step.get("strip_left", True)  # a piece begins with a space, and none ends with one

@@ -343,7 +343,9 @@ def test_a_chunk_that_no_repair_makes_again_leads_to_a_way_out(tmp_path: Path):
     chunk_path(root, 0).unlink()
     assert "--drop-missing" not in run("verify", root, code=1).out
     (tmp_path / "data/a.txt").unlink()
-    run("repair", root, "--workers", 0, code=1)
+    assert f"next: forebay repair {root} --from COPY" in " ".join(
+        run("repair", root, "--workers", 0, code=1).out.split()
+    )
     for verb in ("verify", "status"):
         shown = " ".join(run(verb, root, code=1).out.split())
         assert f"forebay repair {root} --from COPY" in shown

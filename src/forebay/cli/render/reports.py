@@ -178,11 +178,20 @@ def draw_repair(report: RepairReport) -> RenderableType:
 
 
 def _after_repair(report: RepairReport) -> Text:
-    """`verify`, but for a source that was edited, of which it would only say the same."""
+    """`verify`, or what helps where `repair` could not: `verify` would only name `repair` again."""
     if any("cannot be refreshed" in why for why in report.failed.values()):
         return BUILD_ANEW
-    edited = any("`forebay refresh" in why for why in report.failed.values())
-    return next_command(command_line("refresh" if edited else "verify", report.root))
+    if any("`forebay refresh" in why for why in report.failed.values()):
+        return next_command(command_line("refresh", report.root))
+    if not report.failed:
+        return next_command(command_line("verify", report.root))
+    return Text.assemble(
+        next_command(f"{command_line('repair', report.root, '--from')} COPY"),
+        "\nWithout a copy, restore the source as it was, then: ",
+        (command_line("repair", report.root), "cyan"),
+        "\nTo see what else can be done: ",
+        (command_line("verify", report.root), "cyan"),
+    )
 
 
 def draw_refresh(report: RefreshReport) -> RenderableType:

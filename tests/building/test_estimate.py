@@ -31,6 +31,13 @@ def test_an_estimate_of_even_data_is_close_and_reads_little(tmp_path: Path, file
     assert estimate.free_bytes
 
 
+def test_no_more_workers_are_counted_on_than_there_are_chunks(tmp_path: Path) -> None:
+    write_lines(tmp_path / "raw/a.txt", 0, 100)
+    source = fb.sources.lines(tmp_path / "raw")
+    assert fb.estimate(source, LineRecipe(chunk_rows=10_000), workers=8).workers == 1
+    assert fb.estimate(source, LineRecipe(chunk_rows=10), workers=8).workers == 8
+
+
 def test_failures_are_expected_in_proportion(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw/a.txt").write_bytes(b"000001\n------\n000002\n000003\n" * 5000)

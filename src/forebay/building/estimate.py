@@ -70,8 +70,8 @@ def estimate_build(
         by_codec={
             codec: round(trial.scaled(size, total) + heads) for codec, size in bytes_by_codec(trial, recipe).items()
         },
-        seconds=trial.scaled(trial.seconds, total) / workers,
-        workers=workers,
+        seconds=trial.scaled(trial.seconds, total) / min(workers, chunks),
+        workers=min(workers, chunks),  # a chunk is made by one
         failures=round(trial.scaled(trial.failures, total)),
         statistics=_scaled_statistics(trial, total),
         free_bytes=free,

@@ -128,7 +128,7 @@ class TimedCache:
         return cls(open_cache(path), device)
 
     def save(self, path: Path) -> None:
-        """Copy the cache to a folder of this name."""
+        """Copy the whole cache, with all of its layers, to a folder of this name."""
         api.copy(self.cache.root, path)
 
     def __len__(self) -> int:
@@ -223,7 +223,7 @@ class EncodingCache:
         return cls(open_cache(path))
 
     def save(self, path: Path) -> None:
-        """Copy the cache to a folder of this name."""
+        """Copy the whole cache, with all of its layers, to a folder of this name."""
         api.copy(self.cache.root, path)
 
     def __len__(self) -> int:

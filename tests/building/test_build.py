@@ -4,6 +4,7 @@ import gzip
 import os
 import re
 import shutil
+import weakref
 from pathlib import Path
 from typing import ClassVar
 
@@ -521,3 +522,34 @@ def test_a_chunk_of_another_source_that_appears_during_a_build_is_not_counted_as
         build(tmp_path / "cache", sources["ours"], workers=0, on_progress=listen)
     assert build(tmp_path / "cache", sources["ours"], workers=0).made == 1
     assert len(fb.open_cache(tmp_path / "cache")) == 12
+
+
+class Text(str):
+    """A text that can be watched."""
+
+
+class KeepsAll:
+    def keeps(self, sample: object) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("sieve", [None, KeepsAll()])
+def test_a_sample_that_was_taken_is_not_held_by_what_reads_the_next(sieve):
+    """It may be a document of 64 MiB, which is 256 MiB as text with one wide character in it."""
+
+    class Texts:
+        def read_hashed(self, part, digest):
+            yield fb.Failure("first", "bad", "not a text")
+            for name in "ab":
+                yield fb.Sample(name, Text(name))
+
+    samples = ChunkSamples(Texts(), [None], sieve)
+    taken = samples.batches()
+    for name in "ab":
+        sample = next(taken)
+        watched = weakref.ref(sample.data)
+        assert watched() == name
+        del sample
+        assert watched() is None
+    assert next(taken, None) is None
+    assert (samples.count, len(samples.failures)) == (3, 1)

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import TypeGuard
 
 import msgspec
 import numpy as np
@@ -456,22 +457,26 @@ class ChunkSamples(BatchedSamples):
     def _read(self, source: Source, parts: list[Part]) -> Iterator[Sample | SampleBatch]:
         for part, digest in zip(parts, self.digests, strict=True):
             for found in source.read_hashed(part, digest):
-                if isinstance(found, SampleBatch) and self._sieve is None:
+                given: list[Sample | SampleBatch] = []
+                if not isinstance(found, SampleBatch):
+                    given += [found] if self._keeps(found) else []
+                elif self._sieve is None:
                     self.count += found.count
-                    yield found
-                elif isinstance(found, SampleBatch):
-                    yield from self._kept(found.samples())
+                    given.append(found)
                 else:
-                    yield from self._kept([found])
+                    yield from filter(self._keeps, found.samples())
+                del found
+                while given:
+                    yield given.pop()  # no reference to it stays here: it may be large
 
-    def _kept(self, samples: Iterable[Sample | Failure]) -> Iterator[Sample]:
-        for sample in samples:
-            self.count += 1
-            kept = self._sieve is None or self._sieve.keeps(sample)
-            if isinstance(sample, Failure):
-                self.failures.append(sample)
-            elif kept:
-                yield sample
+    def _keeps(self, sample: Sample | Failure) -> TypeGuard[Sample]:
+        """Count a sample; False where it failed, or the sieve leaves it out."""
+        self.count += 1
+        kept = self._sieve is None or self._sieve.keeps(sample)
+        if isinstance(sample, Failure):
+            self.failures.append(sample)
+            return False
+        return kept
 
 
 def _check_chunk(store: Store, encoded: EncodedChunk) -> None:

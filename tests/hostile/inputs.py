@@ -69,6 +69,17 @@ def _one_cell(folder: Path, root: Path) -> Commands:
     return [_build("tokens", path, root)]
 
 
+def _one_page(text: Callable[[], str], rows: int) -> Make:
+    """Texts that a small file has in one page, which is unpacked as a whole."""
+
+    def make(folder: Path, root: Path) -> Commands:
+        table = pa.table({"text": [text()] * rows})
+        pq.write_table(table, folder / "a.parquet", compression="zstd", use_dictionary=False)
+        return [_build("tokens", folder / "a.parquet", root)]
+
+    return make
+
+
 def _equal_texts(text: Callable[[], str], rows: int) -> Make:
     """A text that a small file holds for some rows."""
 
@@ -222,6 +233,8 @@ INPUTS: dict[str, Make] = {
     "parquet of short words": _equal_texts(lambda: "a " * (8 << 20), 8),
     "parquet of the longest texts": _equal_texts(lambda: "a " * (31 << 20), 4),
     "parquet in four bytes": _equal_texts(lambda: "\U0001f469" + "a " * (31 << 20), 3),
+    "parquet page in four bytes": _one_page(lambda: "\U0001f469" + "1," * (31 << 20), 4),
+    "parquet page of long words": _one_page(lambda: "\U0001f469" + ("!" * 3_900_000 + "a ") * 15, 4),
     "parquet flipped": _flipped_parquet,
     "text of one word": _text_file(lambda: "x" * (62 << 20)),
     "text of spaces": _text_file(lambda: " " * (62 << 20)),

@@ -14,6 +14,8 @@ SLOW = (
         "line of other letters in .gz",
         "parquet of short words",
         "parquet in four bytes",
+        "parquet page in four bytes",
+        "parquet page of long words",
     ),  # as "text in four bytes"
     *("text of one word", "text of spaces", "text of long words"),  # as "parquet of one word"
 )

@@ -283,13 +283,13 @@ def _planning_budget(source: Source, total: int, recipe: Recipe) -> int:
 def _made(recipe: Recipe, glances: Sequence["TrialSamples"]) -> list[tuple["TrialSamples", Rows]]:
     """What the recipe makes of each place: what belongs together in the source stays together.
 
-    Two places are tried whatever they give, others while their rows fit into memory, spread over the source.
+    Places are tried while their rows fit into memory, spread over the source.
     """
     found: dict[int, tuple[TrialSamples, Rows]] = {}
     failed: Exception | None = None
     held = 0
     for at in sorted(range(len(glances)), key=lambda at: (at % SPREAD, at)):
-        if len(found) > 1 and held >= TRIAL_BYTES:
+        if held >= TRIAL_BYTES:
             break
         try:
             rows = recipe.make(glances[at])

@@ -163,7 +163,9 @@ def read_rows(
 ) -> Iterator[Sample | Failure]:
     """The documents of some rows; memory holds a few rows at a time."""
     for first_row, batch in row_batches(parquet, (column,), part, max_sample_bytes):
-        yield from documents(batch.column(column), part.file.path, first_row, max_sample_bytes)
+        values = [batch.column(column)]
+        del batch
+        yield from documents(values.pop(), part.file.path, first_row, max_sample_bytes)
 
 
 def row_batches(
@@ -186,8 +188,8 @@ def row_batches(
         cursor = _Cursor(columns, group_start, _batches(parquet, columns, group, path, max_sample_bytes))
     while cursor.row < part.stop:
         with understood(path):
-            taken = cursor.take(part.start, part.stop)
-        yield taken
+            taken = [cursor.take(part.start, part.stop)]
+        yield taken.pop()  # no reference to the rows stays here
     _cursors[parquet] = cursor
 
 
@@ -225,13 +227,16 @@ class _Cursor:
     def _pass(self, count: int) -> None:
         if self._left is not None:
             passed = min(count, len(self._left))
-            self._left = self._left.slice(passed)
+            self._left = self._left.slice(passed) if passed < len(self._left) else None  # no row holds all the others
             self.row += passed
 
 
 _cursors: "WeakKeyDictionary[ParquetFile, _Cursor]" = WeakKeyDictionary()
 _groups: "WeakKeyDictionary[ParquetFile, list[RowGroup]]" = WeakKeyDictionary()
 _places: "WeakKeyDictionary[ParquetFile, str]" = WeakKeyDictionary()  # where files of this machine are
+
+
+LARGE_BATCH = 16 * 1024 * 1024
 
 
 def _batches(
@@ -247,7 +252,11 @@ def _batches(
             if most is not None and made > most:
                 problem = f"the rows of its row group {group} unpack to more than {most:,} bytes"
                 raise SourceUnreadable(path, f"{problem}; raise max_sample_bytes if that is meant")
-            yield batch
+            if batch.nbytes > LARGE_BATCH:
+                pa.default_memory_pool().release_unused()  # decoding a page takes as much again, which the pool keeps
+            given = [batch]
+            del batch
+            yield given.pop()
 
 
 def _unpacked_bytes(column: pa.Array) -> int:

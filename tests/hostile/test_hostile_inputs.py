@@ -15,6 +15,7 @@ SLOW = (
         "parquet of short words",
         "parquet in four bytes",
         "parquet page in four bytes",
+        "parquet page in two bytes",
         "parquet page of long words",
     ),  # as "text in four bytes"
     *("text of one word", "text of spaces", "text of long words"),  # as "parquet of one word"

@@ -3,6 +3,7 @@
 import base64
 import json
 import random
+import re
 import sys
 import unicodedata
 from functools import cache
@@ -366,6 +367,34 @@ def test_a_tokenizer_that_may_join_what_is_cut_gets_every_text_whole(parts: dict
     texts = ["New York, " * 100_000, "a b " * 300_000]
     PiecewiseEncoder(Whole(), vocabulary, 4_000_000).encode(texts)
     assert seen == texts
+
+
+def test_a_text_of_wide_characters_fails_where_it_takes_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = PiecewiseEncoder(open_encoder("fastokens", load_vocabulary(GPT2)), load_vocabulary(GPT2), 100)
+    text = "word, " * 1000
+    assert encoder.problem(text + "\U0001f469") is None
+    monkeypatch.setattr(long_texts, "WIDE_BYTES", 20_000)
+    assert encoder.problem(text + "’") is None
+    problem = encoder.problem(text + "\U0001f469")
+    assert problem is not None
+    found = re.fullmatch(r"its 6,001 characters take ([\d,]+) bytes .*set max_uncut_bytes to ([\d,]+) or more", problem)
+    assert found is not None
+    enough = int(found[2].replace(",", ""))
+    assert (
+        PiecewiseEncoder(open_encoder("fastokens", load_vocabulary(GPT2)), load_vocabulary(GPT2), enough).problem(
+            text + "\U0001f469"
+        )
+        is None
+    )
+
+
+@pytest.mark.parametrize("count", [1, 7, 5000])
+def test_more_ids_than_characters_are_kept_in_their_order(count: int) -> None:
+    ids = long_texts._Ids(count)
+    parts = [np.arange(at, at + 3, dtype=np.uint32) for at in range(0, 3 * count, 3)]
+    for part in [*parts, np.array([70_000], np.uint32), *parts]:
+        ids.add(part)
+    assert ids.all.tolist() == [*range(3 * count), 70_000, *range(3 * count)]
 
 
 @pytest.mark.parametrize("source", ["jsonl", "text"])

@@ -19,6 +19,7 @@ Other tokenizers get every text whole.
 
 import re
 import string
+import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -40,6 +41,8 @@ PIECE_CHARS = 1 << 18
 CALL_BYTES = 1 << 20  # of one call of the encoder
 # A tokenizer that splits texts in two steps takes up to 450 bytes for each byte in `tokenizers`, 60 in `fastokens`.
 MAX_UNCUT_BYTES: Mapping[EncoderName, int] = {"fastokens": 4_000_000, "tokenizers": 1_500_000}
+# One emoji makes every character of a text take four bytes: it may take this much, or more with a higher limit.
+WIDE_BYTES, WIDE_SHARE = 128_000_000, 32
 # Letters and digits of every version of Unicode, and what ends a word after them: not "'", which may continue it.
 _LETTERS = (
     "A-Za-z0-9\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01f5\u03b1-\u03c9\u0410-\u044f\u05d0-\u05ea\u0621-\u063a\u0641-\u064a"
@@ -92,6 +95,12 @@ class PiecewiseEncoder:
         """Why a text would take too much memory; None if it does not."""
         if self.are_short((text,)):
             return None
+        taken = sys.getsizeof(text)
+        if taken > 3 * len(text) and taken > max(WIDE_BYTES, WIDE_SHARE * self._most):
+            return (
+                f"its {len(text):,} characters take {taken:,} bytes of memory, since one at least needs four, as an "
+                f"emoji does; remove those, or set max_uncut_bytes to {-(-taken // WIDE_SHARE):,} or more"
+            )
         longest = max(map(_size, self._pieces(text)))
         if longest <= self._most:
             return None
@@ -147,10 +156,12 @@ class _Ids:
     def add(self, ids: Array) -> None:
         wide = np.result_type(self._found, np.min_scalar_type(ids.max(initial=0)))
         end = self._end + len(ids)
-        if wide != self._found.dtype or end > len(self._found):
-            grown = np.empty(max(len(self._found), 2 * end), wide)
-            grown[: self._end] = self.all
-            self._found = grown
+        if wide != self._found.dtype:
+            wider = np.empty(max(len(self._found), end), wide)
+            wider[: self._end] = self.all
+            self._found = wider
+        elif end > len(self._found):  # in its place: a copy would take as much again
+            self._found.resize(end + end // 8, refcheck=False)
         self._found[self._end : end] = ids
         self._end = end
 

@@ -119,6 +119,19 @@ def test_a_page_that_is_far_larger_than_a_sample_is_refused_before_it_is_unpacke
         read_all(source)
 
 
+def test_a_large_page_of_many_documents_is_read_and_one_of_too_many_is_refused(tmp_path):
+    documents = [os.urandom(450).hex() for _ in range(200)]
+    for count, is_read in ((150, True), (200, False)):
+        content = parquet_of(pa.array(documents[:count]), compression="zstd", use_dictionary=False)
+        (tmp_path / "a.parquet").write_bytes(content)
+        source = fb.sources.parquet(tmp_path, max_sample_bytes=10_000)
+        if is_read:
+            assert [sample.data for sample in read_all(source)] == documents[:count]
+        else:
+            with pytest.raises(SourceUnreadable, match=r"a\.parquet.* row group 0 has a page of 18"):
+                read_all(source)
+
+
 @pytest.mark.parametrize("encoding", ["dictionary", "DELTA_BYTE_ARRAY"])
 def test_a_text_that_is_stored_once_for_very_many_rows_is_refused_on_the_way(tmp_path, encoding):
     options = {} if encoding == "dictionary" else {"use_dictionary": False, "column_encoding": {"text": encoding}}

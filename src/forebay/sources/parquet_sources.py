@@ -237,6 +237,9 @@ _places: "WeakKeyDictionary[ParquetFile, str]" = WeakKeyDictionary()  # where fi
 
 
 LARGE_BATCH = 16 * 1024 * 1024
+# A large page need not be a bomb: pyarrow writes 1,024 rows into one, whatever their size.
+PAGE_RATIO = 8  # of what its column takes in the file
+MOST_IN_PAGE = 16  # samples of the largest size
 
 
 def _batches(
@@ -276,7 +279,8 @@ def _batch_rows(parquet: ParquetFile, columns: tuple[str, ...], group: int, path
     for chunk in _leaves(parquet, columns, group):
         pages = _pages(parquet, chunk, path)
         largest = max((page.unpacked for page in pages), default=0)
-        if largest > LEAST_SAMPLES * max_sample_bytes:
+        in_the_file = min(PAGE_RATIO * chunk.stored, MOST_IN_PAGE * max_sample_bytes)
+        if largest > max(LEAST_SAMPLES * max_sample_bytes, in_the_file):
             problem = f"its row group {group} has a page of {largest:,} bytes, which is unpacked as a whole"
             raise SourceUnreadable(path, f"{problem}; raise max_sample_bytes to a fourth of that, or write it anew")
         mean += (sum(page.unpacked for page in pages) or chunk.unpacked) / max(1, rows)

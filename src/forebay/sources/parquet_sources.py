@@ -28,7 +28,7 @@ from forebay.columns import Array
 from forebay.errors import LibraryMissing, SourceUnreadable, is_url
 from forebay.source import Annotated, Failure, Part, Sample, SourceFile, Unit, settling_seconds
 from forebay.sources.bucket_files import ObjectReader, entry_of, open_file
-from forebay.sources.compression import LEAST_SAMPLES, most_unpacked
+from forebay.sources.compression import most_unpacked
 from forebay.sources.image_files import stamp
 from forebay.sources.parquet_columns import holds_bytes, holds_json
 from forebay.sources.paths import (
@@ -239,7 +239,7 @@ _places: "WeakKeyDictionary[ParquetFile, str]" = WeakKeyDictionary()  # where fi
 LARGE_BATCH = 16 * 1024 * 1024
 # A large page need not be a bomb: pyarrow writes 1,024 rows into one, whatever their size.
 PAGE_RATIO = 8  # of what its column takes in the file
-MOST_IN_PAGE = 16  # samples of the largest size
+LEAST_IN_PAGE, MOST_IN_PAGE = 2, 16  # samples of the largest size
 
 
 def _batches(
@@ -280,9 +280,9 @@ def _batch_rows(parquet: ParquetFile, columns: tuple[str, ...], group: int, path
         pages = _pages(parquet, chunk, path)
         largest = max((page.unpacked for page in pages), default=0)
         in_the_file = min(PAGE_RATIO * chunk.stored, MOST_IN_PAGE * max_sample_bytes)
-        if largest > max(LEAST_SAMPLES * max_sample_bytes, in_the_file):
+        if largest > max(LEAST_IN_PAGE * max_sample_bytes, in_the_file):
             problem = f"its row group {group} has a page of {largest:,} bytes, which is unpacked as a whole"
-            raise SourceUnreadable(path, f"{problem}; raise max_sample_bytes to a fourth of that, or write it anew")
+            raise SourceUnreadable(path, f"{problem}; raise max_sample_bytes to half of that, or write it anew")
         mean += (sum(page.unpacked for page in pages) or chunk.unpacked) / max(1, rows)
         if chunk.dictionary_page is not None or _REPEATING in chunk.encodings:
             shared = [page.unpacked for page in pages if page.kind == DICTIONARY_PAGE] or [largest]

@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
-import xxhash
 from msgspec import Meta
 
 from forebay.chat.conversation_packing import (
@@ -47,7 +46,7 @@ from forebay.masks.train_on import GENERATED, KINDS, ROLES, SPAN_FIELDS
 from forebay.recipe import ChunkTarget, RecipeHooks, RecipeMeta, Rows, canonical_json, check_fields
 from forebay.source import BatchedSamples, Failure, Sample, SampleBatch
 from forebay.tokens.long_texts import MAX_UNCUT_BYTES
-from forebay.tokens.recipe import BLOCK_TOKENS, MOST_TOKENS, token_figures
+from forebay.tokens.recipe import BLOCK_TOKENS, MOST_TOKENS, text_identity, token_figures
 from forebay.tokens.vocabulary import (
     CONSTANT,
     ENCODERS,
@@ -183,7 +182,7 @@ class ChatRecipe(
     @property
     def identity(self) -> Callable[[Sample], bytes | None] | None:
         """With `deduplicate`, samples with the same bytes are duplicates."""
-        return _identity if self.deduplicate else None
+        return text_identity if self.deduplicate else None
 
     def settled(
         self, kept: Mapping[str, Any] | None, samples: Callable[[], Iterable[Sample]]
@@ -458,9 +457,3 @@ def _open_layouts(
 ) -> Layouts:
     template = open_template(source, arguments, date)
     return Layouts(template, special, stop, history == "split", generation == "check")
-
-
-def _identity(sample: Sample) -> bytes | None:
-    data = sample.data.encode("utf-8", "surrogatepass") if isinstance(sample.data, str) else sample.data
-    digest: bytes | None = xxhash.xxh3_128_digest(data) if isinstance(data, bytes) and data else None
-    return digest

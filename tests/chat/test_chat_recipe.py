@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 import forebay as fb
 from forebay.chat import ChatRecipe
+from forebay.chat import recipe as chat_recipe
 from forebay.chat.encoding import ChatEncoder, encode_documents, open_chat_encoder
 from forebay.chat.layouts import Document
 from forebay.errors import DocumentTooLong, RecipeInvalid, TemplateUnusable, TokenizerUnusable
@@ -70,6 +71,22 @@ def test_rows_are_packed_without_splitting_a_conversation(chatml: str) -> None:
     assert max(lengths[row].sum() for row in range(len(lengths))) <= 100
     assert sorted(rows.columns["documents"].values[:, 0].tolist()) == list(range(40))  # type: ignore[union-attr]
     assert len(labelled_documents(rows)) == 40
+
+
+def test_batches_to_encode_are_bounded_by_bytes_whatever_the_characters(
+    chatml: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A character has up to four bytes, and an encoder takes some hundred bytes of memory for each."""
+    monkeypatch.setattr(chat_recipe, "BATCH_BYTES", 4000)
+    wide = [fb.Sample(f"a@{at}", conversation("語" * (100 + 40 * at), "🌊" * 90)) for at in range(40)]
+    rendered = list(ChatRecipe(tokenizer=chatml)._rendered(wide, []))
+    assert [each.size for each in rendered] == [len(each.documents[0].text.encode()) for each in rendered]
+    batches = list(chat_recipe.in_batches(iter(rendered)))
+    assert [each.number for batch in batches for each in batch] == list(range(40))
+    assert len(batches) > 10
+    for batch in batches:
+        assert len(batch) == 1 or sum(each.size for each in batch) <= 8000
+        assert len(batch) == 1 or sum(each.size for each in batch[:-1]) < 4000
 
 
 def test_no_span_reaches_from_a_conversation_into_the_next(chatml: str) -> None:

@@ -456,8 +456,8 @@ class ChunkSamples(BatchedSamples):
     def _read(self, source: Source, parts: list[Part]) -> Iterator[Sample | SampleBatch]:
         for part, digest in zip(parts, self.digests, strict=True):
             for found in source.read_hashed(part, digest):
-                if isinstance(found, SampleBatch) and self._sieve is None:
-                    self.count += found.count
+                if self._sieve is None and not isinstance(found, Failure):
+                    self.count += found.count if isinstance(found, SampleBatch) else 1
                     yield found
                 elif isinstance(found, SampleBatch):
                     yield from self._kept(found.samples())

@@ -109,7 +109,8 @@ def read_conversation(data: Any, names: FieldNames, *, nfc: bool = False) -> Con
     found = Conversation(messages, _tools(record.get(names.tools)), untrained)
     if not found.turns:
         why = "every answer has the weight 0" if untrained else "no message is the assistant's"
-        raise BadConversation("no-response", f"{why}: {_roles(messages)}")
+        ending = _shown(messages[-1].get("content", ""))
+        raise BadConversation("no-response", f"{why}: {_roles(messages)}, which ends with {ending}")
     del messages[found.turns[-1] + 1 :]  # nothing that is generated follows
     return _normalized(found) if nfc else found
 

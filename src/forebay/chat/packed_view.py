@@ -95,7 +95,7 @@ class Counts:
     dropped: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class PackedRows:
     """The documents of the rows of one window, in the order of rows."""
 
@@ -112,6 +112,11 @@ class PackedRows:
     def rows(self) -> Array:
         """The stored row that each document lies in."""
         return self.table[:, 0]
+
+    @cached_property
+    def stored(self) -> tuple[Array, Array]:
+        """The stored rows, each once, and which of them every document lies in: the same for all columns."""
+        return np.unique(self.rows, return_inverse=True)
 
     @property
     def starts(self) -> Array:
@@ -518,7 +523,8 @@ class ViewReader:
         width = stored.column("tokens").shape[0]
         step = max(1, PIECE_BYTES // (width * tokens.itemsize))
         for some in slices(len(found.rows), step):
-            rows, which = np.unique(found.rows[some], return_inverse=True)
+            few = len(found.rows) <= step
+            rows, which = found.stored if few else np.unique(found.rows[some], return_inverse=True)
             source = stored.read(rows, ["tokens"])["tokens"]
             assert not isinstance(source, Ragged)
             starts = which * width + found.starts[some]
@@ -526,7 +532,7 @@ class ViewReader:
         return tokens
 
     def _spans(self, found: PackedRows) -> Ragged:
-        rows, which = np.unique(found.rows, return_inverse=True)
+        rows, which = found.stored
         spans = self._view.stored.read(rows, ["spans"])["spans"]
         assert isinstance(spans, Ragged)
         width = 1 + int(self._view.stored.column("tokens").shape[0])
@@ -550,7 +556,7 @@ class ViewReader:
     def _last_turns(self, found: PackedRows) -> Ragged:
         if not len(found.last_turn) or found.last_turn.min() >= 0:
             return Ragged(found.last_turn.astype(np.uint32), found.edges)
-        rows, which = np.unique(found.rows, return_inverse=True)
+        rows, which = found.stored
         stored = self._view.stored.read(rows, ["last_turn"])["last_turn"]
         assert isinstance(stored, Ragged)
         outside = found.places >= stored.lengths.astype(np.int64)[which]

@@ -1,8 +1,11 @@
 """A chat cache in rows of another length, packed when it is read: the rows that a build of that length has."""
 
+import dataclasses
 import json
 import pickle
 import random
+import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -377,6 +380,44 @@ def test_a_plan_that_is_not_that_of_the_generation_is_named(folder: Path, tmp_pa
     plan.unlink()
     with pytest.raises(IndexCorrupt, match="it is not the one this generation was published with"):
         packed_view(fb.open_cache(tmp_path / "copy"), sequence_length=700, chunks=2)
+
+
+def test_a_chunk_that_no_plan_has_is_refused(tmp_path: Path) -> None:
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_size=4)
+    fb.build(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "a.jsonl", 40)), recipe, workers=0)
+    fb.grow(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "b.jsonl", 20)), workers=0)
+    cache = fb.open_cache(tmp_path / "cache")
+    cache.generation = dataclasses.replace(cache.generation, plan=cache.generation.plan[:1])
+    with pytest.raises(IndexCorrupt, match="it lists a chunk without a plan"):
+        packed_view(cache, sequence_length=700, chunks=2)
+
+
+def test_samples_of_a_window_beyond_what_a_column_counts_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = fb.open_cache(folder / "cache")
+    most = max(int(chunk["documents"].values[:, 0].max()) for chunk in cache.chunks(["documents"]))  # type: ignore[union-attr]
+    monkeypatch.setattr(sys.modules[PackedView.__module__], "MOST_NUMBER", most + 1)
+    assert len(packed_view(cache, sequence_length=700)) > 2
+    with pytest.raises(ChunkCorrupt, match="its window has a sample number above"):
+        packed_view(cache, sequence_length=700, chunks=2)
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_the_bytes_of_a_row_are_estimated_from_the_rows_of_the_view(chunks: int, tmp_path: Path) -> None:
+    """Half of the chunks wait for others, and count for nothing."""
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_size=3)
+    source = fb.sources.lines(write_chats(tmp_path / "a.jsonl", 90))
+    fb.build(tmp_path / "cache", source, recipe, workers=0, end_chunk=2)
+    cache = fb.open_cache(tmp_path / "cache")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        view = packed_view(cache, sequence_length=1024, chunks=chunks)
+    assert view.chunks_left_out == (1 if chunks == 2 else 0)
+    spans = [chunk["spans"] for chunk in view.chunks(["spans"])]
+    mean = sum(each.nbytes for each in spans) / len(view)
+    assert abs(view.row_bytes(["spans"]) - mean) < mean / 3
+    assert view.row_bytes(["tokens"]) == 2 * 1024
 
 
 @pytest.mark.parametrize("by", ["auto", "document", "sample"])

@@ -1,12 +1,15 @@
 """The chat recipe as a recipe: contract, long conversations, statistics, fingerprint, tokenizers."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.chat.chat_rows import expected, labelled_documents
 from tests.chat.stock_templates import CHATML, HARMONY, LLAMA2, QWEN25, TEKKEN, Stock, framed
 from tests.chat.tokenizer_folders import byte_level, sentence_piece, write_folder
@@ -15,7 +18,7 @@ from tokenizers import Tokenizer
 import forebay as fb
 from forebay.chat import ChatRecipe
 from forebay.chat import recipe as chat_recipe
-from forebay.chat.encoding import ChatEncoder, encode_documents, open_chat_encoder
+from forebay.chat.encoding import ChatEncoder, TokenBytes, encode_documents, open_chat_encoder
 from forebay.chat.layouts import Document
 from forebay.errors import DocumentTooLong, RecipeInvalid, TemplateUnusable, TokenizerUnusable
 from forebay.masks import KINDS, ROLES
@@ -212,6 +215,14 @@ def test_metaspace_before_texts_keeps_spans_exact(stock: Stock, scheme: str, tmp
         ((text, ids, kinds, _),) = [expected(tokenizer, pieces) for pieces in stock.oracle(cases[document.sample])]
         assert document.tokens == ids, text
         assert document.kinds == kinds, text
+
+
+@given(st.sets(st.integers(0, 39)), st.lists(st.integers(0, 39), max_size=60))
+def test_control_tokens_are_found_wherever_their_ids_are(control: set[int], ids: list[int]) -> None:
+    is_control = np.isin(np.arange(40), list(control))
+    tokens = TokenBytes([b"x"] * 40, frozenset(), is_control, re.compile("x"), "never", False)
+    found = tokens.control_places(np.array(ids, np.uint32)).tolist()
+    assert found == [place for place, each in enumerate(ids) if each in control]
 
 
 def test_a_token_across_a_border_belongs_to_the_span_that_it_begins_in(tmp_path: Path) -> None:

@@ -155,13 +155,17 @@ def without_thinking(conversation: Conversation) -> Conversation:
     return replace(conversation, messages=messages)
 
 
+_TEXTS = (bytes, str)
+_decode = msgspec.json.Decoder().decode
+
+
 def read_record(data: Any) -> Mapping[str, Any]:
-    if isinstance(data, bytes | str):
+    if isinstance(data, _TEXTS):
         try:
-            data = msgspec.json.decode(data)
+            data = _decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadConversation("bad-json", str(error)) from error
-    if not isinstance(data, Mapping):
+    if type(data) is not dict and not isinstance(data, Mapping):  # which takes longer
         raise BadConversation("not-a-record", f"a sample must be an object with messages, not {type(data).__name__}")
     return data
 

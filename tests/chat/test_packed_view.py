@@ -23,6 +23,7 @@ from tests.chat.test_chat_builds import documents, model, write_chats
 import forebay as fb
 from forebay.building.chunk_maker import ChunkSamples
 from forebay.chat import PackedView, packed_view, repack, write_sft
+from forebay.chat.packed_view import Windows
 from forebay.columns import Column
 from forebay.errors import ChunkCorrupt, DocumentTooLong, IndexCorrupt, SourceInvalid, StateMismatch
 from forebay.recipe import ChunkTarget
@@ -346,6 +347,12 @@ def test_a_state_is_of_the_windows_that_its_cache_had(tmp_path: Path) -> None:
     views = [packed_view(cache, sequence_length=700, chunks=100) for cache in caches]
     assert [len(view.chunk_numbers) for view in views] == [1, 2]
     assert views[0].content_digest != views[1].content_digest
+    cuts = [[(0, 4)], [(0, 2), (2, 4)], [(0, 1), (1, 4)], [(0, 2)], [(0, 3)]]  # of the same chunks; others wait
+    windows = [
+        Windows(*(np.array(column) for column in ([a for a, _ in cut], *zip(*cut, strict=True)))) for cut in cuts
+    ]
+    digests = {PackedView(caches[0], views[0].packing, each).content_digest for each in windows}
+    assert len(digests) == len(cuts)
     states = [Loader(view, global_batch_size=1, seed=1).state_dict() for view in views]
     for state, view in zip(states, reversed(views), strict=True):
         with pytest.raises(StateMismatch):

@@ -654,11 +654,13 @@ class Forged(msgspec.Struct, frozen=True, kw_only=True):
                 spans[1][1][1] = 3
             case "turns":
                 last[1] = [1]
+            case "before":
+                lengths[0], numbers[0], last[0] = [], [], []
         ragged = fb.Ragged.of
         columns: dict[str, Any] = {
             "tokens": np.arange(16).reshape(2, 8).astype(self.columns()[0].array_dtype),
             "seq_lens": ragged([np.array(each, np.uint32) for each in lengths], np.dtype("u4")),
-            "documents": ragged([np.array(each, np.uint32) for each in numbers], np.dtype("u4"), (2,)),
+            "documents": ragged([np.array(each, np.uint32).reshape(-1, 2) for each in numbers], np.dtype("u4"), (2,)),
             "spans": ragged([np.array(each, np.uint32) for each in spans], np.dtype("u4"), (5,)),
             "last_turn": ragged([np.array(each, np.uint32) for each in last], np.dtype("u4")),
         }
@@ -706,6 +708,11 @@ def test_spans_of_a_forged_cache_that_is_cut_stay_in_their_rows(change: str, tmp
     assert isinstance(spans, fb.Ragged)
     assert (spans.values[:, 0] <= spans.values[:, 1]).all()
     assert spans.values[:, 1].max(initial=0) <= 3
+
+
+def test_a_span_before_the_first_document_of_a_forged_cache_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ChunkCorrupt, match="a span before its first document"):
+        packed_view(forged(tmp_path, change="before"), sequence_length=3)
 
 
 @pytest.mark.parametrize("fields", [{"change": "dtype"}, {"pad": "x"}, {"pad": -1}, {"pad": 1 << 16}])

@@ -13,16 +13,18 @@ from hypothesis import strategies as st
 from tests.chat.chat_rows import expected, labelled_documents
 from tests.chat.stock_templates import CHATML, HARMONY, LLAMA2, QWEN25, TEKKEN, Stock, framed
 from tests.chat.tokenizer_folders import byte_level, sentence_piece, write_folder
+from tests.tokens.test_encoders import with_two_ids_for
 from tokenizers import Tokenizer
 
 import forebay as fb
 from forebay.chat import ChatRecipe
 from forebay.chat import recipe as chat_recipe
-from forebay.chat.encoding import ChatEncoder, TokenBytes, encode_documents, open_chat_encoder
+from forebay.chat.encoding import ChatEncoder, TokenBytes, choose_chat_encoder, encode_documents, open_chat_encoder
 from forebay.chat.layouts import Document
-from forebay.errors import DocumentTooLong, RecipeInvalid, TemplateUnusable, TokenizerUnusable
+from forebay.errors import DocumentTooLong, EncodersDiffer, RecipeInvalid, TemplateUnusable, TokenizerUnusable
 from forebay.masks import KINDS, ROLES
 from forebay.testing import RecipeContract
+from forebay.tokens import Vocabulary
 
 
 def conversation(*texts: str) -> bytes:
@@ -172,6 +174,17 @@ def test_the_padding_token_is_the_configured_one(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, byte_level(QWEN25.special, QWEN25.ordinary), QWEN25.plain(), QWEN25.tokens)
     recipe, _ = ChatRecipe(tokenizer=folder).settled(None, list)
     assert recipe.pad == Tokenizer.from_file(f"{folder}/tokenizer.json").token_to_id("<|endoftext|>")
+
+
+def test_a_fast_encoder_that_differs_from_the_reference_is_not_used() -> None:
+    vocabulary = Vocabulary("rare", with_two_ids_for("ForgeModLoader"))
+    assert choose_chat_encoder("auto", vocabulary, ["fine"]) == ("fastokens", ())
+    texts = ["fine", "a ForgeModLoader b"]
+    chosen, (note,) = choose_chat_encoder("auto", vocabulary, texts)
+    assert chosen == "tokenizers"
+    assert "returns other ids than the reference for 'a ForgeModLoader b'" in note
+    with pytest.raises(EncodersDiffer, match="returns other ids than the reference"):
+        choose_chat_encoder("fastokens", vocabulary, texts)
 
 
 def test_both_encoders_make_the_same_rows(chatml: str) -> None:

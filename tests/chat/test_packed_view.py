@@ -26,6 +26,7 @@ from forebay.chat import PackedView, packed_view, repack, write_sft
 from forebay.chat.packed_view import Windows
 from forebay.columns import Column
 from forebay.errors import ChunkCorrupt, DocumentTooLong, IndexCorrupt, SourceInvalid, StateMismatch
+from forebay.preview.peek import PieceNames
 from forebay.recipe import ChunkTarget
 from forebay.source import Part
 from forebay.torch import Ingredient, Loader, Mixture, PackedSelfAttention, Split, Window, document_leaks
@@ -473,6 +474,10 @@ def test_documents_keep_their_numbers_and_names_behind_failed_ones(chunks: int, 
     assert names[0] == names[1]
     assert len(set(names[0].values())) == 27
     assert all(list(names[0].values()))
+    numbers = view[0]["documents"][:, 0].tolist()
+    known = PieceNames(view, source).of_row(0, numbers)
+    assert PieceNames(view, source).of_row(0, numbers[:2]) == {number: known[number] for number in numbers[:2]}
+    assert PieceNames(view, None).of_row(0, numbers) == {}
     for position, chunk in enumerate(view.chunks(["documents"])):
         numbers = chunk["documents"].values[:, 0].tolist()
         assert len(set(numbers)) == len(numbers), "of a window, no two have the same"

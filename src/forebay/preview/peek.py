@@ -49,10 +49,10 @@ class PieceNames:
         return {number: names[number] for number in numbers if number < len(names)}
 
     def of_row(self, row: int, documents: Iterable[int]) -> dict[int, str]:
-        """The same for the documents of a row, which may be stored in several chunks."""
+        """The same for the first documents of a row, which may be stored in several chunks."""
         if self._source is None:
             return {}
-        stored = sorted(zip(self._cache.samples_of(row), documents, strict=True))  # each chunk is read once
+        stored = sorted(zip(self._cache.samples_of(row), documents, strict=False))  # each chunk is read once
         names = ((document, self.of(chunk, [number])) for (chunk, number), document in stored)
         return {document: name for document, found in names for name in found.values()}
 

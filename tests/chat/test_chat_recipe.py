@@ -1,24 +1,30 @@
 """The chat recipe as a recipe: contract, long conversations, statistics, fingerprint, tokenizers."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.chat.chat_rows import expected, labelled_documents
 from tests.chat.stock_templates import CHATML, HARMONY, LLAMA2, QWEN25, TEKKEN, Stock, framed
 from tests.chat.tokenizer_folders import byte_level, sentence_piece, write_folder
+from tests.tokens.test_encoders import with_two_ids_for
 from tokenizers import Tokenizer
 
 import forebay as fb
 from forebay.chat import ChatRecipe
-from forebay.chat.encoding import ChatEncoder, encode_documents, open_chat_encoder
+from forebay.chat import recipe as chat_recipe
+from forebay.chat.encoding import ChatEncoder, TokenBytes, choose_chat_encoder, encode_documents, open_chat_encoder
 from forebay.chat.layouts import Document
-from forebay.errors import DocumentTooLong, RecipeInvalid, TemplateUnusable, TokenizerUnusable
+from forebay.errors import DocumentTooLong, EncodersDiffer, RecipeInvalid, TemplateUnusable, TokenizerUnusable
 from forebay.masks import KINDS, ROLES
 from forebay.testing import RecipeContract
+from forebay.tokens import Vocabulary
 
 
 def conversation(*texts: str) -> bytes:
@@ -70,6 +76,22 @@ def test_rows_are_packed_without_splitting_a_conversation(chatml: str) -> None:
     assert max(lengths[row].sum() for row in range(len(lengths))) <= 100
     assert sorted(rows.columns["documents"].values[:, 0].tolist()) == list(range(40))  # type: ignore[union-attr]
     assert len(labelled_documents(rows)) == 40
+
+
+def test_batches_to_encode_are_bounded_by_bytes_whatever_the_characters(
+    chatml: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A character has up to four bytes, and an encoder takes some hundred bytes of memory for each."""
+    monkeypatch.setattr(chat_recipe, "BATCH_BYTES", 4000)
+    wide = [fb.Sample(f"a@{at}", conversation("語" * (100 + 40 * at), "🌊" * 90)) for at in range(40)]
+    rendered = list(ChatRecipe(tokenizer=chatml)._rendered(wide, []))
+    assert [each.size for each in rendered] == [len(each.documents[0].text.encode()) for each in rendered]
+    batches = list(chat_recipe.in_batches(iter(rendered)))
+    assert [each.number for batch in batches for each in batch] == list(range(40))
+    assert len(batches) > 10
+    for batch in batches:
+        assert len(batch) == 1 or sum(each.size for each in batch) <= 8000
+        assert len(batch) == 1 or sum(each.size for each in batch[:-1]) < 4000
 
 
 def test_no_span_reaches_from_a_conversation_into_the_next(chatml: str) -> None:
@@ -154,6 +176,17 @@ def test_the_padding_token_is_the_configured_one(tmp_path: Path) -> None:
     assert recipe.pad == Tokenizer.from_file(f"{folder}/tokenizer.json").token_to_id("<|endoftext|>")
 
 
+def test_a_fast_encoder_that_differs_from_the_reference_is_not_used() -> None:
+    vocabulary = Vocabulary("rare", with_two_ids_for("ForgeModLoader"))
+    assert choose_chat_encoder("auto", vocabulary, ["fine"]) == ("fastokens", ())
+    texts = ["fine", "a ForgeModLoader b"]
+    chosen, (note,) = choose_chat_encoder("auto", vocabulary, texts)
+    assert chosen == "tokenizers"
+    assert "returns other ids than the reference for 'a ForgeModLoader b'" in note
+    with pytest.raises(EncodersDiffer, match="returns other ids than the reference"):
+        choose_chat_encoder("fastokens", vocabulary, texts)
+
+
 def test_both_encoders_make_the_same_rows(chatml: str) -> None:
     rows = [ChatRecipe(tokenizer=chatml, encoder=name).make(samples(30)) for name in ("fastokens", "tokenizers")]
     assert np.array_equal(rows[0].columns["tokens"], rows[1].columns["tokens"])
@@ -195,6 +228,14 @@ def test_metaspace_before_texts_keeps_spans_exact(stock: Stock, scheme: str, tmp
         ((text, ids, kinds, _),) = [expected(tokenizer, pieces) for pieces in stock.oracle(cases[document.sample])]
         assert document.tokens == ids, text
         assert document.kinds == kinds, text
+
+
+@given(st.sets(st.integers(0, 39)), st.lists(st.integers(0, 39), max_size=60))
+def test_control_tokens_are_found_wherever_their_ids_are(control: set[int], ids: list[int]) -> None:
+    is_control = np.isin(np.arange(40), list(control))
+    tokens = TokenBytes([b"x"] * 40, frozenset(), is_control, re.compile("x"), "never", False)
+    found = tokens.control_places(np.array(ids, np.uint32)).tolist()
+    assert found == [place for place, each in enumerate(ids) if each in control]
 
 
 def test_a_token_across_a_border_belongs_to_the_span_that_it_begins_in(tmp_path: Path) -> None:

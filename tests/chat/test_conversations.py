@@ -122,7 +122,7 @@ def test_messages_after_the_last_answer_are_left_out() -> None:
         ({"text": "Hi"}, "no-messages", "it has text"),
         ({"messages": []}, "empty", "no message"),
         ({"messages": "Hi"}, "no-messages", "it has none of the fields"),
-        ({"messages": ASKED[:1]}, "no-response", "no message is the assistant's: user"),
+        ({"messages": ASKED[:1]}, "no-response", "no message is the assistant's: user, which ends with 'Hi'"),
         (
             {"messages": [{"role": "alien", "content": "x"}, *ASKED]},
             "unknown-role",

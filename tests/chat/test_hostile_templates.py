@@ -178,7 +178,8 @@ def test_answers_with_the_weight_0_are_only_context(tmp_path: Path) -> None:
         assert trained(tmp_path, CHATML, generation, chat) == ["good|<|im_end|>"]
     none = [user("x"), assistant("bad", weight=0.0)]
     recipe = recipe_of(tmp_path, CHATML)
-    assert only_failure(recipe, none) == ("no-response", "every answer has the weight 0: user, assistant")
+    shown = "every answer has the weight 0: user, assistant, which ends with 'bad'"
+    assert only_failure(recipe, none) == ("no-response", shown)
     assert only_failure(recipe, [user("x"), assistant("bad", weight=0.5)])[0] == "bad-message"
 
 
@@ -324,7 +325,7 @@ def test_white_space_has_no_layout_where_the_template_does_not_strip(tmp_path: P
     for stock, shapes in ((CHATML, 1), (LLAMA3, len(chats))):
         recipe = recipe_of(tmp_path / stock.name, stock)
         made(recipe, *chats)
-        assert len(recipe._layouts()._known) == shapes
+        assert len(recipe._layouts(recipe.token_bytes())._known) == shapes
 
 
 def test_thinking_in_fields_and_contents_shares_no_layout_with_texts_that_only_look_like_it(tmp_path: Path) -> None:

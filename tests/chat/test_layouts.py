@@ -270,4 +270,4 @@ def test_layouts_of_long_tools_are_not_kept(tmp_path: Path) -> None:
         tools = [{"type": "function", "function": {"name": "f", "description": "a" * size}}]
         sample = fb.Sample("s", json.dumps({"messages": ASKED, "tools": tools}))
         assert not recipe.make([sample]).failures
-        assert len(recipe._layouts()._known) == kept
+        assert len(recipe._layouts(recipe.token_bytes())._known) == kept

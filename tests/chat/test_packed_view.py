@@ -1,8 +1,11 @@
 """A chat cache in rows of another length, packed when it is read: the rows that a build of that length has."""
 
+import dataclasses
 import json
 import pickle
 import random
+import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,8 +23,10 @@ from tests.chat.test_chat_builds import documents, model, write_chats
 import forebay as fb
 from forebay.building.chunk_maker import ChunkSamples
 from forebay.chat import PackedView, packed_view, repack, write_sft
+from forebay.chat.packed_view import Windows
 from forebay.columns import Column
-from forebay.errors import ChunkCorrupt, DocumentTooLong, SourceInvalid, StateMismatch
+from forebay.errors import ChunkCorrupt, DocumentTooLong, IndexCorrupt, SourceInvalid, StateMismatch
+from forebay.preview.peek import PieceNames
 from forebay.recipe import ChunkTarget
 from forebay.source import Part
 from forebay.torch import Ingredient, Loader, Mixture, PackedSelfAttention, Split, Window, document_leaks
@@ -91,15 +96,21 @@ def test_conversations_that_do_not_fit_are_treated_as_in_a_build(folder: Path, l
 @given(
     length=st.integers(1, 1500),
     long=st.sampled_from(["drop", "truncate"]),
+    chunks=st.integers(1, 12),
     seed=st.integers(0, 1 << 30),
 )
-def test_any_length_gives_the_rows_of_a_build_in_any_order(folder: Path, length: int, long: Long, seed: int) -> None:
+def test_any_length_and_window_give_the_rows_of_a_build_in_any_order(
+    folder: Path, length: int, long: Long, chunks: int, seed: int
+) -> None:
     cache = fb.open_cache(folder / "cache")
-    view = packed_view(cache, sequence_length=length, long=long)
+    view = packed_view(cache, sequence_length=length, long=long, chunks=chunks)
+    positions = range(len(cache.chunk_numbers))
+    windows = [positions[at : at + chunks] for at in range(0, len(positions), chunks)]
     made = [
-        packed_again(folder / "cache", [chunk], sequence_length=length, long=long, deduplicate=False).columns
-        for chunk in range(len(cache.chunk_numbers))
+        packed_again(folder / "cache", window, sequence_length=length, long=long, deduplicate=False).columns
+        for window in windows
     ]
+    assert view.chunk_numbers.tolist() == [window[0] for window in windows]
     assert np.diff(view.chunk_starts).tolist() == [len(each["tokens"]) for each in made]
     for chunk, rows in enumerate(made):
         same(view.chunk(chunk), rows)
@@ -128,51 +139,61 @@ def test_batches_are_those_of_a_cache_that_was_built_so(folder: Path, train_on: 
     fb.build(tmp_path / "again", source, recipe, workers=0)
     view = packed_view(fb.open_cache(folder / "whole"), sequence_length=700)
     usual: dict[str, Any] = {"global_batch_size": 4, "seed": 3, "train_on": train_on}
-    for options in ({"shuffle": None}, {"shuffle": "global", "threads": 2}):
-        mine, theirs = (Loader(each, **usual, **options) for each in (view, fb.open_cache(tmp_path / "again")))
-        batches = list(zip(mine, theirs, strict=True))
-        assert len(batches) > 2
-        for one, other in batches:
-            assert one.keys() == other.keys()
-            for name in one:
-                assert torch.equal(one[name], other[name]), name
+    window = packed_view(fb.open_cache(folder / "cache"), sequence_length=700, chunks=1000)  # all chunks
+    unit = {"shuffle": "window", "window": Window(rows=8, unit=2), "threads": 1}
+    for options in ({"shuffle": None}, {"shuffle": "global", "threads": 2}, unit):
+        built = list(Loader(fb.open_cache(tmp_path / "again"), **usual, **options))
+        assert len(built) > 2
+        for each in (view, window):
+            for one, other in zip(Loader(each, **usual, **options), built, strict=True):
+                assert one.keys() == other.keys()
+                for name in one:
+                    assert torch.equal(one[name], other[name]), name
 
 
 def test_a_loader_resumes_at_the_same_row_and_knows_another_packing(folder: Path) -> None:
     cache = fb.open_cache(folder / "cache")
-    loader = Loader(packed_view(cache, sequence_length=700), global_batch_size=2, seed=1)
-    first = iter(loader)
-    for _ in range(3):
-        next(first)
-    state = json.loads(json.dumps(loader.state_dict()))
-    again = Loader(packed_view(fb.open_cache(folder / "cache"), sequence_length=700), global_batch_size=2, seed=1)
-    again.load_state_dict(state)
-    for one, other in zip(first, again, strict=True):
-        assert torch.equal(one["tokens"], other["tokens"])
-    for other_rows in (cache, packed_view(cache, sequence_length=701), packed_view(cache, sequence_length=1400)):
-        with pytest.raises(StateMismatch):
-            Loader(other_rows, global_batch_size=2, seed=1).load_state_dict(state)
+    packings: list[dict[str, Any]] = [
+        *({"sequence_length": length} for length in (700, 701, 1400)),
+        *({"sequence_length": 700, "chunks": chunks} for chunks in (2, 3, 100)),
+    ]
+    for packing in (packings[0], packings[4]):
+        loader = Loader(packed_view(cache, **packing), global_batch_size=2, seed=1)
+        first = iter(loader)
+        for _ in range(3):
+            next(first)
+        state = json.loads(json.dumps(loader.state_dict()))
+        again = Loader(packed_view(fb.open_cache(folder / "cache"), **packing), global_batch_size=2, seed=1)
+        again.load_state_dict(state)
+        for one, other in zip(first, again, strict=True):
+            assert torch.equal(one["tokens"], other["tokens"])
+        others = [packed_view(cache, **other) for other in packings if other is not packing]
+        for other_rows in (cache, *others):
+            with pytest.raises(StateMismatch):
+                Loader(other_rows, global_batch_size=2, seed=1).load_state_dict(state)
 
 
 @pytest.mark.filterwarnings("ignore:the .* side of")  # few chunks
-def test_shuffles_by_window_and_splits_take_every_row_once(folder: Path) -> None:
-    view = packed_view(fb.open_cache(folder / "cache"), sequence_length=700)
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_shuffles_by_window_and_splits_take_every_row_once(folder: Path, chunks: int) -> None:
+    view = packed_view(fb.open_cache(folder / "cache"), sequence_length=700, chunks=chunks)
     window = Loader(view, global_batch_size=1, shuffle="window", window=Window(rows=8, unit=2), identify=["row"])
     assert sorted(int(batch["row"][0]) for batch in window) == list(range(len(view)))
     halves = [
-        Loader(view, global_batch_size=1, selection=Split(side, 0.3, by="chunk"), identify=["row"])
+        Loader(view, global_batch_size=1, selection=Split(side, 0.3, by="chunk", chunks=chunks), identify=["row"])
         for side in ("train", "validation")
     ]
     assert sorted(int(batch["row"][0]) for half in halves for batch in half) == list(range(len(view)))
 
 
-def test_a_window_shuffle_decodes_every_block_once(folder: Path) -> None:
-    """All rows of a chunk are mixed before those of the next, so few chunks must stay decoded."""
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_window_shuffle_decodes_every_block_once(folder: Path, chunks: int) -> None:
+    """All rows of a window are mixed before those of the next, so few chunks must stay decoded."""
     whole = fb.open_cache(folder / "cache")
     decoded = [sum(values.nbytes for values in chunk.values()) for chunk in whole.chunks()]
-    cache = fb.open_cache(folder / "cache", memory=3 * max(decoded))
+    cache = fb.open_cache(folder / "cache", memory=3 * chunks * max(decoded))
     assert len(decoded) > 5
-    view = packed_view(cache, sequence_length=700)
+    view = packed_view(cache, sequence_length=700, chunks=chunks)
     unit = view.column("tokens").block_rows
     window = Window(rows=unit, unit=unit, chunks=1, lanes=1)
     before = cache.statistics().misses
@@ -195,8 +216,9 @@ def test_conversations_of_a_row_do_not_see_each_other(folder: Path) -> None:
     assert document_leaks(run, batch["tokens"], batch["seq_lens"]) == []
 
 
-def test_other_processes_and_threads_read_the_same_rows(folder: Path) -> None:
-    view = packed_view(fb.open_cache(folder / "cache"), sequence_length=700)
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_other_processes_and_threads_read_the_same_rows(folder: Path, chunks: int) -> None:
+    view = packed_view(fb.open_cache(folder / "cache"), sequence_length=700, chunks=chunks)
     again = pickle.loads(pickle.dumps(view))
     assert isinstance(again, PackedView)
     assert again.content_digest == view.content_digest != view.stored.content_digest
@@ -210,23 +232,25 @@ def test_other_processes_and_threads_read_the_same_rows(folder: Path) -> None:
                 np.testing.assert_array_equal(read["spans"][at], whole["spans"][row])
 
 
-def test_little_memory_packs_chunks_again_and_reads_the_same_rows(folder: Path) -> None:
-    view = packed_view(fb.open_cache(folder / "cache"), sequence_length=700)
-    poor = packed_view(fb.open_cache(folder / "cache", memory=0), sequence_length=700)
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_little_memory_packs_chunks_again_and_reads_the_same_rows(folder: Path, chunks: int) -> None:
+    view = packed_view(fb.open_cache(folder / "cache"), sequence_length=700, chunks=chunks)
+    poor = packed_view(fb.open_cache(folder / "cache", memory=0), sequence_length=700, chunks=chunks)
     rows = np.arange(len(view))[::-1]
     same(poor.read(rows), view.read(rows))
     assert poor._tables.statistics().bytes == 0
 
 
-def test_a_cache_that_grew_is_packed_with_what_is_new(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_a_cache_that_grew_is_packed_with_what_is_new(chunks: int, tmp_path: Path) -> None:
     recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_size=4)
     fb.build(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "a.jsonl", 40)), recipe, workers=0)
-    before = packed_view(fb.open_cache(tmp_path / "cache"), sequence_length=700)
+    before = packed_view(fb.open_cache(tmp_path / "cache"), sequence_length=700, chunks=chunks)
     grown: list[Any] = []
     usual: dict[str, Any] = {"global_batch_size": 1, "seed": 1, "on_growth": grown.append, "identify": ["row_id"]}
     loaders = [Loader(before, growth=growth, **usual) for growth in ("pinned", "epoch")]
     fb.grow(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "b.jsonl", 20)), workers=0)
-    after = packed_view(fb.open_cache(tmp_path / "cache"), sequence_length=700)
+    after = packed_view(fb.open_cache(tmp_path / "cache"), sequence_length=700, chunks=chunks)
     assert documents(before.at_generation(after.generation.number)) == documents(after)
     assert len(after) > len(before)
     for loader, then in zip(loaders, (before, after), strict=True):
@@ -243,31 +267,165 @@ def conversations(cache: fb.Cache, rows: Iterable[int]) -> set[bytes]:
     }
 
 
-def side(cache: fb.Cache, name: Literal["train", "validation"]) -> set[bytes]:
-    found = Split(name, 0.6, by="chunk").select(cache)
+def side(cache: fb.Cache, name: Literal["train", "validation"], chunks: int = 1) -> set[bytes]:
+    found = Split(name, 0.6, by="chunk", chunks=chunks).select(cache)
     return conversations(cache, found.rows(np.arange(len(found))).tolist())
 
 
 @pytest.mark.filterwarnings("ignore:the .* side of")  # few chunks
-def test_a_cache_and_its_views_are_split_alike_however_far_it_grows(tmp_path: Path) -> None:
-    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_size=4)
-    fb.build(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "a.jsonl", 60)), recipe, workers=0)
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_cache_and_its_views_are_split_alike_however_far_it_grows(chunks: int, tmp_path: Path) -> None:
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_size=3)
+    fb.build(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "a.jsonl", 80)), recipe, workers=0)
     cache = fb.open_cache(tmp_path / "cache")
-    view = packed_view(cache, sequence_length=1024)
-    trained, validated = side(view, "train"), side(view, "validation")
+    assert len(cache.chunk_numbers) % 2, "the last window must be one that could get another chunk"
+    view = packed_view(cache, sequence_length=1024, chunks=chunks)
+    trained, validated = side(view, "train", chunks), side(view, "validation", chunks)
     assert trained
     assert validated
     assert not trained & validated
-    for same_rows in (cache, packed_view(cache, sequence_length=600)):
-        assert (side(same_rows, "train"), side(same_rows, "validation")) == (trained, validated)
+    for same_rows in (cache, *(packed_view(cache, sequence_length=600, chunks=each) for each in (1, chunks))):
+        assert (side(same_rows, "train", chunks), side(same_rows, "validation", chunks)) == (trained, validated)
     named = {name: conversations(view, [row]) for row, name in enumerate(view.row_ids(range(len(view))))}
     fb.grow(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "b.jsonl", 40)), workers=0)
-    grown = packed_view(fb.open_cache(tmp_path / "cache"), sequence_length=1024)
+    grown = packed_view(fb.open_cache(tmp_path / "cache"), sequence_length=1024, chunks=chunks)
     assert len(grown) > len(view)
-    assert trained <= side(grown, "train")
-    assert validated <= side(grown, "validation")
+    assert trained <= side(grown, "train", chunks)
+    assert validated <= side(grown, "validation", chunks)
     again = {name: conversations(grown, [row]) for row, name in enumerate(grown.row_ids(range(len(grown))))}
     assert named.items() <= again.items()
+
+
+def test_a_split_that_would_cut_a_window_is_refused(folder: Path) -> None:
+    view = packed_view(fb.open_cache(folder / "cache"), sequence_length=700, chunks=2)
+    for chunks in (1, 3):
+        with pytest.raises(ValueError, match=r"use Split\(…, by='chunk', chunks=2\), or a multiple of it, on both"):
+            Split("train", 0.5, by="chunk", chunks=chunks).select(view)
+    with pytest.raises(ValueError, match="chunks=2 needs by='chunk'"):
+        Split("train", chunks=2)
+    with pytest.raises(ValueError, match="chunks must be from 1 to"):
+        Split("train", by="chunk", chunks=0)
+    digests = {Split("train", by="chunk", chunks=chunks).digest for chunks in (1, 2, 4)}
+    assert len(digests) == 3
+    assert "train of 0.8, seed 0, by chunk" in digests, "states that were saved before name it so"
+
+
+def test_a_window_waits_for_all_its_chunks_and_then_stays(tmp_path: Path) -> None:
+    source = fb.sources.lines(write_chats(tmp_path / "a.jsonl", 90))
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_size=4)
+    fb.build(tmp_path / "cache", source, recipe, workers=0, end_chunk=3)
+    with pytest.warns(UserWarning, match="1 of 4 chunks of .* are left out until all of the 3 that are packed"):
+        early = packed_view(fb.open_cache(tmp_path / "cache"), sequence_length=700, chunks=3)
+    assert (early.chunks_left_out, early.chunk_numbers.tolist()) == (1, [0])
+    assert pickle.loads(pickle.dumps(early)).chunks_left_out == 1, "and the other process does not warn again"
+    loader = Loader(early, global_batch_size=1, seed=1, growth="within", identify=["row_id"])
+    batches = iter(loader)
+    seen = [tuple(next(batches)["row_id"][0].tolist())]
+    state = json.loads(json.dumps(loader.state_dict()))
+    fb.build(tmp_path / "cache", source, recipe, workers=0)
+    whole = packed_view(fb.open_cache(tmp_path / "cache"), sequence_length=700, chunks=3)
+    assert whole.chunks_left_out == 0
+    same(whole.chunk(0), early.chunk(0))
+    again = Loader(whole, global_batch_size=1, seed=1, growth="within", identify=["row_id"])
+    again.load_state_dict(state)
+    for rest in (batches, iter(again)):
+        added = [tuple(batch["row_id"][0].tolist()) for batch in rest]
+        assert sorted(seen + added) == [(name.chunk, name.row) for name in whole.row_ids(range(len(whole)))]
+
+
+def test_a_state_is_of_the_windows_that_its_cache_had(tmp_path: Path) -> None:
+    """The same chunks, planned at once or one part after the other, have other windows."""
+    write_chats(tmp_path / "chats.jsonl", 60)
+    lines = (tmp_path / "chats.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "a.jsonl").write_text("".join(lines[:32]))
+    (tmp_path / "b.jsonl").write_text("".join(lines[32:]))
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_size=4)
+    both = fb.sources.lines(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    fb.build(tmp_path / "once", both, recipe, workers=0)
+    fb.build(tmp_path / "grown", fb.sources.lines(tmp_path / "a.jsonl"), recipe, workers=0)
+    fb.grow(tmp_path / "grown", fb.sources.lines(tmp_path / "b.jsonl"), workers=0)
+    caches = [fb.open_cache(tmp_path / name) for name in ("once", "grown")]
+    views = [packed_view(cache, sequence_length=700, chunks=100) for cache in caches]
+    assert [len(view.chunk_numbers) for view in views] == [1, 2]
+    assert views[0].content_digest != views[1].content_digest
+    cuts = [[(0, 4)], [(0, 2), (2, 4)], [(0, 1), (1, 4)], [(0, 2)], [(0, 3)]]  # of the same chunks; others wait
+    windows = [
+        Windows(*(np.array(column) for column in ([a for a, _ in cut], *zip(*cut, strict=True)))) for cut in cuts
+    ]
+    digests = {PackedView(caches[0], views[0].packing, each).content_digest for each in windows}
+    assert len(digests) == len(cuts)
+    states = [Loader(view, global_batch_size=1, seed=1).state_dict() for view in views]
+    for state, view in zip(states, reversed(views), strict=True):
+        with pytest.raises(StateMismatch):
+            Loader(view, global_batch_size=1, seed=1).load_state_dict(state)
+
+
+def test_a_window_whose_chunk_was_replaced_is_noticed(tmp_path: Path) -> None:
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_size=4)
+    path = write_chats(tmp_path / "a.jsonl", 60)
+    fb.build(tmp_path / "cache", fb.sources.lines(path), recipe, workers=0)
+    view = packed_view(fb.open_cache(tmp_path / "cache"), sequence_length=700, chunks=2)
+    loader = Loader(view, global_batch_size=1, seed=1)
+    next(iter(loader))
+    state = loader.state_dict()
+    path.write_text(path.read_text().replace("text 59 ", "word 59 "))
+    fb.refresh(tmp_path / "cache", source=fb.sources.lines(path), workers=0)
+    fresh = packed_view(fb.open_cache(tmp_path / "cache"), sequence_length=700, chunks=2)
+    last = int(view.chunk_numbers[-1])
+    with pytest.warns(UserWarning, match=f"chunk {last} of .* was replaced"):
+        Loader(fresh, global_batch_size=1, seed=1).load_state_dict(state)
+
+
+def test_a_plan_that_is_not_that_of_the_generation_is_named(folder: Path, tmp_path: Path) -> None:
+    fb.copy(folder / "cache", tmp_path / "copy")
+    cache = fb.open_cache(tmp_path / "copy")
+    (plan,) = (tmp_path / "copy" / "plan").glob("*.safetensors")
+    other = next((folder / "whole" / "plan").glob("*.safetensors"))
+    plan.write_bytes(other.read_bytes())
+    with pytest.raises(IndexCorrupt, match="it is not the one this generation was published with"):
+        packed_view(cache, sequence_length=700, chunks=2)
+    assert len(packed_view(cache, sequence_length=700)) > 2, "no window needs the plan"
+    plan.unlink()
+    with pytest.raises(IndexCorrupt, match="it is not the one this generation was published with"):
+        packed_view(fb.open_cache(tmp_path / "copy"), sequence_length=700, chunks=2)
+
+
+def test_a_chunk_that_no_plan_has_is_refused(tmp_path: Path) -> None:
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_size=4)
+    fb.build(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "a.jsonl", 40)), recipe, workers=0)
+    fb.grow(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "b.jsonl", 20)), workers=0)
+    cache = fb.open_cache(tmp_path / "cache")
+    cache.generation = dataclasses.replace(cache.generation, plan=cache.generation.plan[:1])
+    with pytest.raises(IndexCorrupt, match="it lists a chunk without a plan"):
+        packed_view(cache, sequence_length=700, chunks=2)
+
+
+def test_samples_of_a_window_beyond_what_a_column_counts_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = fb.open_cache(folder / "cache")
+    most = max(int(chunk["documents"].values[:, 0].max()) for chunk in cache.chunks(["documents"]))  # type: ignore[union-attr]
+    monkeypatch.setattr(sys.modules[PackedView.__module__], "MOST_NUMBER", most + 1)
+    assert len(packed_view(cache, sequence_length=700)) > 2
+    with pytest.raises(ChunkCorrupt, match="its window has a sample number above"):
+        packed_view(cache, sequence_length=700, chunks=2)
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_the_bytes_of_a_row_are_estimated_from_the_rows_of_the_view(chunks: int, tmp_path: Path) -> None:
+    """Half of the chunks wait for others, and count for nothing."""
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_size=3)
+    source = fb.sources.lines(write_chats(tmp_path / "a.jsonl", 90))
+    fb.build(tmp_path / "cache", source, recipe, workers=0, end_chunk=2)
+    cache = fb.open_cache(tmp_path / "cache")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        view = packed_view(cache, sequence_length=1024, chunks=chunks)
+    assert view.chunks_left_out == (1 if chunks == 2 else 0)
+    spans = [chunk["spans"] for chunk in view.chunks(["spans"])]
+    mean = sum(each.nbytes for each in spans) / len(view)
+    assert abs(view.row_bytes(["spans"]) - mean) < mean / 3
+    assert view.row_bytes(["tokens"]) == 2 * 1024
 
 
 @pytest.mark.parametrize("by", ["auto", "document", "sample"])
@@ -277,10 +435,11 @@ def test_a_view_is_split_by_chunk_only(folder: Path, by: Literal["auto", "docume
         Loader(view, global_batch_size=1, selection=Split("train", by=by))
 
 
-def test_a_state_of_an_epoch_and_a_mixture_go_on_where_the_cache_grew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_a_state_of_an_epoch_and_a_mixture_go_on_where_the_cache_grew(chunks: int, tmp_path: Path) -> None:
     recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_size=4)
     fb.build(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "a.jsonl", 40)), recipe, workers=0)
-    view = packed_view(fb.open_cache(tmp_path / "cache"), sequence_length=700)
+    view = packed_view(fb.open_cache(tmp_path / "cache"), sequence_length=700, chunks=chunks)
     usual: dict[str, Any] = {"global_batch_size": 1, "identify": ["row"]}
     loader = Loader(view, seed=1, **usual)
     mixed = Loader(Mixture.of([Ingredient(view, weight=1.0)], seed=0), growth="epoch", **usual)
@@ -289,7 +448,7 @@ def test_a_state_of_an_epoch_and_a_mixture_go_on_where_the_cache_grew(tmp_path: 
     assert sum(1 for _ in mixed) == len(view)
     state = json.loads(json.dumps(loader.state_dict()))
     fb.grow(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "b.jsonl", 20)), workers=0)
-    grown = packed_view(fb.open_cache(tmp_path / "cache"), sequence_length=700)
+    grown = packed_view(fb.open_cache(tmp_path / "cache"), sequence_length=700, chunks=chunks)
     again = Loader(grown, seed=1, **usual)
     again.load_state_dict(state)
     rest = [int(batch["row"][0]) for batch in first]
@@ -298,7 +457,8 @@ def test_a_state_of_an_epoch_and_a_mixture_go_on_where_the_cache_grew(tmp_path: 
     assert {int(batch["row"][0]) for _ in range(epochs) for batch in mixed} == set(range(len(grown)))
 
 
-def test_documents_keep_their_numbers_and_names_behind_failed_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chunks", [1, 2, 100])
+def test_documents_keep_their_numbers_and_names_behind_failed_ones(chunks: int, tmp_path: Path) -> None:
     lines = write_chats(tmp_path / "a.jsonl", 30).read_text().splitlines()
     lines[:3] = ['{"messages": 5}'] * 3
     (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
@@ -306,13 +466,22 @@ def test_documents_keep_their_numbers_and_names_behind_failed_ones(tmp_path: Pat
     recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_size=4)
     assert fb.build(tmp_path / "cache", source, recipe, workers=0).failures == 3
     cache = fb.open_cache(tmp_path / "cache")
-    view = packed_view(cache, sequence_length=700)
+    view = packed_view(cache, sequence_length=700, chunks=chunks)
     names = [
         {piece.text: piece.source for row in shown.shown for piece in row.pieces}
         for shown in (fb.peek(each, len(each), source=source) for each in (cache, view))
     ]
     assert names[0] == names[1]
     assert len(set(names[0].values())) == 27
+    assert all(list(names[0].values()))
+    numbers = view[0]["documents"][:, 0].tolist()
+    known = PieceNames(view, source).of_row(0, numbers)
+    assert PieceNames(view, source).of_row(0, numbers[:2]) == {number: known[number] for number in numbers[:2]}
+    assert PieceNames(view, None).of_row(0, numbers) == {}
+    for position, chunk in enumerate(view.chunks(["documents"])):
+        numbers = chunk["documents"].values[:, 0].tolist()
+        assert len(set(numbers)) == len(numbers), "of a window, no two have the same"
+        assert min(numbers) == (0 if position else 3)
 
 
 def test_documents_of_conversations_that_were_cut_keep_their_offsets(folder: Path, tmp_path: Path) -> None:
@@ -328,9 +497,38 @@ def test_documents_of_conversations_that_were_cut_keep_their_offsets(folder: Pat
 
 def test_the_files_of_a_view_are_those_of_its_cache(folder: Path) -> None:
     cache = fb.open_cache(folder / "cache")
-    view, chunks = packed_view(cache, sequence_length=700), np.arange(len(cache.chunk_numbers))
-    assert list(view.file_digests(chunks, ["tokens"])) == list(cache.file_digests(chunks, ["tokens"]))
-    assert len(set(view.file_digests(chunks, ["tokens"]))) == len(chunks)
+    chunks = np.arange(len(cache.chunk_numbers))
+    digests, sizes = list(cache.file_digests(chunks, ["tokens"])), cache.chunk_bytes(["tokens"])
+    assert len(set(digests)) == len(chunks) > 5
+    for together in (1, 2, 3, 100):
+        view = packed_view(cache, sequence_length=700, chunks=together)
+        windows = [range(len(digests))[at : at + together] for at in chunks[::together].tolist()]
+        assert list(view.file_digests(np.arange(len(windows)), ["tokens"])) == digests
+        assert list(view.file_digests(np.array([0]), ["spans"])) == digests[: len(windows[0])]
+        assert view.chunk_bytes(["tokens"]).tolist() == [int(sizes[window].sum()) for window in windows]
+        found = view.content_digests("chat", view.chunk_numbers)
+        assert found.shape == (len(windows), 16)
+        assert len({each.tobytes() for each in found}) == len(windows)
+        with pytest.raises(TypeError, match="has no files"):
+            view.record("chat", 0)
+        for row, name in enumerate(view.row_ids(range(len(view)))):
+            window = windows[view.chunk_numbers.tolist().index(name.chunk)]
+            stored = view.samples_of(row)
+            assert {chunk for chunk, _ in stored} <= set(window)
+            assert len(stored) == len(view[row]["seq_lens"])
+
+
+def test_the_source_of_a_row_is_that_of_all_its_chunks(tmp_path: Path) -> None:
+    for name in "abc":
+        write_chats(tmp_path / f"{name}.jsonl", 12)
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_size=2)
+    fb.build(tmp_path / "cache", fb.sources.lines(*(tmp_path / f"{name}.jsonl" for name in "abc")), recipe, workers=0)
+    cache = fb.open_cache(tmp_path / "cache")
+    files = [{Path(file).name for file in cache.origin(row).files} for row in range(len(cache))]
+    assert min(map(len, files)) == 1
+    view = packed_view(cache, sequence_length=4000, chunks=100)
+    assert {Path(file).name for file in view.origin(0).files} == {"a.jsonl", "b.jsonl", "c.jsonl"}
+    assert view.origin(0).chunk == 0
 
 
 def test_a_view_is_shown_written_and_traced_as_a_cache(folder: Path, tmp_path: Path) -> None:
@@ -388,7 +586,15 @@ def test_only_a_chat_cache_is_packed_again(folder: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"long": "split"}, *({"sequence_length": length} for length in (0, -1, True, "8", 8.0, 1 << 40, 10**30))],
+    [
+        {"long": "split"},
+        *(
+            {name: count}
+            for name in ("sequence_length", "chunks")
+            for count in (0, -1, True, "8", 8.0, 1 << 40, 10**30)
+        ),
+        {"chunks": None},
+    ],
 )
 def test_a_wrong_argument_is_named(folder: Path, arguments: dict[str, Any]) -> None:
     (name,) = arguments
@@ -453,11 +659,13 @@ class Forged(msgspec.Struct, frozen=True, kw_only=True):
                 spans[1][1][1] = 3
             case "turns":
                 last[1] = [1]
+            case "before":
+                lengths[0], numbers[0], last[0] = [], [], []
         ragged = fb.Ragged.of
         columns: dict[str, Any] = {
             "tokens": np.arange(16).reshape(2, 8).astype(self.columns()[0].array_dtype),
             "seq_lens": ragged([np.array(each, np.uint32) for each in lengths], np.dtype("u4")),
-            "documents": ragged([np.array(each, np.uint32) for each in numbers], np.dtype("u4"), (2,)),
+            "documents": ragged([np.array(each, np.uint32).reshape(-1, 2) for each in numbers], np.dtype("u4"), (2,)),
             "spans": ragged([np.array(each, np.uint32) for each in spans], np.dtype("u4"), (5,)),
             "last_turn": ragged([np.array(each, np.uint32) for each in last], np.dtype("u4")),
         }
@@ -505,6 +713,11 @@ def test_spans_of_a_forged_cache_that_is_cut_stay_in_their_rows(change: str, tmp
     assert isinstance(spans, fb.Ragged)
     assert (spans.values[:, 0] <= spans.values[:, 1]).all()
     assert spans.values[:, 1].max(initial=0) <= 3
+
+
+def test_a_span_before_the_first_document_of_a_forged_cache_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ChunkCorrupt, match="a span before its first document"):
+        packed_view(forged(tmp_path, change="before"), sequence_length=3)
 
 
 @pytest.mark.parametrize("fields", [{"change": "dtype"}, {"pad": "x"}, {"pad": -1}, {"pad": 1 << 16}])

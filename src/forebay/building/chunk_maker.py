@@ -458,13 +458,13 @@ class ChunkSamples(BatchedSamples):
         for part, digest in zip(parts, self.digests, strict=True):
             for found in source.read_hashed(part, digest):
                 given: list[Sample | SampleBatch] = []
-                if not isinstance(found, SampleBatch):
-                    given += [found] if self._keeps(found) else []
-                elif self._sieve is None:
-                    self.count += found.count
+                if self._sieve is None and not isinstance(found, Failure):
+                    self.count += found.count if isinstance(found, SampleBatch) else 1
                     given.append(found)
-                else:
+                elif isinstance(found, SampleBatch):
                     yield from filter(self._keeps, found.samples())
+                elif self._keeps(found):
+                    given.append(found)
                 del found
                 while given:
                     yield given.pop()  # no reference to it stays here: it may be large

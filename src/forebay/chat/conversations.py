@@ -109,7 +109,8 @@ def read_conversation(data: Any, names: FieldNames, *, nfc: bool = False) -> Con
     found = Conversation(messages, _tools(record.get(names.tools)), untrained)
     if not found.turns:
         why = "every answer has the weight 0" if untrained else "no message is the assistant's"
-        raise BadConversation("no-response", f"{why}: {_roles(messages)}")
+        ending = _shown(messages[-1].get("content", ""))
+        raise BadConversation("no-response", f"{why}: {_roles(messages)}, which ends with {ending}")
     del messages[found.turns[-1] + 1 :]  # nothing that is generated follows
     return _normalized(found) if nfc else found
 
@@ -154,13 +155,17 @@ def without_thinking(conversation: Conversation) -> Conversation:
     return replace(conversation, messages=messages)
 
 
+_TEXTS = (bytes, str)
+_decode = msgspec.json.Decoder().decode
+
+
 def read_record(data: Any) -> Mapping[str, Any]:
-    if isinstance(data, bytes | str):
+    if isinstance(data, _TEXTS):
         try:
-            data = msgspec.json.decode(data)
+            data = _decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadConversation("bad-json", str(error)) from error
-    if not isinstance(data, Mapping):
+    if type(data) is not dict and not isinstance(data, Mapping):  # which takes longer
         raise BadConversation("not-a-record", f"a sample must be an object with messages, not {type(data).__name__}")
     return data
 

@@ -78,6 +78,21 @@ class TokenBytes:
         return np.frombuffer(b"".join(self.table), np.uint8), _offsets(self.lengths)
 
     @cached_property
+    def control_range(self) -> tuple[int, int]:
+        """The lowest id of a control token, and the highest."""
+        ids = np.flatnonzero(self.control)
+        return (int(ids[0]), int(ids[-1])) if len(ids) else (len(self.table), len(self.table))
+
+    def control_places(self, ids: Array) -> Array:
+        """Where control tokens are. Most vocabularies have them side by side, where a comparison finds them faster."""
+        low, high = self.control_range
+        if high - low > len(self.table) // 2:
+            return np.flatnonzero(self.control[ids])
+        near = np.flatnonzero((ids >= low) & (ids <= high))
+        found: Array = near[self.control[ids[near]]]
+        return found
+
+    @cached_property
     def is_added(self) -> Array:
         found = np.zeros(len(self.table), np.bool_)
         found[list(self.added)] = True
@@ -276,11 +291,11 @@ def encode_documents(documents: Sequence[Document], encoder: ChatEncoder, tokens
     skipped = _skipped(ids, ends, tokens, text, edges)
     begins = token_places(ids, skipped, tokens, text)
     problems: dict[int, tuple[str, str]] = {}
-    if begins is None or not np.array_equal(np.append(begins, len(text))[ends], edges):
+    if begins is None or not np.array_equal(_begins_at(ends, begins, len(text)), edges):
         begins, problems = _not_reversible(documents, ids, ends, edges, skipped, tokens)
     stops = np.cumsum(np.fromiter(chain.from_iterable(document.sizes for document in documents), np.int64))
     labels = np.concatenate([np.zeros((0, 4), np.uint32), *(document.labels for document in documents)])
-    control = np.flatnonzero(tokens.control[ids])
+    control = tokens.control_places(ids)
     control_ends = begins[control] + tokens.lengths[ids[control]] - skipped[control]
     _find_control_tokens(raw, ids, ends, begins, control, control_ends, stops, labels[:, 3] > 0, tokens, problems)
     part_ends = np.searchsorted(begins, stops)  # the first token that begins in a later part
@@ -294,6 +309,14 @@ def encode_documents(documents: Sequence[Document], encoder: ChatEncoder, tokens
 def _offsets(lengths: Sequence[int] | Array) -> Array:
     found = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=found[1:])
+    return found
+
+
+def _begins_at(places: Array, begins: Array, end: int) -> Array:
+    """Where the tokens at some places begin; `end` behind the last one."""
+    found = np.full(len(places), end, np.int64)
+    inside = places < len(begins)
+    found[inside] = begins[places[inside]]
     return found
 
 

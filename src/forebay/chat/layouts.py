@@ -198,8 +198,11 @@ class Layouts:
         if uses is None or not all(contents) or any(map(str.isspace, contents)):
             return None
         joined = "\n".join(contents)
-        if "</think>" in joined or any(text in joined for text in uses.looked_for):
+        if "</think>" in joined:
             return None
+        for text in uses.looked_for:
+            if text in joined:
+                return None
         return (*roles, *(_frame(content, True, False) for content in contents)) if uses.strips else roles
 
     def _compared(

@@ -1,20 +1,22 @@
 """A chat cache packed into rows of another length while it is read: nothing is written, copied or tokenized.
 
-    longer = forebay.chat.packed_view(fb.open_cache("caches/sft"), sequence_length=8192)
+    longer = forebay.chat.packed_view(fb.open_cache("caches/sft"), sequence_length=8192, chunks=4)
     Loader(longer, global_batch_size=8)
 
 stored row   ┌ conversation 0 ──────────┬ conversation 4 ──┬ padding ┐
 row of view  ┌ conversation 4 ──┬ conversation 7 ─────┬ conversation 9 ───┬ padding ┐
 
-The packing is an effect of the lengths of documents, which the cache stores: best fit over the documents of each chunk,
-as `ChatRecipe` packs them. The rows of a chunk depend on that chunk alone, so they stay the same however far the cache
-grows. A row is gathered from the stored rows of its chunk that its documents lie in. What is kept in memory is the
-number of rows per chunk, and the documents of the rows of some chunks, by bytes.
+The packing is an effect of the lengths of documents, which the cache stores: best fit over the documents of a window,
+as `ChatRecipe` packs those of a chunk. A window is some neighbouring chunks that were planned together, by default one;
+it is a chunk of the view. Its rows depend on these chunks alone, and there are none before all of them are built, so
+they stay the same however far the cache grows. A row is gathered from the stored rows that its documents lie in. What
+is kept in memory is the number of rows per window, and the documents of the rows of some windows, by bytes.
 """
 
 import hashlib
 import operator
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -38,9 +40,10 @@ from forebay.chat.conversation_packing import (
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import ChunkCorrupt, SourceInvalid
 from forebay.format import layout
+from forebay.format.chunk import ChunkRecord
 from forebay.read.cache import Cache
 from forebay.read.chunk_maps import ChunkFinder, RowLocations, by_position, slices
-from forebay.read.column_readers import ColumnReader
+from forebay.read.column_readers import ColumnReader, slices_of
 from forebay.read.gather import BlockCache, BlockStatistics, RowAddresses
 from forebay.recipe import RecipeDocument, canonical_json
 from forebay.tokens.packing import copy_runs, pack_best_fit, split_documents
@@ -50,6 +53,8 @@ KIND = "chat"
 COLUMNS = ("tokens", "seq_lens", "documents", "spans", "last_turn")
 PIECE_BYTES = 32 << 20  # of stored rows that are gathered at once
 TABLE_SHARE = 4  # a quarter of a cache's memory, for the documents of rows
+MOST_CHUNKS = 1 << 31  # of a window
+MOST_NUMBER = 1 << 32  # of a sample: `documents` is uint32
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +63,41 @@ class Packing:
 
     sequence_length: int
     long: Long
+    chunks: int  # whose documents are packed together
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Windows:
+    """The chunks that are packed together: those of a window have neighbouring positions in the stored cache."""
+
+    numbers: Array  # (windows,) of the first chunk of each
+    firsts: Array  # (windows,) its position
+    stops: Array  # (windows,) the position after the last one
+
+    @classmethod
+    def of(cls, cache: Cache, size: int) -> "Windows":
+        """The windows of which a cache has all chunks that are planned."""
+        numbers, firsts, counts = np.unique(cache.chunk_windows(size), return_index=True, return_counts=True)
+        whole = counts == cache.planned_in_windows(numbers, size)
+        return cls(numbers[whole], firsts[whole], (firsts + counts)[whole])
+
+    def chunks(self, position: int) -> range:
+        """The positions of the chunks of a window."""
+        return range(int(self.firsts[position]), int(self.stops[position]))
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What packing all chunks of a cache showed."""
+    """What packing all windows of a cache showed."""
 
-    rows: tuple[int, ...]  # of each chunk
+    rows: tuple[int, ...]  # of each window
     cut: int  # documents
     dropped: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class PackedRows:
-    """The documents of the rows of one chunk, in the order of rows."""
+    """The documents of the rows of one window, in the order of rows."""
 
     edges: Array  # (rows + 1,) the first document of each row
     table: Array  # (documents, 8) int64, the columns below: one copy takes the documents of some rows
@@ -86,6 +112,11 @@ class PackedRows:
     def rows(self) -> Array:
         """The stored row that each document lies in."""
         return self.table[:, 0]
+
+    @cached_property
+    def stored(self) -> tuple[Array, Array]:
+        """The stored rows, each once, and which of them every document lies in: the same for all columns."""
+        return np.unique(self.rows, return_inverse=True)
 
     @property
     def starts(self) -> Array:
@@ -109,7 +140,7 @@ class PackedRows:
 
     @property
     def identity(self) -> Array:
-        """The number of its sample in the chunk, and its offset there, as they are stored: the column `documents`."""
+        """The number of its sample in the window, and its offset there: the column `documents`."""
         return self.table[:, 5:7]
 
     @property
@@ -119,23 +150,40 @@ class PackedRows:
 
 
 def packed_view(
-    cache: Cache, *, sequence_length: SupportsIndex | None = None, long: Long | None = None
+    cache: Cache,
+    *,
+    sequence_length: SupportsIndex | None = None,
+    long: Long | None = None,
+    chunks: SupportsIndex = 1,
 ) -> "PackedView":
     """Return the conversations of a chat cache in rows of another length, packed when they are read.
 
-    `long` says what happens to conversations longer than a row, by default as in the cache's recipe. The documents of a
-    chunk are packed together. `Split` takes a view by chunk only: `Split("train", by="chunk")` has the same
-    conversations on both sides for the cache and for all its views.
+    `long` says what happens to conversations longer than a row, by default as in the cache's recipe. The documents of
+    `chunks` neighbouring chunks are packed together. `Split` takes a view by chunk only, with as many `chunks`:
+    `Split("train", by="chunk", chunks=4)` has the same conversations on both sides for the cache and for all its views
+    of 1, 2 or 4 chunks.
     """
-    return PackedView(cache, _checked_packing(cache, sequence_length, long))
+    view = PackedView(cache, _checked_packing(cache, sequence_length, long, chunks))
+    if view.chunks_left_out:
+        warnings.warn(
+            f"{view.chunks_left_out:,} of {len(cache.chunk_numbers):,} chunks of '{cache.root}' are left out until all "
+            f"of the {view.packing.chunks} that are packed together are built; run the build, or pass chunks=1",
+            stacklevel=2,
+        )
+    return view
 
 
 class PackedView(Cache):
-    """A chat cache in rows of another length. It has the columns of the base layer, and no further layers."""
+    """A chat cache in rows of another length. It has the columns of the base layer, and no further layers.
+
+    Its chunks are windows: `chunk_numbers` has the number of the first chunk of each.
+    """
 
     packed_when_read: ClassVar[bool] = True
 
-    def __init__(self, stored: Cache, packing: Packing, counts: "Counts | None" = None) -> None:
+    def __init__(
+        self, stored: Cache, packing: Packing, windows: Windows | None = None, counts: Counts | None = None
+    ) -> None:
         self._check_columns(stored)
         super().__init__(
             stored.store,
@@ -145,12 +193,19 @@ class PackedView(Cache):
             pinned_explicitly=stored.pinned_explicitly,
         )
         self.stored, self.packing, self.pad = stored, packing, _padding(stored)
+        self.windows = windows or Windows.of(stored, packing.chunks)
+        self._chunks = self.windows.numbers
         self.counts = self._counted() if counts is None else counts
         self._starts = _edges(np.array(self.counts.rows, np.int64))
         self._count = int(self._starts[-1])
         self._finder = ChunkFinder(self._starts)
         self._columns = {name: Home(self._base, self._declare(stored.column(name))) for name in COLUMNS}
         self._requested = {None: list(COLUMNS)}
+
+    @property
+    def chunks_left_out(self) -> int:
+        """Chunks that are built, and wait for others of their window."""
+        return len(self.stored.chunk_numbers) - int((self.windows.stops - self.windows.firsts).sum())
 
     @property
     def documents_cut(self) -> int:
@@ -164,8 +219,31 @@ class PackedView(Cache):
 
     @cached_property
     def content_digest(self) -> str:
-        """A digest of the stored chunks and of the packing."""
-        return self._mark(self.stored.content_digest)
+        """A digest of the stored chunks, the packing and the windows: a cache that was built again may have others."""
+        windows = np.column_stack([self.windows.numbers, self.windows.stops - self.windows.firsts])
+        return self._mark(self.stored.content_digest, *windows.tolist() if self.packing.chunks > 1 else ())
+
+    def content_digests(self, layer: str, chunks: NDArray[np.int64]) -> Array:
+        """The digests of some windows, by the numbers of their first chunks."""
+        if self.packing.chunks == 1:
+            return self.stored.content_digests(layer, chunks)
+        stored = self.stored.content_digests(layer, self.stored.chunk_numbers)
+        found = np.zeros((len(chunks), stored.shape[1]), np.uint8)
+        for at, position in enumerate(np.searchsorted(self._chunks, chunks).tolist()):
+            here = self.windows.chunks(position)
+            content = stored[here.start : here.stop].tobytes()
+            found[at] = np.frombuffer(hashlib.blake2b(content, digest_size=found.shape[1]).digest(), np.uint8)
+        return found
+
+    def chunk_windows(self, size: int) -> NDArray[np.int64]:
+        """The first chunk of the window of `size` chunks that each window of this view is in."""
+        if size % self.packing.chunks:
+            together = self.packing.chunks
+            raise ValueError(
+                f"{self!r} has documents of {together} chunks in a row, which are on two sides of a split of the "
+                f"cache by {size}; use Split(…, by='chunk', chunks={together}), or a multiple of it, on both"
+            )
+        return super().chunk_windows(size)
 
     def recipe(self, layer: str) -> RecipeDocument:
         """The recipe of the stored rows, with the fields and columns of this view."""
@@ -177,12 +255,13 @@ class PackedView(Cache):
         return msgspec.structs.replace(kept, fields=fields, columns=columns, fingerprint=self._mark(kept.fingerprint))
 
     def __repr__(self) -> str:
-        length = self.packing.sequence_length
-        return f"<PackedView of {self.stored!r} as {len(self):,} rows of {length:,} tokens>"
+        length, together = self.packing.sequence_length, self.packing.chunks
+        packed = "" if together == 1 else f", {together} chunks packed together"
+        return f"<PackedView of {self.stored!r} as {len(self):,} rows of {length:,} tokens{packed}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process need not pack every chunk to know how many rows it has.
-        return PackedView, (self.stored, self.packing, self.counts)
+        # Another process need not pack every window to know how many rows it has.
+        return PackedView, (self.stored, self.packing, self.windows, self.counts)
 
     def at_generation(self, number: int) -> Cache:
         return self if number == self.generation.number else PackedView(self.stored.at_generation(number), self.packing)
@@ -191,8 +270,38 @@ class PackedView(Cache):
         """None: no block of a file has the rows of this view, so none can be fetched by itself."""
         return {}
 
+    def record(self, layer: str, position: int) -> ChunkRecord:
+        raise TypeError(f"{self!r} has no files; ask the cache that it was made from")
+
+    def file_bytes(self, columns: Sequence[str]) -> list[NDArray[np.int64]]:
+        """The sizes of the files of each window together, for every layer of these columns."""
+        passed = [_edges(sizes) for sizes in self.stored.file_bytes(columns)]
+        return [each[self.windows.stops] - each[self.windows.firsts] for each in passed]
+
+    def file_digests(self, positions: NDArray[np.int64], columns: Sequence[str]) -> Iterator[str]:
+        counts = self.windows.stops - self.windows.firsts
+        return self.stored.file_digests(ranges(self.windows.firsts[positions], counts[positions]), columns)
+
+    def keep_chunk(self, position: int, columns: Sequence[str]) -> bool:
+        return all([self.stored.keep_chunk(each, columns) for each in self.windows.chunks(position)])
+
     def open_chunk(self, position: int, columns: Sequence[str]) -> None:
-        self.stored.open_chunk(position, columns)
+        for each in self.windows.chunks(position):
+            self.stored.open_chunk(each, columns)
+
+    def samples_of(self, row: SupportsIndex) -> list[tuple[int, int]]:
+        found = self._documents_at(self._place(np.array([self._number(row)])))
+        documents = self.stored.read(found.rows, ["documents"])["documents"]
+        assert isinstance(documents, Ragged)
+        numbers = [int(documents[at][place, 0]) for at, place in enumerate(found.places.tolist())]
+        return list(zip(self._chunks_at(found), numbers, strict=True))
+
+    def _chunks_of(self, row: int) -> list[int]:
+        return list(dict.fromkeys(self._chunks_at(self._documents_at(self._place(np.array([row]))))))
+
+    def _chunks_at(self, found: PackedRows) -> list[int]:
+        numbers: list[int] = self.stored.chunk_numbers[self.stored.chunk_positions(found.rows)].tolist()
+        return numbers
 
     def allow_passing(self, size: int, columns: Sequence[str]) -> None:
         self.stored.allow_passing(size, columns)
@@ -204,7 +313,7 @@ class PackedView(Cache):
         return self.stored.statistics()
 
     def packed(self, position: int) -> PackedRows:
-        """The documents of the rows of a chunk, packed again if they are not in memory."""
+        """The documents of the rows of a window, packed again if they are not in memory."""
         return self._tables.get((KIND, position), lambda: self._packed(position))
 
     def documents_at(self, place: RowLocations) -> PackedRows:
@@ -239,7 +348,9 @@ class PackedView(Cache):
         column = self.column(name)
         if not column.ragged or not len(self):
             return column.item_bytes
-        return self.stored._value_bytes(name) * len(self.stored) / len(self)
+        edges = self.stored.chunk_starts
+        rows = int((edges[self.windows.stops] - edges[self.windows.firsts]).sum())
+        return self.stored._value_bytes(name) * rows / len(self)
 
     def _reader(self, name: str) -> ColumnReader:
         reader = self._readers.get(name)
@@ -252,7 +363,7 @@ class PackedView(Cache):
         return self._reader(name).read(RowLocations(np.full(count, position), np.arange(count)))
 
     def _counted(self) -> "Counts":
-        """Pack all chunks; as many as fit in memory are kept."""
+        """Pack all windows; as many as fit in memory are kept."""
         rows, cut, dropped = [], 0, 0
         for position in range(len(self._chunks)):
             packed = self.packed(position)
@@ -262,13 +373,14 @@ class PackedView(Cache):
         return Counts(tuple(rows), cut, dropped)
 
     def _declare(self, column: Column) -> Column:
-        """A column of the view. Rows of a chunk share their blocks: all are decoded to read some of them."""
+        """A column of the view. Rows of a window share their blocks: all are decoded to read some of them."""
         shape = (self.packing.sequence_length,) if column.name == "tokens" else column.shape
         block = int(np.diff(self._starts).max(initial=1))
         return msgspec.structs.replace(column, shape=shape, rows_per_block=max(1, block))
 
-    def _mark(self, kept: str) -> str:
-        return hashlib.sha256(canonical_json([kept, asdict(self.packing)])).hexdigest()[: max(16, len(kept))]
+    def _mark(self, kept: str, *windows: list[int]) -> str:
+        packing = canonical_json([kept, asdict(self.packing), *windows])
+        return hashlib.sha256(packing).hexdigest()[: max(16, len(kept))]
 
     @staticmethod
     def _check_columns(cache: Cache) -> None:
@@ -290,13 +402,17 @@ class PackedView(Cache):
 
     def _packed(self, position: int) -> PackedRows:
         width, capacity = int(self.stored.column("tokens").shape[0]), self.packing.sequence_length
-        lengths, rows, starts, places, identity = self._stored(position, width)
-        numbers = identity[:, 0]
-        names = ChunkNames([(self._path(position), numbers)])
+        chunks = self.windows.chunks(position)
+        parts = [self._stored(each, width) for each in chunks]
+        names = ChunkNames([(self._path(each), part[4][:, 0]) for each, part in zip(chunks, parts, strict=True)])
+        self._number_samples(chunks, parts)
+        lengths, rows, starts, places, identity = map(np.concatenate, zip(*parts, strict=True))
+        numbers = np.cumsum(np.diff(identity[:, 0], prepend=identity[:1, 0]) != 0)  # without gaps
         made = Conversations((), starts, lengths, _NO_SPANS, np.zeros(len(lengths), np.int64), numbers, names)
         last = np.full(len(lengths), -1, np.int64)
         if (lengths > capacity).any():
-            made.spans, made.span_counts = self._spans(position, width)
+            spans = [self._spans(each, width) for each in chunks]
+            made.spans, made.span_counts = map(np.concatenate, zip(*spans, strict=True))
         cut = cut_long(made, capacity, self.packing.long)
         if cut.lengths is not made.lengths:
             last = last_turns(made, *kept_spans(made, cut))
@@ -311,8 +427,18 @@ class PackedView(Cache):
         table = np.insert(of_documents[placed], 4, passed - first, axis=1)
         return PackedRows(edges, table, cut.truncated, cut.dropped)
 
+    def _number_samples(self, chunks: range, parts: Sequence[tuple[Array, ...]]) -> None:
+        """Count the samples of a window: those of a chunk come after those of the chunks before it."""
+        passed = 0
+        for position, (*_, identity) in zip(chunks, parts, strict=True):
+            own = 1 + int(identity[:, 0].max(initial=-1))
+            if passed + own > MOST_NUMBER:
+                raise self._corrupt(position, f"its window has a sample number above {MOST_NUMBER:,}")
+            identity[:, 0] += passed
+            passed += own
+
     def _stored(self, position: int, width: int) -> tuple[Array, Array, Array, Array, Array]:
-        """The documents of a chunk in the order of conversations: lengths, rows, starts, places, identity."""
+        """The documents of a stored chunk in the order of conversations: lengths, rows, starts, places, identity."""
         read = self.stored.chunk(position, ["seq_lens", "documents"])
         lengths, documents = read["seq_lens"], read["documents"]
         assert isinstance(lengths, Ragged)
@@ -333,7 +459,7 @@ class PackedView(Cache):
         )
 
     def _spans(self, position: int, width: int) -> tuple[Array, Array]:
-        """The spans of a chunk in the order of `_stored`, counted from the beginning of their documents."""
+        """The spans of a stored chunk in the order of `_stored`, counted from the beginning of their documents."""
         read = self.stored.chunk(position, ["seq_lens", "documents", "spans"])
         lengths, documents, spans = (read[name] for name in ("seq_lens", "documents", "spans"))
         assert isinstance(lengths, Ragged)
@@ -377,11 +503,7 @@ class ViewReader:
         return None
 
     def read_slices(self, place: RowLocations, starts: NDArray[np.int64], length: int) -> Array:
-        rows = self.read(place)
-        if isinstance(rows, Ragged):
-            raise TypeError(f"'{self._column.name}' is ragged; slices need a column with fixed shape")
-        sliced: Array = rows[np.arange(len(rows))[:, None], starts[:, None] + np.arange(length)]
-        return sliced
+        return slices_of(self._column, self.read(place), starts, length)
 
     def read_batches(self, place: RowLocations, size: int) -> Iterator[Array | Ragged]:
         return (self.read(place.part(some)) for some in slices(len(place.rows), size))
@@ -401,7 +523,8 @@ class ViewReader:
         width = stored.column("tokens").shape[0]
         step = max(1, PIECE_BYTES // (width * tokens.itemsize))
         for some in slices(len(found.rows), step):
-            rows, which = np.unique(found.rows[some], return_inverse=True)
+            few = len(found.rows) <= step
+            rows, which = found.stored if few else np.unique(found.rows[some], return_inverse=True)
             source = stored.read(rows, ["tokens"])["tokens"]
             assert not isinstance(source, Ragged)
             starts = which * width + found.starts[some]
@@ -409,7 +532,7 @@ class ViewReader:
         return tokens
 
     def _spans(self, found: PackedRows) -> Ragged:
-        rows, which = np.unique(found.rows, return_inverse=True)
+        rows, which = found.stored
         spans = self._view.stored.read(rows, ["spans"])["spans"]
         assert isinstance(spans, Ragged)
         width = 1 + int(self._view.stored.column("tokens").shape[0])
@@ -433,7 +556,7 @@ class ViewReader:
     def _last_turns(self, found: PackedRows) -> Ragged:
         if not len(found.last_turn) or found.last_turn.min() >= 0:
             return Ragged(found.last_turn.astype(np.uint32), found.edges)
-        rows, which = np.unique(found.rows, return_inverse=True)
+        rows, which = found.stored
         stored = self._view.stored.read(rows, ["last_turn"])["last_turn"]
         assert isinstance(stored, Ragged)
         outside = found.places >= stored.lengths.astype(np.int64)[which]
@@ -470,20 +593,23 @@ def _padding(cache: Cache) -> int:
     return pad
 
 
-def _checked_packing(cache: Cache, sequence_length: SupportsIndex | None, long: Long | None) -> Packing:
+def _checked_packing(
+    cache: Cache, sequence_length: SupportsIndex | None, long: Long | None, chunks: SupportsIndex
+) -> Packing:
     fields = cache.recipe(cache.generation.base).fields
-    length = _checked_length(fields.get("sequence_length") if sequence_length is None else sequence_length)
+    wanted = fields.get("sequence_length") if sequence_length is None else sequence_length
+    length = _checked_count("sequence_length", wanted, MOST_TOKENS)
     policy = fields.get("long", "error") if long is None else long
     if policy not in ("error", "drop", "truncate"):
         raise ValueError(f"long must be 'error', 'drop' or 'truncate' (got {policy!r})")
-    return Packing(length, policy)
+    return Packing(length, policy, _checked_count("chunks", chunks, MOST_CHUNKS))
 
 
-def _checked_length(passed: Any) -> int:
+def _checked_count(name: str, passed: Any, most: int) -> int:
     try:
-        length = 0 if isinstance(passed, bool) else operator.index(passed)
+        count = 0 if isinstance(passed, bool) else operator.index(passed)
     except TypeError:
-        length = 0
-    if not 1 <= length <= MOST_TOKENS:
-        raise ValueError(f"sequence_length must be a whole number from 1 to {MOST_TOKENS:,} (got {passed!r})")
-    return length
+        count = 0
+    if not 1 <= count <= most:
+        raise ValueError(f"{name} must be a whole number from 1 to {most:,} (got {passed!r})")
+    return count

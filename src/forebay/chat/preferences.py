@@ -123,7 +123,8 @@ class PreferenceRecipe(ChatRecipe, frozen=True, kw_only=True, forbid_unknown_fie
         self, samples: Iterable[Sample], failed: list[tuple[int, Failure]], gathered: Gathered | None = None
     ) -> Iterator["RenderedGroup"]:
         """One document per candidate. A sample that fails is added to `failed`."""
-        layouts, nfc = self._layouts(), self.token_bytes().nfc
+        tokens = self.token_bytes()
+        layouts, nfc = self._layouts(tokens), tokens.nfc
         for number, sample in enumerate(samples):
             try:
                 group = read_candidates(sample, self.names)
@@ -138,10 +139,11 @@ class PreferenceRecipe(ChatRecipe, frozen=True, kw_only=True, forbid_unknown_fie
             except UnicodeEncodeError as error:
                 failed.append((number, Failure(sample.id, "not-utf8", f"half of a surrogate pair at {error.start:,}")))
             else:
-                if (problem := size_problem(documents, self._encoder)) is not None:
+                size = sum(len(document.raw) for document in documents)
+                if (problem := size_problem(size, self._encoder())) is not None:
                     failed.append((number, Failure(sample.id, "too-large", problem)))
                     continue
-                yield RenderedGroup(number, sample.id, documents, len(group.prompt), group.scores)
+                yield RenderedGroup(number, sample.id, documents, size, len(group.prompt), group.scores)
 
     def _conversation(self, group: "Candidates", messages: Sequence[Any], nfc: bool) -> Conversation:
         whole = {"messages": [*group.prompt, *messages], "tools": group.tools}
@@ -157,7 +159,7 @@ class PreferenceRecipe(ChatRecipe, frozen=True, kw_only=True, forbid_unknown_fie
         documents = [document for group in batch for document in group.documents]
         tokens = self.token_bytes()
         encoded = encode_documents(documents, open_chat_encoder(self._encoder(), vocabulary), tokens)
-        problems = {**untrained_documents(batch, encoded, tokens), **encoded.problems}
+        problems = {**untrained_documents(batch, documents, encoded, tokens), **encoded.problems}
         at = 0
         for group in batch:
             assert isinstance(group, RenderedGroup)

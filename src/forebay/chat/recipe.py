@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
-import xxhash
 from msgspec import Meta
 
 from forebay.chat.conversation_packing import (
@@ -47,7 +46,7 @@ from forebay.masks.train_on import GENERATED, KINDS, ROLES, SPAN_FIELDS
 from forebay.recipe import ChunkTarget, RecipeHooks, RecipeMeta, Rows, canonical_json, check_fields
 from forebay.source import BatchedSamples, Failure, Sample, SampleBatch
 from forebay.tokens.long_texts import MAX_UNCUT_BYTES
-from forebay.tokens.recipe import BLOCK_TOKENS, MOST_TOKENS, token_figures
+from forebay.tokens.recipe import BLOCK_TOKENS, MOST_TOKENS, text_identity, token_figures
 from forebay.tokens.vocabulary import (
     CONSTANT,
     ENCODERS,
@@ -61,7 +60,7 @@ from forebay.tokens.vocabulary import (
 )
 
 _DECIDE_TOKENS = ("template_arguments", "date", "thinking", "history", "generation", "stop")
-BATCH_CHARS = 1 << 20
+BATCH_BYTES = 1 << 20  # of texts that are encoded together
 BATCH_DOCUMENTS = 1024
 TEMPLATE_HASH = "chat template"
 MOST_SHOWN = 160
@@ -183,7 +182,7 @@ class ChatRecipe(
     @property
     def identity(self) -> Callable[[Sample], bytes | None] | None:
         """With `deduplicate`, samples with the same bytes are duplicates."""
-        return _identity if self.deduplicate else None
+        return text_identity if self.deduplicate else None
 
     def settled(
         self, kept: Mapping[str, Any] | None, samples: Callable[[], Iterable[Sample]]
@@ -270,19 +269,20 @@ class ChatRecipe(
         self, samples: Iterable[Sample], failed: list[tuple[int, Failure]], gathered: Gathered | None = None
     ) -> Iterator["Rendered"]:
         """The documents of every sample. One that fails is added to `failed`, one of a cache to `gathered`."""
-        names, layouts, nfc = self._names(), None, False
+        names, layouts, tokens, smallest = self._names(), None, None, min(MAX_UNCUT_BYTES.values())
         roles = names.known_roles()
         for number, sample in self._not_packed(samples, gathered):
             if isinstance(sample.data, bytes) and not sample.data.strip():
                 continue  # an empty line
-            if layouts is None:  # packed conversations need neither a tokenizer nor a template
-                layouts, nfc = self._layouts(), self.token_bytes().nfc
+            if layouts is None or tokens is None:  # packed conversations need neither a tokenizer nor a template
+                tokens = self.token_bytes()
+                layouts = self._layouts(tokens)
             try:
                 record = read_record(sample.data)
-                plain = plain_messages(record, names, roles, nfc=nfc)
+                plain = plain_messages(record, names, roles, nfc=tokens.nfc)
                 documents = None if plain is None else layouts.plain_documents(*plain, number)
                 if documents is None:
-                    conversation = read_conversation(record, names, nfc=nfc)
+                    conversation = read_conversation(record, names, nfc=tokens.nfc)
                     if self.thinking == "drop":
                         conversation = without_thinking(conversation)
                     documents = layouts.documents(conversation, number)
@@ -291,10 +291,13 @@ class ChatRecipe(
             except UnicodeEncodeError as error:
                 failed.append((number, Failure(sample.id, "not-utf8", f"half of a surrogate pair at {error.start:,}")))
             else:
-                if (problem := size_problem(documents, self._encoder)) is not None:
+                size = 0
+                for document in documents:
+                    size += len(document.raw)
+                if size > smallest and (problem := size_problem(size, self._encoder())) is not None:
                     failed.append((number, Failure(sample.id, "too-large", problem)))
                     continue
-                yield Rendered(number, sample.id, documents)
+                yield Rendered(number, sample.id, documents, size)
 
     def _not_packed(self, samples: Iterable[Sample], gathered: Gathered | None) -> Iterator[tuple[int, Sample]]:
         """The samples to render, with their numbers; those of a cache are added to `gathered` instead."""
@@ -315,11 +318,10 @@ class ChatRecipe(
 
     def _encode(self, batch: Sequence["Rendered"], gathered: Gathered, failed: list[tuple[int, Failure]]) -> None:
         """Encode the documents of some samples, and leave out the samples with a problem."""
-        vocabulary = self.vocabulary()
+        tokens = self.token_bytes()
         documents = [document for sample in batch for document in sample.documents]
-        encoder = open_chat_encoder(self._encoder(), vocabulary)
-        encoded = encode_documents(documents, encoder, self.token_bytes())
-        problems = {**untrained_documents(batch, encoded, self.token_bytes()), **encoded.problems}
+        encoded = encode_documents(documents, open_chat_encoder(self._encoder(), self.vocabulary()), tokens)
+        problems = {**untrained_documents(batch, documents, encoded, tokens), **encoded.problems}
         kept = [True] * len(documents)
         first = 0
         for sample in batch if problems else ():
@@ -332,10 +334,10 @@ class ChatRecipe(
         numbers = [sample.number for sample in batch for _ in sample.documents]
         gathered.add(encoded, kept, numbers, [sample.name for sample in batch for _ in sample.documents])
 
-    def _layouts(self) -> Layouts:
+    def _layouts(self, tokens: TokenBytes) -> Layouts:
         key = canonical_json(self.template_arguments)
         return _open_layouts(
-            self.template_source(), key, self.date, self.token_bytes().special, self.stop, self.history, self.generation
+            self.template_source(), key, self.date, tokens.special, self.stop, self.history, self.generation
         )
 
     def _names(self) -> FieldNames:
@@ -381,6 +383,7 @@ class Rendered:
     number: int
     name: str
     documents: list[Document]
+    size: int  # bytes of all documents
 
 
 def _check_signature(packed: PackedConversations, made_by: str) -> None:
@@ -391,34 +394,34 @@ def _check_signature(packed: PackedConversations, made_by: str) -> None:
         )
 
 
-def size_problem(documents: Sequence[Document], encoder: Callable[[], EncoderName]) -> str | None:
-    """Why the documents of a sample are not encoded: that would take some hundred times their size in memory."""
-    size = sum(len(document.raw) for document in documents)
-    if size <= min(MAX_UNCUT_BYTES.values()) or size <= (most := MAX_UNCUT_BYTES[encoder()]):
+def size_problem(size: int, encoder: EncoderName) -> str | None:
+    """Why documents of so many bytes are not encoded: that would take some hundred times their size in memory."""
+    if size <= (most := MAX_UNCUT_BYTES[encoder]):
         return None
     return f"it is rendered as {size:,} bytes; at most {most:,} are encoded, so split the conversation"
 
 
 def in_batches(rendered: Iterator[Rendered]) -> Iterator[list[Rendered]]:
+    """Samples to encode together: at most `2 * BATCH_BYTES` of them, or one that has more."""
     batch: list[Rendered] = []
-    characters = 0
+    size = 0
     for sample in rendered:
-        added = sum(len(document.text) for document in sample.documents)
-        if batch and characters + added > 2 * BATCH_CHARS:
+        if batch and size + sample.size > 2 * BATCH_BYTES:
             yield batch
-            batch, characters = [], 0
+            batch, size = [], 0
         batch.append(sample)
-        characters += added
-        if characters >= BATCH_CHARS or len(batch) >= BATCH_DOCUMENTS:
+        size += sample.size
+        if size >= BATCH_BYTES or len(batch) >= BATCH_DOCUMENTS:
             yield batch
-            batch, characters = [], 0
+            batch, size = [], 0
     if batch:
         yield batch
 
 
-def untrained_documents(batch: Sequence[Rendered], encoded: Encoded, tokens: TokenBytes) -> dict[int, tuple[str, str]]:
+def untrained_documents(
+    batch: Sequence[Rendered], documents: Sequence[Document], encoded: Encoded, tokens: TokenBytes
+) -> dict[int, tuple[str, str]]:
     """Documents without a generated token, and those with a turn that no control token ends."""
-    documents = [document for sample in batch for document in sample.documents]
     sample_of = np.repeat(np.arange(len(batch)), [len(sample.documents) for sample in batch])
     span_document = np.repeat(np.arange(len(documents)), encoded.span_counts)
     kind = encoded.spans[:, 3]
@@ -458,9 +461,3 @@ def _open_layouts(
 ) -> Layouts:
     template = open_template(source, arguments, date)
     return Layouts(template, special, stop, history == "split", generation == "check")
-
-
-def _identity(sample: Sample) -> bytes | None:
-    data = sample.data.encode("utf-8", "surrogatepass") if isinstance(sample.data, str) else sample.data
-    digest: bytes | None = xxhash.xxh3_128_digest(data) if isinstance(data, bytes) and data else None
-    return digest

@@ -47,6 +47,7 @@ Chosen = NDArray[np.bool_]
 By = Literal["auto", "chunk", "document", "sample"]
 DOCUMENTS = "documents"  # the column with the documents of its chunk that a row holds
 CUT_CHUNKS = 64  # a split by document cuts chunks below this number between rows, however far the cache grows
+MOST_TOGETHER = 1 << 31  # chunks
 FAR_FROM_FRACTION = 0.05
 _own_folders: dict[int, str] = {}  # by process id, so that a forked process neither uses nor removes its parent's
 
@@ -57,12 +58,14 @@ class Split:
 
     document  packed rows that record their documents: no document is on both sides. The first 64 chunks are split
               between rows, so that a small cache reaches the fraction; later chunks are on one side as a whole
-    chunk     packed rows that do not record their documents: whole chunks, which no document spans
+    chunk     packed rows that do not record their documents: whole chunks, which no document spans. With `chunks=4`,
+              four neighbouring chunks that were planned together are on one side
     sample    recipes that name a column of sample ids: a sample is on the same side in every cache
 
-    `by="auto"` takes what the cache has. A view that packs a cache when it is read is split by chunk only, which puts
-    the same documents on each side of both. Copies of a document count as different documents: deduplicate, or one copy
-    may be on each side. A share of the rows that is more than 5 points off the fraction gives a warning.
+    `by="auto"` takes what the cache has. A view that packs a cache when it is read is split by chunk only, with as many
+    `chunks` as it packs together, or a multiple: that puts the same documents on each side of both. Copies of a
+    document count as different documents: deduplicate, or one copy may be on each side. A share of the rows that is
+    more than 5 points off the fraction gives a warning.
 
     `folder` stores the bits of a split by sample or document for the next run.
     """
@@ -72,6 +75,7 @@ class Split:
     seed: int = 0
     by: By = "auto"
     folder: str | None = None
+    chunks: int = 1
 
     def __post_init__(self) -> None:
         if self.side not in ("train", "validation"):
@@ -81,17 +85,23 @@ class Split:
         on_training_side([], self.fraction, self.seed)  # checks fraction and seed
         object.__setattr__(self, "fraction", float(self.fraction))  # numpy numbers have another repr
         object.__setattr__(self, "seed", checked_whole("seed", self.seed))
+        object.__setattr__(self, "chunks", checked_whole("chunks", self.chunks))
+        if not 1 <= self.chunks <= MOST_TOGETHER:
+            raise ValueError(f"chunks must be from 1 to {MOST_TOGETHER:,} (got {self.chunks})")
+        if self.chunks > 1 and self.by != "chunk":
+            raise ValueError(f"chunks={self.chunks} needs by='chunk' (got by={self.by!r})")
 
     @classmethod
     def pair(
-        cls, fraction: float = 0.8, *, seed: int = 0, by: By = "auto", folder: str | None = None
+        cls, fraction: float = 0.8, *, seed: int = 0, by: By = "auto", folder: str | None = None, chunks: int = 1
     ) -> tuple["Split", "Split"]:
         """Return the training and the validation side of one split, which cannot overlap."""
-        return cls("train", fraction, seed, by, folder), cls("validation", fraction, seed, by, folder)
+        return cls("train", fraction, seed, by, folder, chunks), cls("validation", fraction, seed, by, folder, chunks)
 
     @property
     def digest(self) -> str:
-        return f"{self.side} of {self.fraction!r}, seed {self.seed}, by {self.by}"
+        together = "" if self.chunks == 1 else f", {self.chunks} together"
+        return f"{self.side} of {self.fraction!r}, seed {self.seed}, by {self.by}{together}"
 
     def select(self, cache: Cache) -> Selection:
         """Return the rows on this side."""
@@ -110,7 +120,7 @@ class Split:
     def _selected(self, cache: Cache) -> Selection:
         by = self._chosen_by(cache)
         if by == "chunk":
-            return ChunkSelection(cache.chunk_starts, self._chosen(chunk_names(cache.chunk_numbers)))
+            return ChunkSelection(cache.chunk_starts, self._chosen(chunk_names(cache.chunk_windows(self.chunks))))
         column = DOCUMENTS if by == "document" else cache.recipe(cache.generation.base).sample_ids
         chosen = self._by_document(cache) if by == "document" else self._by_sample(cache, column)
         key = _key(cache, f"{self.digest} of {column}")

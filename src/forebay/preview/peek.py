@@ -48,6 +48,14 @@ class PieceNames:
         names = self._of_chunk(chunk)
         return {number: names[number] for number in numbers if number < len(names)}
 
+    def of_row(self, row: int, documents: Iterable[int]) -> dict[int, str]:
+        """The same for the first documents of a row, which may be stored in several chunks."""
+        if self._source is None:
+            return {}
+        stored = sorted(zip(self._cache.samples_of(row), documents, strict=False))  # each chunk is read once
+        names = ((document, self.of(chunk, [number])) for (chunk, number), document in stored)
+        return {document: name for document, found in names for name in found.values()}
+
     def _read(self, chunk: int) -> tuple[str, ...]:
         if self._source is None:
             return ()
@@ -142,7 +150,7 @@ class RowReader:
     ) -> PackedRow:
         """A row with the names of its documents; by default, those of the source."""
         tokens, lengths, documents = (columns[name] for name in COLUMNS)
-        names = self._names.of(chunk, documents[:, 0].tolist()) if names is None else names
+        names = self._names.of_row(row, documents[:, 0].tolist()) if names is None else names
         stops = np.cumsum(lengths, dtype=np.int64)
         spans = columns.get(SPANS, np.zeros((0, 5), np.uint32)).astype(np.int64)
         pieces = [

@@ -188,6 +188,42 @@ class Cache:
         """The declaration of a column."""
         return self._find(name)[1]
 
+    def chunk_windows(self, size: int) -> NDArray[np.int64]:
+        """The first chunk of the window that each chunk of the rows is in.
+
+        A window is `size` neighbouring chunks that were planned together, fewer where such a plan ends, so that none
+        gets more chunks when the cache grows.
+        """
+        if size == 1:
+            return self._chunks
+        firsts = self._planned[:-1]
+        first = firsts[np.searchsorted(firsts, self._chunks, side="right") - 1]
+        windows: NDArray[np.int64] = first + (self._chunks - first) // size * size
+        return windows
+
+    def planned_in_windows(self, windows: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+        """How many chunks are planned in each window of `size`, by the numbers of their first chunks."""
+        if size == 1:
+            return np.ones_like(windows)
+        ends = self._planned[np.searchsorted(self._planned, windows, side="right")]
+        planned: NDArray[np.int64] = np.minimum(size, ends - windows)
+        return planned
+
+    @cached_property
+    def _planned(self) -> NDArray[np.int64]:
+        """The first chunk of every segment of the plan that has chunks, and at the end the number of chunks."""
+        plan, listed = load_plan(self.store), self.generation.plan
+        for number, digest in enumerate(listed):
+            if plan.digests[number : number + 1] != (digest,):
+                key = layout.plan_segment(number)
+                raise IndexCorrupt(self.root, key, "it is not the one this generation was published with")
+        segments = plan.first(len(listed)).segments
+        edges = [segment.first_chunk for segment in segments if segment.added]
+        planned = np.array([*edges, len(plan.first(len(listed)))], np.int64)
+        if len(self._chunks) and not planned[0] <= self._chunks[0] <= self._chunks[-1] < planned[-1]:
+            raise IndexCorrupt(self.root, layout.generation(self.generation.number), "it lists a chunk without a plan")
+        return planned
+
     def row_bytes(self, columns: Sequence[str]) -> int:
         """Bytes of a row of these columns in memory; ragged columns use the mean of the first chunk that has rows.
 
@@ -280,9 +316,20 @@ class Cache:
         number = self._number(row)
         (name,), column = self.row_ids([number]), self.recipe(self.generation.base).sample_ids
         sample = self.read([number], [column])[column][0].tobytes().decode(errors="surrogateescape") if column else ""
-        parts = load_plan(self.store).first(len(self.generation.plan)).parts(name.chunk)
+        plan = load_plan(self.store).first(len(self.generation.plan))
+        parts = [part for chunk in self._chunks_of(number) for part in plan.parts(chunk)]
         own = [part for part in parts if part.file.path in (sample, sample.rpartition("@")[0])]
         return Origin(name.chunk, name.row, sample, tuple(own or parts))
+
+    def samples_of(self, row: SupportsIndex) -> list[tuple[int, int]]:
+        """Of every document in a row of packed tokens, the chunk that it is stored in and its sample's number there."""
+        number = self._number(row)
+        (chunk,) = self._chunks_of(number)
+        return [(chunk, sample) for sample in self.read([number], ["documents"])["documents"][0][:, 0].tolist()]
+
+    def _chunks_of(self, row: int) -> list[int]:
+        """The chunks that a row is made from."""
+        return [name.chunk for name in self.row_ids([row])]
 
     def __iter__(self) -> Iterator[dict[str, Array]]:
         """Every row, chunk by chunk."""

@@ -34,6 +34,14 @@ from forebay.read.gather import (
 )
 
 
+def slices_of(column: Column, rows: Array | Ragged, starts: NDArray[np.int64], length: int) -> Array:
+    """`length` items of the first axis of every row, from the row's start."""
+    if isinstance(rows, Ragged):
+        raise TypeError(f"'{column.name}' is ragged; slices need a column with fixed shape")
+    sliced: Array = rows[np.arange(len(rows))[:, None], starts[:, None] + np.arange(length)]
+    return sliced
+
+
 class DecodedBlock:
     """The values of one block; `first` is the index of the first value in the chunk's column."""
 
@@ -106,11 +114,7 @@ class CompressedReader:
         return reorder(join(list(self.read_batches(ordered, 1))), np.argsort(by_block))
 
     def read_slices(self, place: RowLocations, starts: NDArray[np.int64], length: int) -> Array:
-        rows = self.read(place)
-        if isinstance(rows, Ragged):
-            raise TypeError(f"'{self._column.name}' is ragged; slices need a column with fixed shape")
-        sliced: Array = rows[np.arange(len(rows))[:, None], starts[:, None] + np.arange(length)]
-        return sliced
+        return slices_of(self._column, self.read(place), starts, length)
 
     def read_batches(self, place: RowLocations, size: int) -> Iterator[Array | Ragged]:
         step = self._step(place, size)

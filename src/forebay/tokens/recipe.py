@@ -191,7 +191,7 @@ class TokenRecipe(
     @property
     def identity(self) -> Callable[[Sample], bytes | None] | None:
         """With `deduplicate`, documents with the same text are duplicates."""
-        return _text_identity if self.deduplicate else None
+        return text_identity if self.deduplicate else None
 
     def settled(
         self, kept: Mapping[str, Any] | None, samples: Callable[[], Iterable[Sample]]
@@ -284,7 +284,7 @@ def _beginning(sample: Sample) -> str:
     return sample.data[:SAMPLE_CHARS] if isinstance(sample.data, str) else ""
 
 
-def _text_identity(sample: Sample) -> bytes | None:
+def text_identity(sample: Sample) -> bytes | None:
     """A hash of the text; None for a sample that is not text or empty, which fails anyway."""
     data = sample.data.encode("utf-8", "surrogatepass") if isinstance(sample.data, str) else sample.data
     digest: bytes | None = xxhash.xxh3_128_digest(data) if isinstance(data, bytes) and data else None

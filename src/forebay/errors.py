@@ -427,7 +427,7 @@ class StoreUnavailable(ForebayError, OSError):
 
     def __init__(self, address: str, what: str, cause: str, advice: str = "check the network and try again") -> None:
         self.address, self.what, self.cause, self.advice = address, what, cause, advice
-        super().__init__(f"'{address}' did not {what}: {cause}; {advice}")
+        super().__init__(f"cannot {what} in '{address}': {cause}; {advice}")
 
 
 class StoreFull(ForebayError, OSError):

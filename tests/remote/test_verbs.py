@@ -87,6 +87,24 @@ def test_the_command_line_takes_urls(bucket, lines, tmp_path):
     assert "line 0000" in run("peek", url, "--rows", "1")
 
 
+def test_the_next_step_for_a_source_in_a_bucket_can_be_run(bucket, tmp_path):
+    source, cache = open_store(f"{bucket}/raw"), tmp_path / "cache"
+    lines = [f"line {number}\n".encode() for number in range(9)]
+    source.replace("a.txt", lines)
+    run("build", "raw", f"{bucket}/raw", "--into", cache, "--workers", 0)
+    source.replace("b.txt", lines)
+    step = run("status", cache, "--check-source").splitlines()[-1]
+    assert step == f"next: forebay grow {cache} {bucket}/raw/b.txt"
+    run(*step.split()[2:], "--workers", 0)
+    source.replace("a.txt", lines[::-1])
+    refused = run_command("build", "raw", f"{bucket}/raw", "--into", cache, "--workers", 0, code=1).err
+    assert f"run `forebay refresh {cache} --check-source`" in refused
+    step = run_command("status", cache, "--check-source", code=1).out.splitlines()[-1]
+    assert step == f"next: forebay refresh {cache} --check-source"
+    run(*step.split()[2:], "--workers", 0)
+    run("verify", cache, "--check-source")
+
+
 def test_requests_per_chunk_are_few(bucket, s3, lines, monkeypatch):
     """Building costs a look, a claim, a second look, the chunk and the end of the claim; reading costs one request."""
     with FaultProxy(s3) as proxy:

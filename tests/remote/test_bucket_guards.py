@@ -1,5 +1,7 @@
 """Guards of the store of objects and of its client that only odd names, environments and moments reach."""
 
+import pickle
+
 import numpy as np
 import pytest
 from tests.remote.test_bad_buckets import refused, service  # noqa: F401, a fixture
@@ -73,6 +75,27 @@ def test_a_view_that_differs_is_fetched_once_more(s3: str, bucket: str, monkeypa
         proxy.set_faults([Fault("flipped-bit", "read", most=2)])
         with pytest.raises(BadCopy):
             store.view("x", expect=expect)
+
+
+def test_a_view_of_an_object_that_is_longer_than_expected_is_a_bad_copy(store: ObjectStore) -> None:
+    """Its beginning has the right digest: another has appended to it."""
+    put_plainly(store, "x", WITHOUT_SUM + b"more")
+    with pytest.raises(BadCopy, match="bytes"):
+        store.view("x", expect=Expected(len(WITHOUT_SUM), object_store.hashlib.sha256(WITHOUT_SUM).digest()))
+
+
+def test_a_store_that_was_probed_is_not_probed_again_in_another_process(
+    s3: str, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FaultProxy(s3) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        store = open_store(f"{bucket}/guards")
+        assert store.create("a", [b"1"])
+        sent = pickle.dumps(store)
+        monkeypatch.setattr(object_store, "_honours_conditions", set())  # as in a process that starts
+        proxy.reset_counts()
+        assert pickle.loads(sent).create("b", [b"2"])
+        assert proxy.requests == {"create": 1}
 
 
 def test_a_listing_without_order_is_not_resumed(lying, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811

@@ -52,8 +52,8 @@ LATENCY = 0.02
 COUNTED_LATENCY = 0.5  # where requests are counted: those that do not wait for each other overlap, on any machine
 MANY = 100_000
 PEERS = (
-    Peer("LitData 0.2.76", "remote_litdata.py", ("litdata==0.2.76", "boto3")),
-    Peer("MosaicML Streaming 0.13.0", "remote_mosaic.py", ("mosaicml-streaming==0.13.0",)),
+    Peer("LitData 0.2.76", "remote_litdata.py", ("litdata==0.2.76", "boto3"), home="peer_litdata"),
+    Peer("MosaicML Streaming 0.13.0", "remote_mosaic.py", ("mosaicml-streaming==0.13.0",), home="peer_mosaic"),
 )
 WORKERS = (0, 2)
 PEER_SECONDS = 30

@@ -212,3 +212,57 @@ def test_a_prefix_that_could_lead_elsewhere_is_refused(store: ObjectStore) -> No
 def test_entries_are_sorted_whatever_the_service_does(lying) -> None:  # noqa: F811
     lying.pages = iter([LastPage(FULL[::-1])])
     assert [entry.key for entry in ObjectStore("s3://bucket").entries("")] == FULL
+
+
+def test_a_body_that_breaks_off_is_resumed_where_it_ended(
+    s3: str, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FaultProxy(s3) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        monkeypatch.setattr(bucket_client, "_RETRIES", {"max_retries": 0})  # else the client resumes by itself
+        monkeypatch.setattr(object_store, "PIECE_BYTES", 1 << 10)
+        store = open_store(f"{bucket}/guards")
+        put_plainly(store, "x", WITHOUT_SUM)
+        proxy.set_faults([Fault("short-body", "read", most=2)])
+        assert store.read("x", 1) == WITHOUT_SUM[1:]
+        assert proxy.injected["short-body"] == 2
+
+
+@pytest.mark.parametrize("more", [7, -3])
+def test_a_service_that_sends_more_or_less_than_was_asked_for(service, more: int) -> None:  # noqa: F811
+    """A range has no digest of its own: too much is cut off, and what is missing is asked for."""
+    value = bytes(range(100))
+
+    def get(self) -> None:
+        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        body = value[first : last + 1 + more] or value[first : last + 1]
+        ranged = {"Content-Range": f"bytes {first}-{last}/{len(value)}"}
+        self._send(206, body, ETag='"x"', Last_Modified="Mon, 16 Nov 2026 17:00:00 GMT", **ranged)
+
+    service.do_GET = get
+    assert ObjectStore("s3://bucket").read("k", 10, 30) == value[10:30]
+
+
+def test_a_create_that_appears_late_is_its_own(service, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """The reply is lost, the object is not seen yet, and the next attempt is refused: by the first."""
+    monkeypatch.setattr(bucket_client, "_RETRIES", {"max_retries": 0})
+    asked: list[str] = []
+    usual = service._any
+
+    def late(self) -> None:
+        asked.append(self.command)
+        if self.command == "PUT" and asked.count("PUT") == 1:
+            sent = {name: value for name, value in self.headers.items() if name.lower().startswith("x-amz-meta-")}
+            self.values[self.path] = (self.rfile.read(int(self.headers["Content-Length"])), sent)
+            self._send(500, b"<Error><Code>InternalError</Code></Error>")
+        elif self.command == "PUT":
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self._send(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+        elif asked.count("PUT") < 2:
+            self._send(404, b"<Error><Code>NoSuchKey</Code></Error>")
+        else:
+            usual(self)
+
+    service.do_PUT = service.do_HEAD = service.do_GET = late
+    assert ObjectStore("s3://bucket", probed=True).create("k", [b"mine"])
+    assert asked.count("PUT") == 2

@@ -243,8 +243,9 @@ def test_a_service_that_sends_more_or_less_than_was_asked_for(service, more: int
     assert ObjectStore("s3://bucket").read("k", 10, 30) == value[10:30]
 
 
-def test_a_create_that_appears_late_is_its_own(service, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    """The reply is lost, the object is not seen yet, and the next attempt is refused: by the first."""
+@pytest.mark.parametrize("seen", ["nothing", "a part"])
+def test_a_create_that_appears_late_is_its_own(service, monkeypatch: pytest.MonkeyPatch, seen: str) -> None:  # noqa: F811
+    """The reply is lost, the object is not seen yet or is still being copied, and the first refuses the next."""
     monkeypatch.setattr(bucket_client, "_RETRIES", {"max_retries": 0})
     asked: list[str] = []
     usual = service._any
@@ -258,6 +259,9 @@ def test_a_create_that_appears_late_is_its_own(service, monkeypatch: pytest.Monk
         elif self.command == "PUT":
             self.rfile.read(int(self.headers["Content-Length"]))
             self._send(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+        elif asked.count("PUT") < 2 and seen == "a part":
+            kept, sent = self.values[self.path]
+            self._send(200, kept[:1], ETag='"x"', Last_Modified="Mon, 16 Nov 2026 17:00:00 GMT", **sent)
         elif asked.count("PUT") < 2:
             self._send(404, b"<Error><Code>NoSuchKey</Code></Error>")
         else:

@@ -52,11 +52,12 @@ LATENCY = 0.02
 COUNTED_LATENCY = 0.5  # where requests are counted: those that do not wait for each other overlap, on any machine
 MANY = 100_000
 PEERS = (
-    Peer("LitData 0.2.76", "remote_litdata.py", ("litdata==0.2.76", "boto3")),
-    Peer("MosaicML Streaming 0.13.0", "remote_mosaic.py", ("mosaicml-streaming==0.13.0",)),
+    Peer("LitData 0.2.76", "remote_litdata.py", ("litdata==0.2.76", "boto3"), home="peer_litdata"),
+    Peer("MosaicML Streaming 0.13.0", "remote_mosaic.py", ("mosaicml-streaming==0.13.0",), home="peer_mosaic"),
 )
 WORKERS = (0, 2)
 PEER_SECONDS = 30
+WARM_TURNS = 9  # processes differ by a tenth, whatever they read
 WARM_EPOCHS = 12  # of a process that measures a warm tier: the first, and the mean of the others
 
 
@@ -386,7 +387,7 @@ def measure_warm(run: Run, url: str) -> None:
     tier = run.empty("warm")
     fb.warm_cache(url, tier)
     local, warm = [], []
-    for _ in range(5):
+    for _ in range(WARM_TURNS):
         local.append(in_process(str(run.folder / "cache"), epochs=WARM_EPOCHS))
         warm.append(in_process(url, tier, epochs=WARM_EPOCHS))
     first, later = "first epoch of a process, after its first batch", f"mean of the {WARM_EPOCHS - 1} epochs after it"

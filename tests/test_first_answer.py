@@ -28,7 +28,7 @@ def environment(endpoint: str) -> dict[str, str]:
     [
         (
             ("info", "s3://b/x"),
-            "'s3://b/x' did not list 'generations': no answer from {}: connection refused; ",
+            "cannot list 'generations' in 's3://b/x': no answer from {}: connection refused; ",
         ),
         (("build", "tokens", "hub:org/x", "--text", "t", "--into", "c"), "the hub at {} returned no usable answer for"),
     ],

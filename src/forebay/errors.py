@@ -64,6 +64,7 @@ ForebayError
 ├── RanksMissing         some ranks of a loader did not request a batch in time
 ├── AllTokensIgnored     an image has so little content that no token of it is kept
 ├── WindowTooLarge       a shuffle window does not fit the memory for decoded blocks
+├── LaneMissing          the shuffle of a cache has fewer lanes than the caller names
 ├── TierNeeded           a loader mixes more of a remote cache than fits in memory
 ├── SelectionEmpty       no row of the cache is in a split or passes a filter
 ├── SelectionLost        the file with the bits of a selection is missing
@@ -426,7 +427,7 @@ class StoreUnavailable(ForebayError, OSError):
 
     def __init__(self, address: str, what: str, cause: str, advice: str = "check the network and try again") -> None:
         self.address, self.what, self.cause, self.advice = address, what, cause, advice
-        super().__init__(f"'{address}' did not {what}: {cause}; {advice}")
+        super().__init__(f"cannot {what} in '{address}': {cause}; {advice}")
 
 
 class StoreFull(ForebayError, OSError):
@@ -793,6 +794,12 @@ class WindowTooLarge(ForebayError):
             f"a shuffle window of {rows:,} rows in {lanes} lanes of '{root}' needs {needed:,} bytes of decoded blocks, "
             f"but the cache may keep {limit:,}; open it with memory={needed}, or choose a smaller window"
         )
+
+
+class LaneMissing(ForebayError, ValueError):
+    def __init__(self, root: str, lane: int, lanes: int) -> None:
+        self.root, self.lane, self.lanes = root, lane, lanes
+        super().__init__(f"lanes of '{root}' must be from 0 to {lanes - 1} (got {lane}); it is shuffled in {lanes}")
 
 
 class TierNeeded(ForebayError):

@@ -417,7 +417,7 @@ def test_no_error_is_left_out():
         errors.LayerIncomplete,
         errors.FunctionFailed,
     }
-    # Damaged tiers are in tests/tiers, blocks that are too large in tests/format.
+    # Lanes are in test_cli_remote.py, damaged tiers in tests/tiers, blocks that are too large in tests/format.
     elsewhere |= {
         errors.RangeInvalid,
         errors.SourceInvalid,
@@ -428,6 +428,7 @@ def test_no_error_is_left_out():
     elsewhere |= {errors.GenerationGone, errors.SelectionEmpty, errors.SelectionLost, errors.StateMismatch}
     elsewhere |= {
         errors.WindowTooLarge,
+        errors.LaneMissing,
         errors.TierNeeded,
         errors.ImageUnreadable,
         errors.AllTokensIgnored,

@@ -57,6 +57,9 @@ def test_mistakes_are_one_line(root: Path, tmp_path: Path) -> None:
     for words, code, part in [
         (("warm", root), 2, "Pass --tier DIR"),
         (("warm", root, "--tier", "x", "--lanes", "a"), 2, "use 0-15 or 0,4,8-11"),
+        (("warm", root, "--tier", "x", "--lanes", "5-2"), 2, "use 0-15 or 0,4,8-11"),
+        (("warm", root, "--tier", "x", "--lanes", "0-²"), 2, "use 0-15 or 0,4,8-11"),
+        (("warm", root, "--tier", tmp_path / "t", "--lanes", "0-99"), 1, "must be from 0 to 63 (got 64)"),
         (("warm", root, "--tier", "x", "--node", "4", "--nodes", "4"), 2, "--node must be from 0 to 3 (got 4)."),
         (("warm", root, "--tier", "x", "--node", "1"), 2, "--node must be from 0 to 0 (got 1); pass --nodes"),
         (("warm", root, "--tier", "x", "--nodes", "4", "--ranks", "8"), 2, "--nodes 4 needs --node, from 0 to 3"),
@@ -64,5 +67,7 @@ def test_mistakes_are_one_line(root: Path, tmp_path: Path) -> None:
         (("warm", root, root, "--tier", tmp_path / "t"), 2, "--tier takes one cache, not 2"),
         (("estimate", root, "--remote", "--bandwidth", "fast"), 2, "use 1Gbit or 100MB"),
         (("tier", "list", tmp_path), 1, "it is not a tier of chunks"),
+        (("tier", "list"), 2, "Pass the folder of the tier, or set FOREBAY_TIER."),
+        (("tier", "clean"), 2, "Pass the folder of the tier, or set FOREBAY_TIER."),
     ]:
         assert part in " ".join(run(*words, code=code).err.split())

@@ -171,7 +171,7 @@ def test_a_tier_with_a_key_is_not_warmed_without_it(photos, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["warm", "photos"], "Pass --tier DIR to fetch chunks of a cache, or --l2 PATH"),
+        (["warm", "photos"], "Pass --tier DIR, or set FOREBAY_TIER, to fetch chunks of a cache; or --l2 PATH"),
         (["warm", "--l2", "tier"], "Missing argument 'SOURCE...'"),
         (["warm", "-", "--l2", "tier"], "save it first"),
         (["tier", "frobnicate"], "No such command"),

@@ -108,7 +108,7 @@ def test_warming_fetches_nothing_that_the_tier_does_not_admit(root: Path, tmp_pa
     fill = warm_tier(fb.open_cache(store))
     assert fill.fetched_bytes <= 20_000
     assert fill.refused_chunks == fill.chunks - fill.fetched_chunks > 0
-    with pytest.raises(ValueError, match="lanes must be from 0 to 7"):
+    with pytest.raises(ValueError, match="must be from 0 to 7"):
         warm_tier(fb.open_cache(store), lanes=[8], window=WINDOW)
     with pytest.raises(ValueError, match="was opened without a tier"):
         warm_tier(fb.open_cache(root))

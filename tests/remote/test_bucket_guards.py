@@ -1,5 +1,7 @@
 """Guards of the store of objects and of its client that only odd names, environments and moments reach."""
 
+import pickle
+
 import numpy as np
 import pytest
 from tests.remote.test_bad_buckets import refused, service  # noqa: F401, a fixture
@@ -73,6 +75,27 @@ def test_a_view_that_differs_is_fetched_once_more(s3: str, bucket: str, monkeypa
         proxy.set_faults([Fault("flipped-bit", "read", most=2)])
         with pytest.raises(BadCopy):
             store.view("x", expect=expect)
+
+
+def test_a_view_of_an_object_that_is_longer_than_expected_is_a_bad_copy(store: ObjectStore) -> None:
+    """Its beginning has the right digest: another has appended to it."""
+    put_plainly(store, "x", WITHOUT_SUM + b"more")
+    with pytest.raises(BadCopy, match="bytes"):
+        store.view("x", expect=Expected(len(WITHOUT_SUM), object_store.hashlib.sha256(WITHOUT_SUM).digest()))
+
+
+def test_a_store_that_was_probed_is_not_probed_again_in_another_process(
+    s3: str, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FaultProxy(s3) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        store = open_store(f"{bucket}/guards")
+        assert store.create("a", [b"1"])
+        sent = pickle.dumps(store)
+        monkeypatch.setattr(object_store, "_honours_conditions", set())  # as in a process that starts
+        proxy.reset_counts()
+        assert pickle.loads(sent).create("b", [b"2"])
+        assert proxy.requests == {"create": 1}
 
 
 def test_a_listing_without_order_is_not_resumed(lying, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
@@ -189,3 +212,61 @@ def test_a_prefix_that_could_lead_elsewhere_is_refused(store: ObjectStore) -> No
 def test_entries_are_sorted_whatever_the_service_does(lying) -> None:  # noqa: F811
     lying.pages = iter([LastPage(FULL[::-1])])
     assert [entry.key for entry in ObjectStore("s3://bucket").entries("")] == FULL
+
+
+def test_a_body_that_breaks_off_is_resumed_where_it_ended(
+    s3: str, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FaultProxy(s3) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        monkeypatch.setattr(bucket_client, "_RETRIES", {"max_retries": 0})  # else the client resumes by itself
+        monkeypatch.setattr(object_store, "PIECE_BYTES", 1 << 10)
+        store = open_store(f"{bucket}/guards")
+        put_plainly(store, "x", WITHOUT_SUM)
+        proxy.set_faults([Fault("short-body", "read", most=2)])
+        assert store.read("x", 1) == WITHOUT_SUM[1:]
+        assert proxy.injected["short-body"] == 2
+
+
+@pytest.mark.parametrize("more", [7, -3])
+def test_a_service_that_sends_more_or_less_than_was_asked_for(service, more: int) -> None:  # noqa: F811
+    """A range has no digest of its own: too much is cut off, and what is missing is asked for."""
+    value = bytes(range(100))
+
+    def get(self) -> None:
+        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        body = value[first : last + 1 + more] or value[first : last + 1]
+        ranged = {"Content-Range": f"bytes {first}-{last}/{len(value)}"}
+        self._send(206, body, ETag='"x"', Last_Modified="Mon, 16 Nov 2026 17:00:00 GMT", **ranged)
+
+    service.do_GET = get
+    assert ObjectStore("s3://bucket").read("k", 10, 30) == value[10:30]
+
+
+@pytest.mark.parametrize("seen", ["nothing", "a part"])
+def test_a_create_that_appears_late_is_its_own(service, monkeypatch: pytest.MonkeyPatch, seen: str) -> None:  # noqa: F811
+    """The reply is lost, the object is not seen yet or is still being copied, and the first refuses the next."""
+    monkeypatch.setattr(bucket_client, "_RETRIES", {"max_retries": 0})
+    asked: list[str] = []
+    usual = service._any
+
+    def late(self) -> None:
+        asked.append(self.command)
+        if self.command == "PUT" and asked.count("PUT") == 1:
+            sent = {name: value for name, value in self.headers.items() if name.lower().startswith("x-amz-meta-")}
+            self.values[self.path] = (self.rfile.read(int(self.headers["Content-Length"])), sent)
+            self._send(500, b"<Error><Code>InternalError</Code></Error>")
+        elif self.command == "PUT":
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self._send(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+        elif asked.count("PUT") < 2 and seen == "a part":
+            kept, sent = self.values[self.path]
+            self._send(200, kept[:1], ETag='"x"', Last_Modified="Mon, 16 Nov 2026 17:00:00 GMT", **sent)
+        elif asked.count("PUT") < 2:
+            self._send(404, b"<Error><Code>NoSuchKey</Code></Error>")
+        else:
+            usual(self)
+
+    service.do_PUT = service.do_HEAD = service.do_GET = late
+    assert ObjectStore("s3://bucket", probed=True).create("k", [b"mine"])
+    assert asked.count("PUT") == 2

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.cli.running import run as run_command
+from tests.layer_recipes import LengthLayer, LineRecipe
 from tests.remote.servers import SECRET
 
 import forebay as fb
@@ -85,6 +86,42 @@ def test_the_command_line_takes_urls(bucket, lines, tmp_path):
     run("clean", url)
     assert url in run("info", url)
     assert "line 0000" in run("peek", url, "--rows", "1")
+    assert "no gaps" in run("gaps", url)
+    assert "tier hit rate 100%" in run("estimate", url, "--remote", "--nodes", 2)
+    assert url in run("warm", url, "--tier", tmp_path / "tier")
+    assert url in run("tier", "list", tmp_path / "tier")
+    assert "1 cache removed" in run("tier", "clean", tmp_path / "tier")
+
+
+def test_a_layer_in_a_bucket_is_built_and_dropped_and_its_chunks_are_freed(bucket, tmp_path):
+    url, numbers = f"{bucket}/caches/layers", tmp_path / "numbers.txt"
+    numbers.write_text("".join(f"{number}\n" for number in range(20)))
+    fb.build(url, fb.sources.lines(numbers), LineRecipe(), workers=0)
+    fb.build(url, None, LengthLayer(times=2), layer="length", workers=0)
+    assert fb.open_cache(url, layers=["length"]).read([4], ["times"])["times"].tolist() == [8]
+    run("drop", url, "length")
+    assert fb.open_cache(url).layers == ("numbers",)
+    run("clean", url, "--keep-generations", 1)
+    assert [entry.key for entry in open_store(url).entries("layers/length/0")] == []
+    assert fb.verify(url, full=True).sound
+
+
+def test_the_next_step_for_a_source_in_a_bucket_can_be_run(bucket, tmp_path):
+    source, cache = open_store(f"{bucket}/raw"), tmp_path / "cache"
+    lines = [f"line {number}\n".encode() for number in range(9)]
+    source.replace("a.txt", lines)
+    run("build", "raw", f"{bucket}/raw", "--into", cache, "--workers", 0)
+    source.replace("b.txt", lines)
+    step = run("status", cache, "--check-source").splitlines()[-1]
+    assert step == f"next: forebay grow {cache} {bucket}/raw/b.txt"
+    run(*step.split()[2:], "--workers", 0)
+    source.replace("a.txt", lines[::-1])
+    refused = run_command("build", "raw", f"{bucket}/raw", "--into", cache, "--workers", 0, code=1).err
+    assert f"run `forebay refresh {cache} --check-source`" in refused
+    step = run_command("status", cache, "--check-source", code=1).out.splitlines()[-1]
+    assert step == f"next: forebay refresh {cache} --check-source"
+    run(*step.split()[2:], "--workers", 0)
+    run("verify", cache, "--check-source")
 
 
 def test_requests_per_chunk_are_few(bucket, s3, lines, monkeypatch):

@@ -180,7 +180,7 @@ def _planned(store: Store) -> Snapshot:
     begun = Snapshot.take(store)
     if not begun.plan.segments:
         cause = f"'{layout.plan_segment(0)}' is written, and its listing does not show it"
-        raise StoreUnavailable(store.address, "list its plan", cause, "run the same command again")
+        raise StoreUnavailable(store.address, "list the plan", cause, "run the same command again")
     return begun
 
 

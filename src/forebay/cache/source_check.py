@@ -41,7 +41,7 @@ from forebay.cache.catalog import (
 from forebay.cache.plan import Plan
 from forebay.cache.records import GONE
 from forebay.columns import Array
-from forebay.errors import Damaged, ForebayError, HubNotFound, HubUnreachable, SourceChanged, SourceUnreadable
+from forebay.errors import Damaged, ForebayError, HubNotFound, HubUnreachable, SourceChanged, SourceUnreadable, is_url
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.chunk_decode import ChunkFile
@@ -253,7 +253,8 @@ def refresh_advice(root: str, plan: Plan) -> str:
             "the cache leaves out duplicates and cannot be refreshed: put the old content back, or build a new cache "
             "from the changed source"
         )
-    return f"run `forebay refresh {root}` to make its rows again, or put the old content back"
+    allowed = " --check-source" if is_url(str(plan.source.get("root", ""))) else ""
+    return f"run `forebay refresh {root}{allowed}` to make its rows again, or put the old content back"
 
 
 def check_content(store: Store, source: Source, plan: Plan, layer: str, table: ChunkTable) -> dict[str, str]:

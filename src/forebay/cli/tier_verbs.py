@@ -1,6 +1,7 @@
 """`forebay tier`, `warm` and `estimate CACHE --remote`: tiers of chunks, to train from a bucket, and of single rows."""
 
 import os
+import re
 from typing import Any
 
 import click
@@ -29,6 +30,7 @@ from forebay.recipe import RowRecipe
 from forebay.store import Root, open_store
 
 TIER_VARIABLE, TIER_BYTES_VARIABLE = "FOREBAY_TIER", "FOREBAY_TIER_BYTES"
+_LANE = re.compile(r"[0-9]{1,6}")
 
 
 class LanesType(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
@@ -40,7 +42,7 @@ class LanesType(click.ParamType):  # type: ignore[type-arg]  # generic in new ve
         found: set[int] = set()
         for part in str(value).split(","):
             first, _, last = part.strip().partition("-")
-            if not first.isdigit() or not (last or first).isdigit():
+            if not _LANE.fullmatch(first) or not _LANE.fullmatch(last or first) or int(last or first) < int(first):
                 self.fail(f"{value!r} does not name lanes; use 0-15 or 0,4,8-11", param, ctx)
             found |= set(range(int(first), int(last or first) + 1))
         return sorted(found)
@@ -169,8 +171,19 @@ def estimate_remote(
     )
 
 
+def _named_tier(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+    if value is None:
+        raise click.UsageError(f"Pass the folder of the tier, or set {TIER_VARIABLE}.")
+    return value
+
+
 _tier_argument: Decorator = click.argument(
-    "path", envvar=TIER_VARIABLE, metavar="[TIER]", shell_complete=complete_folder
+    "path",
+    envvar=TIER_VARIABLE,
+    metavar="[TIER]",
+    required=False,
+    callback=_named_tier,
+    shell_complete=complete_folder,
 )
 
 
@@ -291,7 +304,9 @@ def warm() -> click.Command:
         if l2 is not None:
             return _warm(kind, l2, max_bytes, flags)
         if chunk_tier is None:
-            raise click.UsageError("Pass --tier DIR to fetch chunks of a cache, or --l2 PATH for rows of images.")
+            raise click.UsageError(
+                "Pass --tier DIR, or set FOREBAY_TIER, to fetch chunks of a cache; or --l2 PATH for rows of images."
+            )
         return warm_chunks(flags["paths"], chunk_tier, tier_bytes, share)
 
     made: click.Command = verb("warm", help=_TEXT)(

@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from forebay.cache.catalog import checked_chunk, expected
 from forebay.cache.records import OnProgress, Progress, RemoteEstimate, TierFill
 from forebay.columns import Column
-from forebay.errors import ForebayError, TierNeeded
+from forebay.errors import ForebayError, LaneMissing, TierNeeded
 from forebay.feeding.mixture import Mixture
 from forebay.feeding.shuffle import Ranks, choose_ordering
 from forebay.feeding.stream import CacheStream, Stream
@@ -359,7 +359,7 @@ def warm_tier(
         _, window = _window_ordering(cache, names, seed, window)
         wrong = [lane for lane in lanes if not 0 <= lane < window.lanes]
         if wrong:
-            raise ValueError(f"lanes must be from 0 to {window.lanes - 1} (got {wrong[0]})")
+            raise LaneMissing(cache.root, wrong[0], window.lanes)
         chunks = WindowOrder(_counts(cache), seed, window).chunks_of(lanes)
     kept: list[bool] = []
     with ThreadPoolExecutor(threads) as pool:

@@ -102,7 +102,8 @@ def _cut(counts: Numbers, lanes: Numbers, unit: int, key: int) -> _Cuts:
     edges = lanes[:-1][lanes[:-1] < lanes[-1]]
     shared = np.searchsorted(ends, edges, side="right")
     whole = np.minimum(firsts[shared] - (firsts[shared] - edges) // unit * unit, ends[shared])
-    starts = np.unique(np.concatenate([firsts, edges, whole[whole < lanes[-1]]]))
+    starts = np.sort(np.concatenate([firsts, edges, whole[whole < lanes[-1]]]), kind="stable")  # nearly sorted: merged
+    starts = starts[np.append(True, starts[1:] != starts[:-1])[: len(starts)]]
     chunk = np.searchsorted(ends, starts, side="right")
     sizes = np.diff(np.append(starts, lanes[-1]))
     lane = np.searchsorted(lanes, starts, side="right") - 1

@@ -882,8 +882,9 @@ def _record_at(root: str, generation: Generation, layer: str, chunk: int) -> Chu
 
 
 def _common_chunks(generation: Generation, layers: Sequence[str]) -> NDArray[np.int64]:
-    chunks: NDArray[np.int64] = generation.table(generation.base).chunks
-    for layer in layers:
+    base = generation.base
+    chunks: NDArray[np.int64] = generation.table(base).chunks
+    for layer in (name for name in layers if name != base):
         chunks = np.intersect1d(chunks, generation.table(layer).chunks, assume_unique=True)
     return chunks
 

@@ -242,7 +242,7 @@ class ObjectStore(Store):
         thread.start()
         thread.join(LISTING_SECONDS)
         if not found:
-            what = f"list '{prefix}'" if prefix else "list its objects"
+            what = f"list '{prefix}'" if prefix else "list the objects"
             raise StoreUnavailable(self.address, what, f"no page with an object came in {LISTING_SECONDS:g} s")
         if isinstance(found[0], Exception):
             raise found[0]

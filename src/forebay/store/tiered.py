@@ -480,7 +480,7 @@ class ThroughParent(Store):
         except (OSError, ValueError) as error:
             raise StoreUnavailable(
                 self.address,
-                "answer",
+                "read",
                 f"the process that opened it, and reads it for this forked one, has ended ({error})",
                 "keep that process running, or start this one with the method 'spawn'",
             ) from error

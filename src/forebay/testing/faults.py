@@ -35,6 +35,7 @@ Kind = Literal[
 Operation = Literal["any", "create", "write", "read", "head", "list", "delete"]
 _LIMIT = 1 << 30
 _PIECE_BYTES = 64 << 10
+_LATE_SECONDS = 0.005
 _STALLED_SECONDS = 3600.0
 _REPLIES = {
     "server-error": (503, "SlowDown"),
@@ -220,7 +221,8 @@ class FaultProxy:
         for start in range(0, len(body), _PIECE_BYTES):
             piece = body[start : start + _PIECE_BYTES]
             if self._rate is not None:
-                self._line_free_at = max(self._line_free_at, time.monotonic()) + len(piece) / self._rate
+                # A sleep ends up to a few milliseconds late: the line catches up, or one connection had half of it.
+                self._line_free_at = max(self._line_free_at, time.monotonic() - _LATE_SECONDS) + len(piece) / self._rate
                 await asyncio.sleep(self._line_free_at - time.monotonic())
             writer.write(piece)
             await writer.drain()

@@ -25,6 +25,7 @@ from forebay.cache.records import (
     TierContents,
     TierFill,
 )
+from forebay.errors import is_url
 from forebay.preview.console import (
     BUILD_ANEW,
     beginning,
@@ -161,15 +162,20 @@ def _next_step(status: Status) -> Iterator[Text]:
     elif not status.refreshable and (status.needs_source or any(how != GONE for how in status.stale.values())):
         yield BUILD_ANEW
     elif any(how != GONE for how in status.stale.values()):
-        yield next_command(command_line("refresh", status.root))
+        allowed = ["--check-source"] if is_url(status.source_root) else []
+        yield next_command(command_line("refresh", status.root, *allowed))
     elif status.needs_source:
         without = command_line("refresh", status.root, "--drop-missing")
         yield Text.assemble("next: restore the old files, or drop their samples: ", (without, "cyan"))
     elif not status.complete:
         yield next_command(command_line("gaps", status.root))
     elif (status.grown or status.new) and status.source_root:
-        added = (os.path.normpath(os.path.join(status.source_root, path)) for path in (*status.grown, *status.new))
+        added = (_source_path(status.source_root, path) for path in (*status.grown, *status.new))
         yield next_command(command_line("grow", status.root, *islice(added, NAMED_FILES)))
+
+
+def _source_path(root: str, path: str) -> str:
+    return f"{root}/{path}" if is_url(root) else os.path.normpath(os.path.join(root, path))
 
 
 SHORT = 12

@@ -1,14 +1,18 @@
 """Worker processes: their deaths are reported and made good, and they never outlive their builder."""
 
+import fcntl
 import gc
 import os
 import signal
 import subprocess
 import sys
+import termios
 import textwrap
 import threading
+import time
 import types
 import weakref
+from array import array
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -338,6 +342,26 @@ def test_workers_are_numbered_and_the_number_of_a_dead_one_is_used_again():
     assert numbers == [[0, 1], [0, 1]]
 
 
+def test_one_poll_takes_all_that_a_worker_has_sent():
+    with closing(LocalEngine()) as engine:
+        engine.start(Numbered(), 1)
+        engine.submit(wait_for_slots(engine, 1)[0], 0)
+        (worker,) = engine._workers.values()
+        done = msgspec.msgpack.encode(Done(0, 0, 0.0, 0))
+        while unread_bytes(worker.pipe.fileno()) < len(done):  # "ready" and "computed" are shorter than "done"
+            time.sleep(0.01)
+        assert [type(event) for event in engine.poll(0)] == [Done]
+
+
+def unread_bytes(descriptor: int) -> int:
+    found = array("i", [0])
+    fcntl.ioctl(descriptor, termios.FIONREAD, found)
+    return found[0]
+
+
+LIMITS = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS", "OPENBLAS_NUM_THREADS")
+
+
 @dataclass(frozen=True)
 class Threads:
     """A task whose record is how many threads a worker tells libraries to start."""
@@ -346,16 +370,16 @@ class Threads:
         return TaskDocument(opener="tests.engine.test_workers:open_threads", body={})
 
     def begin(self, chunk: int) -> Callable[[], list[str | None]]:
-        return lambda: [os.environ.get(name) for name in ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")]
+        return lambda: [os.environ.get(name) for name in LIMITS]
 
 
 def open_threads(body: Mapping[str, int]) -> Threads:
     return Threads()
 
 
-@pytest.mark.parametrize(("own", "found"), [(None, ["1", "1"]), ("3", ["1", "3"])])
+@pytest.mark.parametrize(("own", "found"), [(None, ["1", "1", "1"]), ("3", ["1", "3", "1"])])
 def test_a_worker_has_one_thread_unless_the_user_says_otherwise(monkeypatch, own, found):
-    for name in ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS"):
+    for name in LIMITS:
         monkeypatch.delenv(name, raising=False)
     if own is not None:
         monkeypatch.setenv("FASTOKENS_BPE_THREADS", own)

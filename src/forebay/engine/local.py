@@ -103,7 +103,8 @@ def _end_with_builder(descriptor: int) -> None:
 
 _ENVIRONMENT = {
     # `workers` says how many cores a build takes: a library that starts a thread per core would slow down the others.
-    **dict.fromkeys(THREADS, "1"),
+    # OpenBLAS of NumPy spins in a thread per core for a while after it was imported.
+    **dict.fromkeys((*THREADS, "OPENBLAS_NUM_THREADS"), "1"),
     "MALLOC_MMAP_THRESHOLD_": str(KEPT_BYTES),
     "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
 }
@@ -147,15 +148,13 @@ class LocalEngine:
             time.sleep(timeout)
         for pipe in wait(list(by_pipe), timeout) if by_pipe else ():
             slot = by_pipe[pipe]  # type: ignore[index]  # only connections were waited for
-            event = self._workers[slot].receive()
-            if event is None:
-                continue
-            events.append(event)
-            if isinstance(event, Died):
+            found = self._workers[slot].receive_all()
+            events += found
+            if found and isinstance(found[-1], Died):
                 self._workers.pop(slot).close()
                 self._deaths += 1
                 self._not_before = time.monotonic() + min(_MOST_PAUSE, _FIRST_PAUSE * 2**self._deaths)
-            else:
+            elif found:
                 self._deaths = 0
         self._retire()
         self._fill()
@@ -223,7 +222,16 @@ class Worker:
         self.chunk = chunk
         self.send(b"%d" % chunk)
 
-    def receive(self) -> Event | None:
+    def receive_all(self) -> list[Event]:
+        """What all messages that the worker has sent say of chunks; after `Died` there is none."""
+        found: list[Event] = []
+        while True:
+            event = self._receive()
+            found += [] if event is None else [event]
+            if isinstance(event, Died) or not self.pipe.poll():
+                return found
+
+    def _receive(self) -> Event | None:
         """What the next message of the worker says of a chunk; `Died` if its pipe is closed."""
         try:
             message = _MESSAGES.decode(self.pipe.recv_bytes())

@@ -359,6 +359,112 @@ def unread_bytes(descriptor: int) -> int:
     return found[0]
 
 
+LOADED: list[int] = []  # in a process that has loaded something
+
+
+@dataclass(frozen=True)
+class Forked:
+    """A task whose record is the parent of the worker, its own number, and where what it uses was loaded."""
+
+    def document(self) -> TaskDocument:
+        return TaskDocument(opener="tests.engine.test_workers:open_forked", body={})
+
+    def begin(self, chunk: int) -> Callable[[], tuple[int, int, list[int]]]:
+        if chunk == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return lambda: (os.getppid(), os.getpid(), LOADED)
+
+
+def open_forked(body: Mapping[str, int]) -> Forked:
+    return Forked()
+
+
+def load(body: Mapping[str, int]) -> None:
+    LOADED.append(os.getpid())
+    for _ in range(body.get("threads", 0)):
+        threading.Thread(target=time.sleep, args=[600], daemon=True).start()
+    time.sleep(body.get("seconds", 0))
+
+
+def seeded(**body: int) -> LocalEngine:
+    """An engine whose workers are started from a process that has loaded something."""
+    engine = LocalEngine()
+    engine.preload(TaskDocument(opener="tests.engine.test_workers:load", body=body), 2)
+    return engine
+
+
+def one_chunk_of_each(engine: LocalEngine) -> list[tuple[int, int, list[int]]]:
+    for chunk, slot in enumerate(wait_for_slots(engine, 2)):
+        engine.submit(slot, chunk)
+    return [event.record for event in run_chunks(engine, [0, 1], given=2).values()]
+
+
+linux_only = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="workers are forked on Linux only")
+
+
+@linux_only
+def test_what_several_workers_load_is_loaded_once_and_they_are_forked():
+    with closing(seeded()) as engine:
+        engine.start(Forked(), 2)
+        (seed, one, loaded), (other_seed, two, other_loaded) = one_chunk_of_each(engine)
+        assert [seed] == [other_seed] == loaded == other_loaded
+        assert len({os.getpid(), seed, one, two}) == 4
+        assert sorted(engine.usage().pids) == sorted([one, two])
+        engine.submit(wait_for_slots(engine, 2)[0], 9)
+        died = run_chunks(engine, [9], given=1)[9]
+        assert isinstance(died, Died)
+        assert died.reason.startswith("killed by SIGKILL")
+        assert died.worker in (f"worker {one}", f"worker {two}")
+        assert {record[0] for record in one_chunk_of_each(engine)} == {seed}
+        engine.stop()
+        engine.start(Forked(), 2)
+        assert {record[0] for record in one_chunk_of_each(engine)} == {seed}
+    assert not any(map(is_running, (seed, one, two)))
+
+
+@linux_only
+def test_a_process_with_threads_is_not_forked():
+    with closing(seeded(threads=1)) as engine:
+        engine.start(Forked(), 2)
+        (seed, one, loaded), (other_seed, two, _) = one_chunk_of_each(engine)
+        assert seed == other_seed
+        assert one != two
+        assert loaded == []
+
+
+@linux_only
+def test_workers_are_started_without_a_seed_that_was_killed():
+    with closing(seeded()) as engine:
+        engine.start(Forked(), 2)
+        (seed, *_), _ = one_chunk_of_each(engine)
+        os.kill(seed, signal.SIGKILL)
+        for slot in wait_for_slots(engine, 2):
+            engine.submit(slot, 9)
+            assert isinstance(run_chunks(engine, [9], given=1)[9], Died)
+        while any(record[0] != os.getpid() for record in one_chunk_of_each(engine)):
+            pass  # who was asked for before the death was known died at birth
+
+
+@linux_only
+def test_workers_that_are_not_forked_yet_are_not_waited_for_when_an_engine_is_closed():
+    with closing(seeded(seconds=600)) as engine:
+        engine.start(Forked(), 2)
+        assert engine.usage().pids == ()
+
+
+@linux_only
+def test_a_seed_ends_with_its_builder():
+    started = subprocess.Popen(
+        [sys.executable, "-c", "from tests.engine.test_workers import *; e = seeded(); e.start(Forked(), 2); "
+         "print(*one_chunk_of_each(e)[0][:2], flush=True); time.sleep(600)"],
+        env=script_environment(), stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with started:
+        seed, worker = map(int, started.stdout.readline().split())
+        started.kill()
+    wait_until(lambda: not is_running(seed) and not is_running(worker))
+
+
 LIMITS = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS", "OPENBLAS_NUM_THREADS")
 
 

@@ -124,7 +124,7 @@ def _layer_facts(layer: LayerStatus) -> Iterator[tuple[str, str | Text]]:
 
 def _builders(builders: Collection[BuilderStatus]) -> list[RenderableType]:
     """Two lines for each builder, which fit a terminal of 80 columns."""
-    lines = [Text(f"{indent}{line}") for one in builders for indent, line in zip(("  ", "    "), _builder(one))]
+    lines = [Text(line) for who, how in map(_builder, builders) for line in (f"  {who}", f"    {how}")]
     return [Text("builders"), *lines] if lines else []
 
 

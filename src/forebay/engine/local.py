@@ -1,11 +1,12 @@
 """Run chunks in worker processes of this machine.
 
-Each worker is a fresh interpreter at the end of a pipe. It does not import the caller's script, so a script needs no
-`if __name__ == "__main__"`, and it exits as soon as the builder does, even if the builder was killed.
+Each worker is a process at the end of a pipe: a fresh interpreter, or forked from one. It does not import the caller's
+script, so a script needs no `if __name__ == "__main__"`, and it exits as soon as the builder does, even if the builder
+was killed.
 
 A second thread writes a chunk while the next one is computed.
 
-Where several workers need the same in memory, such as a tokenizer, one process loads it, and they are forked from it:
+What several workers need in memory, such as a tokenizer, is loaded by one process, from which they are forked:
 
     builder ── pipe ──────────────────────────────► worker       forked; the pipe was sent to the seed
        └────── "here is a pipe" ──► WorkerSeed ──┘               it reports the exit code of every worker
@@ -82,9 +83,12 @@ def main(descriptor: int) -> None:
 def serve(descriptor: int) -> None:
     """Preload what is received first, then start a worker for every pipe that is received; what a `WorkerSeed` runs.
 
-    Behind each pipe comes another, into which its number and its exit code are written.
+    With each pipe comes another, into which the number of the worker and its exit code are written.
     """
-    _preload(Connection(os.dup(descriptor)).recv_bytes())
+    try:
+        _preload(Connection(os.dup(descriptor)).recv_bytes())
+    except (EOFError, ConnectionResetError):  # the builder is gone
+        return
     gc.freeze()  # a collection would copy the pages that all workers share
     server, watcher = socket.socket(fileno=descriptor), select.poll()
     watcher.register(descriptor, select.POLLIN)

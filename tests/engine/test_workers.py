@@ -2,6 +2,7 @@
 
 import fcntl
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -34,8 +35,9 @@ from tests.builders import (
 from tests.recipes import NOTES, HesitantStore, LengthLayer, ObedientRecipe, makes, orders, write_orders
 
 import forebay as fb
+from forebay.building import build_cache
 from forebay.engine.base import WORKER, ChunkWorker, Died, Done, Failed, TaskDocument
-from forebay.engine.local import LocalEngine
+from forebay.engine.local import LocalEngine, WorkerSeed
 from forebay.errors import BuildFailed, RecipeInvalid
 from forebay.format import layout
 from forebay.testing.engine_contract import run_chunks, wait_for_slots
@@ -420,6 +422,20 @@ def test_what_several_workers_load_is_loaded_once_and_they_are_forked():
         engine.start(Forked(), 2)
         assert {record[0] for record in one_chunk_of_each(engine)} == {seed}
     assert not any(map(is_running, (seed, one, two)))
+
+
+@linux_only
+def test_a_build_by_forked_workers_has_the_bytes_of_one_in_this_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(build_cache, "LONG_WORK_BYTES", 0)  # otherwise nothing is loaded before the build is planned
+    forked, fork = [], WorkerSeed.fork
+    monkeypatch.setattr(WorkerSeed, "fork", lambda *asked: forked.append(asked) or fork(*asked))
+    lines = (json.dumps({"text": f"document {number}, " * (number % 90 + 1)}) for number in range(400))
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    source, recipe = fb.sources.jsonl(tmp_path / "a.jsonl"), fb.TokenRecipe(sequence_length=64, chunk_size=200)
+    for name, workers in (("one", 0), ("two", 2)):
+        assert fb.build(tmp_path / name, source, recipe, workers=workers).made > 4
+    assert len(forked) == 2
+    assert chunk_digests(tmp_path / "one", "tokens") == chunk_digests(tmp_path / "two", "tokens")
 
 
 @linux_only

@@ -92,3 +92,4 @@ def test_an_estimate_of_an_unfinished_cache_is_of_what_is_missing(tmp_path: Path
     fb.build(root, source, recipe, workers=0)
     done = fb.estimate(source, recipe, into=root)
     assert (done.chunks, done.rows, done.stored_bytes) == (0, 0, 0)
+    assert done.notes == (f"nothing is missing: all of the {total} planned chunk(s) are present",)

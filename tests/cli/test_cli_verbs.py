@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.cli.running import build_lines, chunk_path, flip, run, write_lines
 
 import forebay as fb
-from forebay.cache.records import ClaimStatus
+from forebay.cache.records import BuilderStatus, ClaimStatus
 from forebay.cli.render import draw
 
 
@@ -114,6 +114,30 @@ def test_who_holds_a_claim_is_not_broken_on_a_narrow_terminal(tmp_path: Path):
     text = io.StringIO()
     Console(file=text, width=48).print(draw(msgspec.structs.replace(fb.status(root), claims=(claim,))))
     assert re.search(r"raw chunk 3  failed  node-17, process 4711 *\n +a long", text.getvalue())
+
+
+def test_a_builder_is_not_broken_on_a_terminal_of_80_columns(tmp_path: Path):
+    root, _ = build_lines(tmp_path)
+    one = BuilderStatus(
+        layer="tokens", host="compute-node-0017", pid=1234567, state="working", made=123456, chunks_per_second=0.5,
+        eta_seconds=5_000.0, workers=8, cpu_percent=790.0, memory_bytes=2_000_000_000,
+    )  # fmt: skip
+    text = io.StringIO()
+    Console(file=text, width=80).print(draw(msgspec.structs.replace(fb.status(root), builders=(one, one))))
+    lines = text.getvalue().splitlines()
+    begin = lines.index("builders")
+    assert lines[begin + 1 : begin + 5] == 2 * [
+        "  compute-node-0017, process 1234567 · tokens · working",
+        "    123,456 chunks · 30 chunks/min · CPU 790 % · 2.0 GB · ETA 1 h 23 min",
+    ]
+
+
+def test_an_estimate_of_a_complete_cache_says_so_instead_of_zeros(tmp_path: Path):
+    root, source = build_lines(tmp_path)
+    shown = run("estimate", "raw", source, "--into", root, "--chunk-bytes", "400").out
+    assert shown.startswith("estimate · nothing to build\n")
+    assert re.search(r"nothing is missing: all of the \d+ planned chunk\(s\) are present", shown)
+    assert "rows" not in shown
 
 
 def build_failing_lines(tmp_path: Path) -> Path:

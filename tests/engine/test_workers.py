@@ -1,14 +1,19 @@
 """Worker processes: their deaths are reported and made good, and they never outlive their builder."""
 
+import fcntl
 import gc
+import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import textwrap
 import threading
+import time
 import types
 import weakref
+from array import array
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -30,8 +35,9 @@ from tests.builders import (
 from tests.recipes import NOTES, HesitantStore, LengthLayer, ObedientRecipe, makes, orders, write_orders
 
 import forebay as fb
+from forebay.building import build_cache
 from forebay.engine.base import WORKER, ChunkWorker, Died, Done, Failed, TaskDocument
-from forebay.engine.local import LocalEngine
+from forebay.engine.local import LocalEngine, WorkerSeed
 from forebay.errors import BuildFailed, RecipeInvalid
 from forebay.format import layout
 from forebay.testing.engine_contract import run_chunks, wait_for_slots
@@ -338,6 +344,146 @@ def test_workers_are_numbered_and_the_number_of_a_dead_one_is_used_again():
     assert numbers == [[0, 1], [0, 1]]
 
 
+def test_one_poll_takes_all_that_a_worker_has_sent():
+    with closing(LocalEngine()) as engine:
+        engine.start(Numbered(), 1)
+        engine.submit(wait_for_slots(engine, 1)[0], 0)
+        (worker,) = engine._workers.values()
+        done = msgspec.msgpack.encode(Done(0, 0, 0.0, 0))
+        while unread_bytes(worker.pipe.fileno()) < len(done):  # "ready" and "computed" are shorter than "done"
+            time.sleep(0.01)
+        assert [type(event) for event in engine.poll(0)] == [Done]
+
+
+def unread_bytes(descriptor: int) -> int:
+    found = array("i", [0])
+    fcntl.ioctl(descriptor, termios.FIONREAD, found)
+    return found[0]
+
+
+LOADED: list[int] = []  # in a process that has loaded something
+
+
+@dataclass(frozen=True)
+class Forked:
+    """A task whose record is the parent of the worker, its own number, and where what it uses was loaded."""
+
+    def document(self) -> TaskDocument:
+        return TaskDocument(opener="tests.engine.test_workers:open_forked", body={})
+
+    def begin(self, chunk: int) -> Callable[[], tuple[int, int, list[int]]]:
+        if chunk == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return lambda: (os.getppid(), os.getpid(), LOADED)
+
+
+def open_forked(body: Mapping[str, int]) -> Forked:
+    return Forked()
+
+
+def load(body: Mapping[str, int]) -> None:
+    LOADED.append(os.getpid())
+    for _ in range(body.get("threads", 0)):
+        threading.Thread(target=time.sleep, args=[600], daemon=True).start()
+    time.sleep(body.get("seconds", 0))
+
+
+def seeded(**body: int) -> LocalEngine:
+    """An engine whose workers are started from a process that has loaded something."""
+    engine = LocalEngine()
+    engine.preload(TaskDocument(opener="tests.engine.test_workers:load", body=body), 2)
+    return engine
+
+
+def one_chunk_of_each(engine: LocalEngine) -> list[tuple[int, int, list[int]]]:
+    for chunk, slot in enumerate(wait_for_slots(engine, 2)):
+        engine.submit(slot, chunk)
+    return [event.record for event in run_chunks(engine, [0, 1], given=2).values()]
+
+
+linux_only = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="workers are forked on Linux only")
+
+
+@linux_only
+def test_what_several_workers_load_is_loaded_once_and_they_are_forked():
+    with closing(seeded()) as engine:
+        engine.start(Forked(), 2)
+        (seed, one, loaded), (other_seed, two, other_loaded) = one_chunk_of_each(engine)
+        assert [seed] == [other_seed] == loaded == other_loaded
+        assert len({os.getpid(), seed, one, two}) == 4
+        assert sorted(engine.usage().pids) == sorted([one, two])
+        engine.submit(wait_for_slots(engine, 2)[0], 9)
+        died = run_chunks(engine, [9], given=1)[9]
+        assert isinstance(died, Died)
+        assert died.reason.startswith("killed by SIGKILL")
+        assert died.worker in (f"worker {one}", f"worker {two}")
+        assert {record[0] for record in one_chunk_of_each(engine)} == {seed}
+        engine.stop()
+        engine.start(Forked(), 2)
+        assert {record[0] for record in one_chunk_of_each(engine)} == {seed}
+    assert not any(map(is_running, (seed, one, two)))
+
+
+@linux_only
+def test_a_build_by_forked_workers_has_the_bytes_of_one_in_this_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(build_cache, "LONG_WORK_BYTES", 0)  # otherwise nothing is loaded before the build is planned
+    forked, fork = [], WorkerSeed.fork
+    monkeypatch.setattr(WorkerSeed, "fork", lambda *asked: forked.append(asked) or fork(*asked))
+    lines = (json.dumps({"text": f"document {number}, " * (number % 90 + 1)}) for number in range(400))
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    source, recipe = fb.sources.jsonl(tmp_path / "a.jsonl"), fb.TokenRecipe(sequence_length=64, chunk_size=200)
+    for name, workers in (("one", 0), ("two", 2)):
+        assert fb.build(tmp_path / name, source, recipe, workers=workers).made > 4
+    assert len(forked) == 2
+    assert chunk_digests(tmp_path / "one", "tokens") == chunk_digests(tmp_path / "two", "tokens")
+
+
+@linux_only
+def test_a_process_with_threads_is_not_forked():
+    with closing(seeded(threads=1)) as engine:
+        engine.start(Forked(), 2)
+        (seed, one, loaded), (other_seed, two, _) = one_chunk_of_each(engine)
+        assert seed == other_seed
+        assert one != two
+        assert loaded == []
+
+
+@linux_only
+def test_workers_are_started_without_a_seed_that_was_killed():
+    with closing(seeded()) as engine:
+        engine.start(Forked(), 2)
+        (seed, *_), _ = one_chunk_of_each(engine)
+        os.kill(seed, signal.SIGKILL)
+        for slot in wait_for_slots(engine, 2):
+            engine.submit(slot, 9)
+            assert isinstance(run_chunks(engine, [9], given=1)[9], Died)
+        while any(record[0] != os.getpid() for record in one_chunk_of_each(engine)):
+            pass  # who was asked for before the death was known died at birth
+
+
+@linux_only
+def test_workers_that_are_not_forked_yet_are_not_waited_for_when_an_engine_is_closed():
+    with closing(seeded(seconds=600)) as engine:
+        engine.start(Forked(), 2)
+        assert engine.usage().pids == ()
+
+
+@linux_only
+def test_a_seed_ends_with_its_builder():
+    started = subprocess.Popen(
+        [sys.executable, "-c", "from tests.engine.test_workers import *; e = seeded(); e.start(Forked(), 2); "
+         "print(*one_chunk_of_each(e)[0][:2], flush=True); time.sleep(600)"],
+        env=script_environment(), stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with started:
+        seed, worker = map(int, started.stdout.readline().split())
+        started.kill()
+    wait_until(lambda: not is_running(seed) and not is_running(worker))
+
+
+LIMITS = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS", "OPENBLAS_NUM_THREADS")
+
+
 @dataclass(frozen=True)
 class Threads:
     """A task whose record is how many threads a worker tells libraries to start."""
@@ -346,16 +492,16 @@ class Threads:
         return TaskDocument(opener="tests.engine.test_workers:open_threads", body={})
 
     def begin(self, chunk: int) -> Callable[[], list[str | None]]:
-        return lambda: [os.environ.get(name) for name in ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")]
+        return lambda: [os.environ.get(name) for name in LIMITS]
 
 
 def open_threads(body: Mapping[str, int]) -> Threads:
     return Threads()
 
 
-@pytest.mark.parametrize(("own", "found"), [(None, ["1", "1"]), ("3", ["1", "3"])])
+@pytest.mark.parametrize(("own", "found"), [(None, ["1", "1", "1"]), ("3", ["1", "3", "1"])])
 def test_a_worker_has_one_thread_unless_the_user_says_otherwise(monkeypatch, own, found):
-    for name in ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS"):
+    for name in LIMITS:
         monkeypatch.delenv(name, raising=False)
     if own is not None:
         monkeypatch.setenv("FASTOKENS_BPE_THREADS", own)

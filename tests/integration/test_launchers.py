@@ -308,9 +308,9 @@ def test_status_shows_every_builder_with_its_host_its_rate_and_when_all_is_made(
         [sys.executable, "-m", "forebay", "status", str(root), "--depth", "index"],
         env=script_environment() | {"COLUMNS": "160"}, capture_output=True, text=True, check=False,
     ).stdout  # fmt: skip
-    (line,) = [line for line in shown.splitlines() if "node3" in line]
-    assert line.split("  ")[1:2] == ["node3, process 7"]
-    assert all(word in line for word in ("working", "4 chunks", "2.0 chunks/s", "CPU 790 %", "2.0 GB", "ETA 3.0 s"))
+    lines = shown.splitlines()
+    at = lines.index("  node3, process 7 · obedient · working")
+    assert lines[at + 1].strip() == "4 chunks · 2.0 chunks/s · CPU 790 % · 2.0 GB · ETA 3.0 s"
 
 
 def test_generations_grow_by_a_tenth_from_one_to_the_next(tmp_path, monkeypatch):

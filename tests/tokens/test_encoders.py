@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -26,6 +27,11 @@ from forebay.tokens.vocabulary import (
 
 GPT2 = load_vocabulary("gpt2")
 texts = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), max_size=8)
+
+
+def never_read() -> Iterator[str]:
+    raise AssertionError("texts of the source are read where nothing is compared")
+    yield ""
 
 
 def differing() -> Vocabulary:
@@ -91,6 +97,7 @@ def test_the_first_text_that_differs_is_named():
 
 def test_the_fast_encoder_is_used_where_it_agrees():
     assert choose_encoder("auto", GPT2, ["some text"], planned=False) == ("fastokens", ())
+    assert choose_encoder("tokenizers", GPT2, never_read(), planned=False) == ("tokenizers", ())
 
 
 def test_a_difference_is_reported_and_the_reference_is_used():

@@ -6,6 +6,7 @@ import random
 import re
 import sys
 import unicodedata
+from collections.abc import Iterator
 from functools import cache
 from itertools import chain, pairwise
 from pathlib import Path
@@ -17,8 +18,10 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import forebay as fb
+from forebay.source import BatchedSamples, Sample, SampleBatch, TextBatch
 from forebay.tokens import long_texts
 from forebay.tokens.long_texts import _SAME_IN_NFC, PATTERNS, PiecewiseEncoder, pieces, places_to_cut
+from forebay.tokens.packing import Frame, encode_documents
 from forebay.tokens.vocabulary import GPT2, Encoder, Vocabulary, load_vocabulary, open_encoder
 
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -323,6 +326,41 @@ def test_a_call_has_few_bytes_whatever_its_characters() -> None:
         encoder.encode(texts)
         assert sum(calls) == sum(len(text.encode()) for text in texts)
         assert max(calls) <= 1 << 20
+
+
+@pytest.mark.parametrize(("most", "allowed"), [(1_500_000, 1 << 20), (4_000_000, 4_000_000)])
+@pytest.mark.parametrize("character", ["a", "é", "字"])
+def test_documents_are_encoded_by_few_calls_and_none_is_cut_to_fill_one(
+    character: str, most: int, allowed: int
+) -> None:
+    class Counting:
+        def encode(self, texts: Any) -> Any:
+            calls.append(list(texts))
+            lengths = [0, *map(len, texts)]
+            return np.zeros(sum(lengths), np.uint32), np.cumsum(lengths)
+
+    calls: list[list[str]] = []
+    texts = [character * 1_000] * 5_000
+    blocks = [TextBatch(["id"] * 20, texts[at : at + 20]) for at in range(0, 5_000, 20)]
+    frame = Frame((), (), 1, np.dtype(np.uint16))
+    encoder = PiecewiseEncoder(Counting(), load_vocabulary(GPT2), most)
+    found = encode_documents(Together(blocks), encoder, frame)
+    assert found.lengths.tolist() == list(map(len, texts))
+    assert list(chain(*calls)) == texts
+    assert all(allowed // 4 // 2 < sum(map(len, call)) <= allowed // 4 for call in calls[:-1])
+
+
+class Together(BatchedSamples):
+    """The texts of blocks, as a source reads them."""
+
+    def __init__(self, blocks: list[TextBatch]) -> None:
+        self._blocks = blocks
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (sample for block in self._blocks for sample in block.samples())
+
+    def batches(self) -> Iterator[Sample | SampleBatch]:
+        return iter(self._blocks)
 
 
 @pytest.mark.parametrize(

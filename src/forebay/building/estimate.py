@@ -96,6 +96,11 @@ def of_missing(
         for chunk in found.missing
         if (start_chunk or 0) <= chunk <= (found.planned if end_chunk is None else end_chunk)
     ]
+    if missing:
+        note = f"{len(missing):,} of {found.planned:,} planned chunk(s) are missing: the figures are of them"
+    else:
+        asked = "are" if start_chunk is None and end_chunk is None else "that were asked for are"
+        note = f"nothing is missing: all of the {found.planned:,} planned chunk(s) {asked} present"
     weight = int(plan.weights[missing].sum())
     share = weight / max(1, int(plan.weights.sum()))
     stored = round(share * whole.stored_bytes)
@@ -111,10 +116,7 @@ def of_missing(
         seconds=share * whole.seconds,
         statistics={name: round(share * value) for name, value in whole.statistics.items()},
         fits=whole.free_bytes is None or stored <= whole.free_bytes,
-        notes=(
-            *whole.notes,
-            f"{len(missing):,} of {found.planned:,} planned chunk(s) are missing: the figures are of them",
-        ),
+        notes=(*whole.notes, note),
     )
 
 

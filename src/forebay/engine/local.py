@@ -1,15 +1,23 @@
 """Run chunks in worker processes of this machine.
 
-Each worker is a fresh interpreter at the end of a pipe. It does not import the caller's script, so a script needs no
-`if __name__ == "__main__"`, and it exits as soon as the builder does, even if the builder was killed.
+Each worker is a process at the end of a pipe: a fresh interpreter, or forked from one. It does not import the caller's
+script, so a script needs no `if __name__ == "__main__"`, and it exits as soon as the builder does, even if the builder
+was killed.
 
 A second thread writes a chunk while the next one is computed.
+
+What several workers need in memory, such as a tokenizer, is loaded by one process, from which they are forked:
+
+    builder ── pipe ──────────────────────────────► worker       forked; the pipe was sent to the seed
+       └────── "here is a pipe" ──► WorkerSeed ──┘               it reports the exit code of every worker
 """
 
 import contextlib
+import gc
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -72,6 +80,79 @@ def main(descriptor: int) -> None:
         return
 
 
+def serve(descriptor: int) -> None:
+    """Preload what is received first, then start a worker for every pipe that is received; what a `WorkerSeed` runs.
+
+    With each pipe comes another, into which the number of the worker and its exit code are written.
+    """
+    try:
+        _preload(Connection(os.dup(descriptor)).recv_bytes())
+    except (EOFError, ConnectionResetError):  # the builder is gone
+        return
+    gc.freeze()  # a collection would copy the pages that all workers share
+    server, watcher = socket.socket(fileno=descriptor), select.poll()
+    watcher.register(descriptor, select.POLLIN)
+    running: dict[int, tuple[int, int]] = {}  # a descriptor of the process -> its number, where its end is told
+    while True:
+        for ready, _ in watcher.poll():
+            if ready != descriptor:
+                watcher.unregister(ready)
+                number, told = running.pop(ready)
+                _tell(told, os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]))
+                os.close(told)
+                os.close(ready)
+                continue
+            asked, passed, _, _ = socket.recv_fds(server, 1, 2)
+            if not asked:
+                os._exit(0)  # the builder has gone or is done
+            pipe, told = passed
+            number = _start_worker(pipe, [descriptor, told, *running, *(end for _, end in running.values())])
+            os.close(pipe)
+            _tell(told, number)
+            watched = os.pidfd_open(number)
+            watcher.register(watched, select.POLLIN)
+            running[watched] = number, told
+
+
+def _tell(pipe: int, number: int) -> None:
+    with suppress(BrokenPipeError):  # nobody waits for it any more
+        os.write(pipe, b"%d\n" % number)
+
+
+def _start_worker(pipe: int, not_inherited: list[int]) -> int:
+    """Fork a worker, and return its number; a process with several threads cannot be forked, so another is started."""
+    if not _has_one_thread():
+        process = subprocess.Popen(
+            [sys.executable, "-c", _BOOT.format(path=sys.path, call="main", fd=pipe)], pass_fds=[pipe], process_group=0
+        )
+        process.returncode = 0  # it is waited for in `serve`
+        return process.pid
+    number = os.fork()
+    if number:
+        return number
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        for descriptor in not_inherited:
+            os.close(descriptor)
+        main(pipe)
+        code = 0
+    except BaseException:  # it must not get into the loop of the seed
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _has_one_thread() -> bool:
+    """Also one that has just ended counts for a moment."""
+    for _ in range(20):
+        if len(os.listdir("/proc/self/task")) == 1:
+            return True
+        time.sleep(0.002)
+    return False
+
+
 def _make_chunks(pipe: Connection, worker: ChunkWorker, writer: ThreadPoolExecutor) -> None:
     written: Future[None] | None = None
     while True:
@@ -103,13 +184,15 @@ def _end_with_builder(descriptor: int) -> None:
 
 _ENVIRONMENT = {
     # `workers` says how many cores a build takes: a library that starts a thread per core would slow down the others.
-    **dict.fromkeys(THREADS, "1"),
+    # OpenBLAS of NumPy spins in a thread per core for a while after it was imported.
+    **dict.fromkeys((*THREADS, "OPENBLAS_NUM_THREADS"), "1"),
     "MALLOC_MMAP_THRESHOLD_": str(KEPT_BYTES),
     "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
 }
 _FIRST_PAUSE = 0.05  # seconds before a dead worker is replaced, doubled with every death in a row
 _MOST_PAUSE = 5.0
-_BOOT = "import sys; sys.path[:] = {path!r}; from forebay.engine.local import main; main({fd})"
+_BOOT = "import sys; sys.path[:] = {path!r}; from forebay.engine.local import {call}; {call}({fd})"
+_CAN_FORK = hasattr(os, "pidfd_open") and os.path.isdir("/proc/self/task")
 
 
 class LocalEngine:
@@ -117,6 +200,7 @@ class LocalEngine:
 
     def __init__(self) -> None:
         self._ready: list[Worker] = []
+        self._seed: WorkerSeed | None = None
         self._workers: dict[int, Worker] = {}
         self._task = TaskDocument(opener="", body={})
         self._size = self._next_slot = 0
@@ -127,7 +211,10 @@ class LocalEngine:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def preload(self, document: TaskDocument, slots: int) -> None:
-        self._ready += [Worker(document.encode()) for _ in range(slots)]
+        if slots > 1 and _CAN_FORK:
+            self._seed = WorkerSeed(document.encode())
+        else:
+            self._ready += [Worker(document.encode()) for _ in range(slots)]
 
     def start(self, task: Task, slots: int) -> None:
         self._task = task.document()
@@ -147,15 +234,13 @@ class LocalEngine:
             time.sleep(timeout)
         for pipe in wait(list(by_pipe), timeout) if by_pipe else ():
             slot = by_pipe[pipe]  # type: ignore[index]  # only connections were waited for
-            event = self._workers[slot].receive()
-            if event is None:
-                continue
-            events.append(event)
-            if isinstance(event, Died):
+            found = self._workers[slot].receive_all()
+            events += found
+            if found and isinstance(found[-1], Died):
                 self._workers.pop(slot).close()
                 self._deaths += 1
                 self._not_before = time.monotonic() + min(_MOST_PAUSE, _FIRST_PAUSE * 2**self._deaths)
-            else:
+            elif found:
                 self._deaths = 0
         self._retire()
         self._fill()
@@ -167,8 +252,8 @@ class LocalEngine:
         self._fill()
 
     def usage(self) -> EngineUsage:
-        pids = tuple(worker.process.pid for worker in self._workers.values())
-        return EngineUsage(workers=len(pids), pids=pids)
+        pids = tuple(worker.process.pid for worker in self._workers.values() if worker.process.pid)
+        return EngineUsage(workers=len(self._workers), pids=pids)
 
     def stop(self) -> None:
         for worker in self._workers.values():
@@ -181,6 +266,9 @@ class LocalEngine:
         self.stop()
         while self._ready:
             self._ready.pop().end()
+        if self._seed is not None:
+            self._seed.end()
+            self._seed = None
 
     def _retire(self) -> None:
         done = [slot for slot in self.idle() if self._workers[slot].writing is None]
@@ -191,39 +279,126 @@ class LocalEngine:
         if time.monotonic() < self._not_before:
             return
         while len(self._workers) < self._size:
-            worker = self._ready.pop() if self._ready else Worker(_NOTHING)
+            worker = self._ready.pop() if self._ready else Worker(_NOTHING, self._seed)
             worker.number = min(set(range(self._size)) - {one.number for one in self._workers.values()})
             worker.send(self._task.numbered(worker.number).encode())
             self._workers[self._next_slot] = worker
             self._next_slot += 1
 
 
+def _started(call: str, far: Connection) -> "subprocess.Popen[bytes]":
+    """A fresh interpreter at the far end of a pipe."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _BOOT.format(path=sys.path, call=call, fd=far.fileno())],
+        pass_fds=[far.fileno()],
+        stdin=subprocess.DEVNULL,
+        env={**_ENVIRONMENT, **os.environ},
+        process_group=0,  # the builder handles Ctrl-C
+    )
+
+
+class WorkerSeed:
+    """A process that opens a document once, and forks workers that share it."""
+
+    def __init__(self, preloads: bytes) -> None:
+        self._pipe, far = Pipe()
+        with far:
+            self._process = _started("serve", far)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # workers are started without it then
+            self._pipe.send_bytes(preloads)
+        self.is_gone = False
+
+    def fork(self, pipe: Connection, told: int) -> None:
+        """Ask for a worker; where nobody is there to ask, the other end of `told` is closed."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._pipe.fileno())) as asking:
+            socket.send_fds(asking, [b"."], [pipe.fileno(), told])
+
+    def end(self) -> None:
+        """Kill the process; its workers end when their own pipes are closed."""
+        if not self.is_gone:
+            self.is_gone = True
+            self._process.kill()
+            self._pipe.close()
+            self._process.wait()
+
+
+class ForkedWorker:
+    """What `subprocess.Popen` is for a worker that was forked from a seed."""
+
+    def __init__(self, seed: WorkerSeed, far: Connection) -> None:
+        self._seed = seed
+        reading, told = os.pipe()
+        try:
+            seed.fork(far, told)
+        finally:
+            os.close(told)
+        self._told, self._read = reading, b""  # its number, then its exit code
+        self._code: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """0 while the seed is still loading."""
+        while self._code is None and select.select([self._told], [], [], 0)[0] and self._take():
+            pass
+        number, is_known, _ = self._read.partition(b"\n")
+        return int(number) if is_known else 0
+
+    def kill(self) -> None:
+        number = self.pid
+        if not number:
+            self._seed.end()  # it is still loading, and this worker was not forked
+        elif self._code is None and self._read.count(b"\n") == 1:
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """The exit code. Where the seed was lost, which would have reported it, that of a process that was killed."""
+        while self._code is None:
+            if self._read.count(b"\n") == 2:
+                self._code = int(self._read.split(b"\n")[1])
+            elif not self._take():
+                self._code = -signal.SIGKILL
+                self._seed.end()  # workers are started without it from now on
+            if self._code is not None:
+                os.close(self._told)
+        return self._code
+
+    def _take(self) -> bool:
+        found = os.read(self._told, 64)
+        self._read += found
+        return bool(found)
+
+
 class Worker:
     """One process and the pipe to it."""
 
-    def __init__(self, preloads: bytes) -> None:
+    def __init__(self, preloads: bytes, seed: "WorkerSeed | None" = None) -> None:
         self.chunk: int | None = None  # being computed
         self.writing: int | None = None
+        self.process: subprocess.Popen[bytes] | ForkedWorker
         self.number = 0  # among the workers of the engine; that of a dead one is used again
         self._is_ready = False
         self._problem = ""  # why it could not open the task
         self.pipe, far = Pipe()
         with far:
-            boot = _BOOT.format(path=sys.path, fd=far.fileno())
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", boot],
-                pass_fds=[far.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**_ENVIRONMENT, **os.environ},
-                process_group=0,  # the builder handles Ctrl-C
-            )
+            forked = seed is not None and not seed.is_gone
+            self.process = ForkedWorker(seed, far) if seed is not None and forked else _started("main", far)
         self.send(preloads)
 
     def submit(self, chunk: int) -> None:
         self.chunk = chunk
         self.send(b"%d" % chunk)
 
-    def receive(self) -> Event | None:
+    def receive_all(self) -> list[Event]:
+        """What all messages that the worker has sent say of chunks; after `Died` there is none."""
+        found: list[Event] = []
+        while True:
+            event = self._receive()
+            found += [] if event is None else [event]
+            if isinstance(event, Died) or not self.pipe.poll():
+                return found
+
+    def _receive(self) -> Event | None:
         """What the next message of the worker says of a chunk; `Died` if its pipe is closed."""
         try:
             message = _MESSAGES.decode(self.pipe.recv_bytes())

@@ -39,6 +39,7 @@ from forebay.tokens.vocabulary import (
 
 PIECE_CHARS = 1 << 18
 CALL_BYTES = 1 << 20  # of one call of the encoder
+LARGE_CALL_BYTES = 4_000_000  # the same, for an encoder that may get a text of so many bytes uncut
 # A tokenizer that splits texts in two steps takes up to 450 bytes for each byte in `tokenizers`, 60 in `fastokens`.
 MAX_UNCUT_BYTES: Mapping[EncoderName, int] = {"fastokens": 4_000_000, "tokenizers": 1_500_000}
 # One emoji makes every character of a text take four bytes: it may take this much, or more with a higher limit.
@@ -79,13 +80,17 @@ PATTERNS = frozenset(
 
 
 class PiecewiseEncoder:
-    """An encoder that gets long texts in pieces, and few texts at once. It returns the same ids."""
+    """An encoder that gets long texts in pieces, and few texts at once. It returns the same ids.
+
+    Texts of up to `call_chars` characters together are encoded by one call, whatever they are.
+    """
 
     def __init__(self, encoder: Encoder, vocabulary: Vocabulary, max_uncut_bytes: int) -> None:
         self._encoder = encoder
         self._places = places_to_cut(vocabulary)
         self._most = max_uncut_bytes
         self._piece_chars = min(PIECE_CHARS, max(1, max_uncut_bytes // 4))  # a character has four bytes at most
+        self.call_chars = (CALL_BYTES if max_uncut_bytes < LARGE_CALL_BYTES else LARGE_CALL_BYTES) // 4
 
     def are_short(self, texts: Sequence[str]) -> bool:
         """Whether texts are so short that none can have a problem."""
@@ -113,7 +118,7 @@ class PiecewiseEncoder:
 
     def encode(self, texts: Sequence[str]) -> tuple[Array, Array]:
         characters = sum(map(len, texts))
-        if 4 * characters <= CALL_BYTES or (characters <= CALL_BYTES and sum(map(_size, texts)) <= CALL_BYTES):
+        if characters <= self.call_chars or (characters <= CALL_BYTES and sum(map(_size, texts)) <= CALL_BYTES):
             return self._encoder.encode(texts)
         ids = _Ids(characters)  # one for each character, most often fewer
         lengths: list[Array] = [np.zeros(0, np.int64)]

@@ -22,7 +22,6 @@ from forebay.errors import DocumentTooLong, TokenizerUnusable
 from forebay.source import BatchedSamples, Failure, Sample, SampleBatch, TextBatch
 from forebay.tokens.long_texts import PiecewiseEncoder
 
-BATCH_CHARS = 1 << 20
 BATCH_DOCUMENTS = 1024
 # Not in a library that was built before they were written.
 _native_best_fit, _native_copy_runs = getattr(native, "best_fit", None), getattr(native, "copy_runs", None)
@@ -106,20 +105,21 @@ def _batches(
             batch += given.texts
             found.names += given.ids
             numbers.extend(range(number, number := number + len(given.texts)))
-            characters += sum(map(len, given.texts))
+            added = sum(map(len, given.texts))
         else:
-            text = _text(given, encoder)
+            text, added = _text(given, encoder), 0
             if isinstance(text, Failure):
                 found.failed.append((number, text))
             else:
                 batch.append(text)
                 found.names.append(given.id)
                 numbers.append(number)
-                characters += len(text)
+                added = len(text)
             del text
             number += 1
         del given
-        if characters >= BATCH_CHARS or len(batch) >= BATCH_DOCUMENTS:
+        characters += added
+        if characters + 2 * added > encoder.call_chars or len(batch) >= BATCH_DOCUMENTS:  # the next may be longer
             found.characters += characters
             full, batch, characters = [batch], [], 0
             yield full.pop()  # no reference to it stays here

@@ -590,12 +590,12 @@ SHOWN_CHARS = 60
 
 
 def choose_encoder(
-    wanted: Literal["auto", "fastokens", "tokenizers"], vocabulary: Vocabulary, texts: Sequence[str], planned: bool
+    wanted: Literal["auto", "fastokens", "tokenizers"], vocabulary: Vocabulary, texts: Iterable[str], planned: bool
 ) -> tuple[EncoderName, tuple[str, ...]]:
     """The encoder to use, and notes about the choice for the user.
 
     If the user or a `planned` cache wants `fastokens`, it must be installed and match the reference; with `auto` it is
-    used if it does.
+    used if it does. `texts` are taken once, while encoders are loaded, and only where two are compared.
     """
     if wanted == "tokenizers":
         open_encoder("tokenizers", vocabulary)
@@ -610,13 +610,13 @@ def choose_encoder(
     return "tokenizers", (f"{problem}; using the reference `tokenizers`, which is about 50 times slower",)
 
 
-def _fastokens_problem(vocabulary: Vocabulary, texts: Sequence[str]) -> str | None:
+def _fastokens_problem(vocabulary: Vocabulary, texts: Iterable[str]) -> str | None:
     """Why `fastokens` cannot be used for this vocabulary and these texts, None if it can."""
     if not is_installed("fastokens"):
         return "fastokens is not installed (pip install 'forebay[fast]')"
-    compared = [*hard_strings(vocabulary), *texts]
-    with ThreadPoolExecutor(2) as pool:  # `fastokens` loads without the GIL; the reference encodes meanwhile
+    with ThreadPoolExecutor(2) as pool:  # `fastokens` loads without the GIL; texts are read and encoded meanwhile
         loading = pool.submit(open_encoder, "fastokens", vocabulary)
+        compared = [*hard_strings(vocabulary), *texts]
         expected = pool.submit(open_encoder("tokenizers", vocabulary).encode, compared)
     try:
         differing = first_difference(loading.result().encode(compared), expected.result(), compared)

@@ -251,6 +251,8 @@ def _next_step(report: VerifyReport) -> Text:
 
 def draw_estimate(estimate: Estimate) -> RenderableType:
     notes = listing("notes", ((note,) for note in estimate.notes), "yellow")
+    if not estimate.chunks:  # zeros would look like an estimate of a source without samples
+        return Group(title("estimate", "nothing to build"), *notes)
     return Group(title("estimate", _sampled(estimate)), _table(estimate), *notes)
 
 

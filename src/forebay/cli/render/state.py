@@ -49,7 +49,7 @@ def draw_status(status: Status) -> RenderableType:
     parts: list[RenderableType] = [title(status.root, published, "complete" if status.complete else "unfinished")]
     for layer in status.layers:
         parts += [_layer_line(layer), facts(_layer_facts(layer))]
-    parts += listing("builders", map(_builder_row, status.builders))
+    parts += _builders(status.builders)
     parts += listing("claims", (row for claim in status.claims for row in _claim_rows(claim)))
     parts += _failed(status)
     parts += stale_files(status.stale)
@@ -123,18 +123,25 @@ def _layer_facts(layer: LayerStatus) -> Iterator[tuple[str, str | Text]]:
         yield "failed", f"{layer.failures:,} of {counted(layer.samples, 'sample')}: {reasons}"
 
 
-def _builder_row(one: BuilderStatus) -> tuple[str, ...]:
+def _builders(builders: Collection[BuilderStatus]) -> list[RenderableType]:
+    """Two lines for each builder, which fit a terminal of 80 columns."""
+    lines = [Text(line) for who, how in map(_builder, builders) for line in (f"  {who}", f"    {how}")]
+    return [Text("builders"), *lines] if lines else []
+
+
+def _builder(one: BuilderStatus) -> tuple[str, str]:
     """
     >>> from forebay.cache.records import BuilderStatus as B
-    >>> _builder_row(B(layer="raw", host="node3", pid=7, state="working", made=412, chunks_per_second=0.5,
-    ...                eta_seconds=90.0, workers=8, cpu_percent=790.0, memory_bytes=2_000_000_000))
-    ('node3, process 7', 'raw', 'working', '412 chunks', '30 chunks/min', 'CPU 790 %', '2.0 GB', 'ETA 1 min 30 s')
+    >>> _builder(B(layer="raw", host="node3", pid=7, state="working", made=412, chunks_per_second=0.5,
+    ...            eta_seconds=90.0, workers=8, cpu_percent=790.0, memory_bytes=2_000_000_000))
+    ('node3, process 7 · raw · working', '412 chunks · 30 chunks/min · CPU 790 % · 2.0 GB · ETA 1 min 30 s')
     """
     speed = one.chunks_per_second
     rate = f"{speed:,.1f} chunks/s" if speed >= 1 else f"{60 * speed:,.3g} chunks/min"
     use = f"CPU {one.cpu_percent:.0f} %", human_bytes(one.memory_bytes)
-    eta = f"ETA {human_time(one.eta_seconds)}" if one.eta_seconds is not None else ""
-    return f"{one.host}, process {one.pid}", one.layer, one.state, counted(one.made, "chunk"), rate, *use, eta
+    eta = [f"ETA {human_time(one.eta_seconds)}"] if one.eta_seconds is not None else []
+    head = printable(f"{one.host}, process {one.pid} · {one.layer} · {one.state}")
+    return head, " · ".join([counted(one.made, "chunk"), rate, *use, *eta])
 
 
 def _claim_rows(claim: ClaimStatus) -> Iterator[tuple[str, ...]]:

@@ -395,7 +395,7 @@ def _check_signature(packed: PackedConversations, made_by: str) -> None:
 
 
 def size_problem(size: int, encoder: EncoderName) -> str | None:
-    """Why documents of so many bytes are not encoded: that would take some hundred times their size in memory."""
+    """Why documents of `size` bytes are not encoded: that would take some hundred times their size in memory."""
     if size <= (most := MAX_UNCUT_BYTES[encoder]):
         return None
     return f"it is rendered as {size:,} bytes; at most {most:,} are encoded, so split the conversation"

@@ -147,11 +147,11 @@ def test_heavy_libraries_stay_in_their_room() -> None:
 def test_only_few_modules_read_the_environment() -> None:
     reads = re.compile(r"\b(environ|environb|getenv)\b")
     readers = {str(path.relative_to(SRC)) for path in _modules() if reads.search(path.read_text())}
-    # engine/local.py reads none of it: it hands the whole of it on to its workers; engine/ray.py sets it in an actor.
+    # engine/local.py reads none of it: it hands the whole of it on to its workers; engine/base.py sets it in an actor of Ray.
     assert {reader for reader in readers if not reader.startswith("cli/")} == {
         "format/tensors.py",
         "engine/local.py",
-        "engine/ray.py",
+        "engine/base.py",
         "store/bucket_client.py",  # the endpoint, which obstore reads too
         "torch/ranks.py",
     }

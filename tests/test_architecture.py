@@ -147,7 +147,7 @@ def test_heavy_libraries_stay_in_their_room() -> None:
 def test_only_few_modules_read_the_environment() -> None:
     reads = re.compile(r"\b(environ|environb|getenv)\b")
     readers = {str(path.relative_to(SRC)) for path in _modules() if reads.search(path.read_text())}
-    # engine/local.py reads none of it: it hands the whole of it on to its workers; engine/base.py sets it in an actor of Ray.
+    # engine/local.py reads none of it: it hands the whole of it on to its workers; engine/base.py sets some for Ray.
     assert {reader for reader in readers if not reader.startswith("cli/")} == {
         "format/tensors.py",
         "engine/local.py",

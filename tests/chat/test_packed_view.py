@@ -92,6 +92,20 @@ def test_conversations_that_do_not_fit_are_treated_as_in_a_build(folder: Path, l
         packed_view(cache, sequence_length=110)
 
 
+def test_a_conversation_that_does_not_fit_is_named_by_its_own_chunk_in_every_window(folder: Path) -> None:
+    cache = fb.open_cache(folder / "cache")
+    lengths = [int(chunk["seq_lens"].values.max()) for chunk in cache.chunks(["seq_lens"])]  # type: ignore[union-attr]
+    longest = int(np.argmax(lengths))
+    assert longest > 0, "not of the first chunk, whose samples have the same numbers in a window"
+    named = []
+    for chunks in (1, 100):
+        with pytest.raises(DocumentTooLong) as error:
+            packed_view(cache, sequence_length=max(lengths) - 1, chunks=chunks)
+        named.append(error.value.document)
+    assert named[0] == named[1]
+    assert named[0].startswith(f"layers/chat/{longest:06}.safetensors#")
+
+
 @settings(max_examples=12, deadline=None)
 @given(
     length=st.integers(1, 1500),

@@ -404,7 +404,8 @@ class PackedView(Cache):
         width, capacity = int(self.stored.column("tokens").shape[0]), self.packing.sequence_length
         chunks = self.windows.chunks(position)
         parts = [self._stored(each, width) for each in chunks]
-        names = ChunkNames([(self._path(each), part[4][:, 0]) for each, part in zip(chunks, parts, strict=True)])
+        own = [part[4][:, 0].copy() for part in parts]  # the numbers in each chunk, which names have
+        names = ChunkNames([(self._path(each), numbers) for each, numbers in zip(chunks, own, strict=True)])
         self._number_samples(chunks, parts)
         lengths, rows, starts, places, identity = map(np.concatenate, zip(*parts, strict=True))
         numbers = np.cumsum(np.diff(identity[:, 0], prepend=identity[:1, 0]) != 0)  # without gaps

@@ -111,7 +111,8 @@ def test_long_conversations_are_an_error_dropped_or_cut_at_a_turn(chatml: str) -
     alone = fb.Sample("alone", conversation("1", "one " * 80))
     fields = {"tokenizer": chatml, "sequence_length": 64}
     with pytest.raises(
-        DocumentTooLong, match=r"'long' has \d+ tokens but a row holds 64; .* set long='truncate' or long='drop'"
+        DocumentTooLong,
+        match=r"'long' has \d+ tokens but a row holds 64; .* set long='truncate' or long='drop' \(`--long`\)$",
     ):
         ChatRecipe(**fields).make([long])
     dropped = ChatRecipe(**fields, long="drop").make([*samples(2), long])

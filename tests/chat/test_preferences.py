@@ -191,7 +191,7 @@ def test_what_cannot_be_a_preference_is_a_failure_with_its_reason(tmp_path: Path
 
 
 def test_a_long_candidate_is_an_error_unless_it_may_be_dropped(tmp_path: Path) -> None:
-    with pytest.raises(DocumentTooLong, match="set long='drop'"):
+    with pytest.raises(DocumentTooLong, match=r"raise `sequence_length` or set long='drop' \(`--long drop`\)$"):
         make(tmp_path, {"prompt": "Hi", "chosen": "a " * 90, "rejected": "b"}, sequence_length=64)
 
 

@@ -208,7 +208,7 @@ def cut_long(made: Conversations, capacity: int, policy: Long) -> ConversationCu
         return ConversationCut(made.lengths)
     first = int(np.flatnonzero(long)[0])
     if policy == "error":
-        advice = "set long='truncate' or long='drop'"
+        advice = "set long='truncate' or long='drop' (`--long`)"
         raise DocumentTooLong(made.names[first], int(made.lengths[first]), capacity, advice)
     kept = made.lengths.copy()
     if policy == "drop":

@@ -172,9 +172,7 @@ class PreferenceRecipe(ChatRecipe, frozen=True, kw_only=True, forbid_unknown_fie
         longest = len(row.prompt) + max(map(len, row.candidates))
         if longest > self.sequence_length:
             if self.long == "error":
-                raise DocumentTooLong(
-                    name, longest, self.sequence_length, "set long='drop' or a larger sequence_length"
-                )
+                raise DocumentTooLong(name, longest, self.sequence_length, "set long='drop' (`--long drop`)")
             return "too-long", f"{longest:,} tokens, at most {self.sequence_length:,} are kept"
         if np.array_equal(row.candidates[0], row.candidates[-1]):
             return "same-candidates", "the best and the worst candidate have the same tokens"

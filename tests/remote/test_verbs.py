@@ -118,9 +118,29 @@ def test_the_next_step_for_a_source_in_a_bucket_can_be_run(bucket, tmp_path):
     source.replace("a.txt", lines[::-1])
     refused = run_command("build", "raw", f"{bucket}/raw", "--into", cache, "--workers", 0, code=1).err
     assert f"run `forebay refresh {cache} --check-source`" in refused
-    step = run_command("status", cache, "--check-source", code=1).out.splitlines()[-1]
-    assert step == f"next: forebay refresh {cache} --check-source"
+    for verb in ("status", "verify"):
+        step = run_command(verb, cache, "--check-source", code=1).out.splitlines()[-1]
+        assert step == f"next: forebay refresh {cache} --check-source"
     run(*step.split()[2:], "--workers", 0)
+    next(cache.glob("layers/raw/000000*.safetensors")).unlink()
+    for verb in ("status", "verify", "repair"):
+        step = run_command(verb, cache, code=1).out.splitlines()[-1]
+        assert step == f"next: forebay repair {cache} --check-source"
+    run(*step.split()[2:], "--workers", 0)
+    run("verify", cache, "--check-source")
+
+
+def test_samples_of_a_file_that_a_bucket_lost_are_dropped_by_the_command_that_is_printed(bucket, tmp_path):
+    source, cache = open_store(f"{bucket}/raw"), tmp_path / "cache"
+    for name in ("a.txt", "b.txt"):
+        source.replace(name, [f"line {number} of {name}\n".encode() for number in range(9)])
+    run("build", "raw", f"{bucket}/raw", "--into", cache, "--workers", 0, "--chunk-bytes", 1)
+    source.delete("b.txt")
+    max(cache.glob("layers/raw/*.safetensors")).unlink()
+    for verb in ("status", "verify"):
+        step = run_command(verb, cache, "--check-source", code=1).out.splitlines()[-1]
+        assert step.endswith(f": forebay refresh {cache} --drop-missing --check-source")
+    run(*step.partition(" forebay ")[2].split(), "--workers", 0)
     run("verify", cache, "--check-source")
 
 

@@ -152,6 +152,7 @@ class VerifyReport(Record, frozen=True, kw_only=True):
     stale: dict[str, str]
     source_checked: bool
     source_note: str = ""  # why the source was not checked
+    source_root: str = ""  # the folder or URL that names of source files are relative to
     refreshable: bool = True  # False where `refresh` refuses, as the plan leaves out duplicates
     sound: bool = True  # every published byte is right and nothing is stale; raw data that is gone makes no cache wrong
 

@@ -91,6 +91,7 @@ def verify_generation(
         foreign=foreign_files(snapshot),
         stale=stale or {},
         source_checked=stale is not None,
+        source_root=str(plan.source.get("root", "")) if plan is not None and plan.segments else "",
         refreshable=not stale or not snapshot.plan.deduplicates,
     )
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forebay.cache.records import GONE
+from forebay.errors import is_url
 from forebay.preview.words import command_line, harmless, printable
 
 _PIPE_WIDTH = 1000  # lines in a file or a pipe are not wrapped
@@ -84,9 +85,14 @@ def next_command(command: str) -> Text:
     return Text.assemble("next: ", (command, "cyan"))
 
 
-def repair_command(root: str, files_are_gone: bool, refreshable: bool) -> Text:
+def source_allowed(source_root: str) -> list[str]:
+    """The option without which `repair` and `refresh` refuse to contact a source that is on another machine."""
+    return ["--check-source"] if is_url(source_root) else []
+
+
+def repair_command(root: str, source_root: str, files_are_gone: bool, refreshable: bool) -> Text:
     """`repair`, and what to do about chunks that it cannot make again, because files of the source are gone."""
-    found = next_command(command_line("repair", root))
+    found = next_command(command_line("repair", root, *source_allowed(source_root)))
     if not files_are_gone:
         return found
     copied = command_line("repair", root, "--from")
@@ -95,5 +101,5 @@ def repair_command(root: str, files_are_gone: bool, refreshable: bool) -> Text:
     )
     if not refreshable:
         return found
-    dropped = command_line("refresh", root, "--drop-missing")
+    dropped = command_line("refresh", root, "--drop-missing", *source_allowed(source_root))
     return Text.assemble(found, "\nTo drop the samples of deleted files instead: ", (dropped, "cyan"))

@@ -19,7 +19,16 @@ from forebay.cache.records import (
     RepairReport,
     VerifyReport,
 )
-from forebay.preview.console import BUILD_ANEW, facts, listing, next_command, repair_command, stale_files, title
+from forebay.preview.console import (
+    BUILD_ANEW,
+    facts,
+    listing,
+    next_command,
+    repair_command,
+    source_allowed,
+    stale_files,
+    title,
+)
 from forebay.preview.row_records import DemoReport, DoctorReport, DryRun, TaughtSheet
 from forebay.preview.words import command_line, counted, human_bytes, human_time, in_ranges, printable
 
@@ -181,8 +190,11 @@ def _after_repair(report: RepairReport) -> Text:
     """`verify`, or what helps where `repair` could not: `verify` would only name `repair` again."""
     if any("cannot be refreshed" in why for why in report.failed.values()):
         return BUILD_ANEW
+    remote = ["--check-source"] if any("--check-source`" in why for why in report.failed.values()) else []
     if any("`forebay refresh" in why for why in report.failed.values()):
-        return next_command(command_line("refresh", report.root))
+        return next_command(command_line("refresh", report.root, *remote))
+    if remote:
+        return next_command(command_line("repair", report.root, *remote))
     if not report.failed:
         return next_command(command_line("verify", report.root))
     return Text.assemble(
@@ -243,9 +255,10 @@ def _next_step(report: VerifyReport) -> Text:
     # What was edited comes first: a damaged chunk of it cannot be repaired, and a refresh makes it again.
     edited = report.refreshable and any(how != GONE for how in report.stale.values())
     if (report.bad or report.missing) and not (edited and all(bad.chunk >= 0 for bad in report.bad)):
-        return repair_command(report.root, GONE in report.stale.values(), report.refreshable)
+        return repair_command(report.root, report.source_root, GONE in report.stale.values(), report.refreshable)
     if not report.sound:
-        return next_command(command_line("refresh", report.root)) if report.refreshable else BUILD_ANEW
+        again = command_line("refresh", report.root, *source_allowed(report.source_root))
+        return next_command(again) if report.refreshable else BUILD_ANEW
     return next_command(command_line("gaps" if report.gaps else "peek", report.root))
 
 

@@ -33,6 +33,7 @@ from forebay.preview.console import (
     listing,
     next_command,
     repair_command,
+    source_allowed,
     stale_files,
     title,
 )
@@ -165,14 +166,13 @@ def _next_step(status: Status) -> Iterator[Text]:
     if any(layer.suspect for layer in status.layers):
         yield next_command(command_line("verify", status.root))
     elif any(layer.lost for layer in status.layers):
-        yield repair_command(status.root, GONE in status.stale.values(), status.refreshable)
+        yield repair_command(status.root, status.source_root, GONE in status.stale.values(), status.refreshable)
     elif not status.refreshable and (status.needs_source or any(how != GONE for how in status.stale.values())):
         yield BUILD_ANEW
     elif any(how != GONE for how in status.stale.values()):
-        allowed = ["--check-source"] if is_url(status.source_root) else []
-        yield next_command(command_line("refresh", status.root, *allowed))
+        yield next_command(command_line("refresh", status.root, *source_allowed(status.source_root)))
     elif status.needs_source:
-        without = command_line("refresh", status.root, "--drop-missing")
+        without = command_line("refresh", status.root, "--drop-missing", *source_allowed(status.source_root))
         yield Text.assemble("next: restore the old files, or drop their samples: ", (without, "cyan"))
     elif not status.complete:
         yield next_command(command_line("gaps", status.root))

@@ -59,6 +59,7 @@ def test_mistakes_are_one_line(root: Path, tmp_path: Path) -> None:
         (("warm", root, "--tier", "x", "--lanes", "a"), 2, "use 0-15 or 0,4,8-11"),
         (("warm", root, "--tier", "x", "--lanes", "5-2"), 2, "use 0-15 or 0,4,8-11"),
         (("warm", root, "--tier", "x", "--lanes", "0-²"), 2, "use 0-15 or 0,4,8-11"),
+        (("warm", root, "--tier", "x", "--lanes", "0-"), 2, "use 0-15 or 0,4,8-11"),
         (("warm", root, "--tier", tmp_path / "t", "--lanes", "0-99"), 1, "must be from 0 to 63 (got 64)"),
         (("warm", root, "--tier", "x", "--node", "4", "--nodes", "4"), 2, "--node must be from 0 to 3 (got 4)."),
         (("warm", root, "--tier", "x", "--node", "1"), 2, "--node must be from 0 to 0 (got 1); pass --nodes"),

@@ -41,10 +41,11 @@ class LanesType(click.ParamType):  # type: ignore[type-arg]  # generic in new ve
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
         found: set[int] = set()
         for part in str(value).split(","):
-            first, _, last = part.strip().partition("-")
-            if not _LANE.fullmatch(first) or not _LANE.fullmatch(last or first) or int(last or first) < int(first):
+            first, dash, last = part.strip().partition("-")
+            last = last if dash else first
+            if not _LANE.fullmatch(first) or not _LANE.fullmatch(last) or int(last) < int(first):
                 self.fail(f"{value!r} does not name lanes; use 0-15 or 0,4,8-11", param, ctx)
-            found |= set(range(int(first), int(last or first) + 1))
+            found |= set(range(int(first), int(last) + 1))
         return sorted(found)
 
 

@@ -249,10 +249,16 @@ def test_other_processes_and_threads_read_the_same_rows(folder: Path, chunks: in
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_little_memory_packs_chunks_again_and_reads_the_same_rows(folder: Path, chunks: int) -> None:
     view = packed_view(fb.open_cache(folder / "cache"), sequence_length=700, chunks=chunks)
-    poor = packed_view(fb.open_cache(folder / "cache", memory=0), sequence_length=700, chunks=chunks)
+    with pytest.warns(UserWarning, match="packed again for every batch; open the cache with memory="):
+        poor = packed_view(fb.open_cache(folder / "cache", memory=0), sequence_length=700, chunks=chunks)
     rows = np.arange(len(view))[::-1]
     same(poor.read(rows), view.read(rows))
     assert poor._tables.statistics().bytes == 0
+    enough = fb.open_cache(folder / "cache", memory=4 * poor.largest_table)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kept = packed_view(enough, sequence_length=700, chunks=chunks)
+    assert kept._tables.statistics().blocks
 
 
 @pytest.mark.parametrize("chunks", [1, 3])

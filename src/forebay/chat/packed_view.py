@@ -170,6 +170,13 @@ def packed_view(
             f"of the {view.packing.chunks} that are packed together are built; run the build, or pass chunks=1",
             stacklevel=2,
         )
+    if view.largest_table > view.table_limit:
+        warnings.warn(
+            f"the documents of a window of '{cache.root}' take {view.largest_table:,} bytes, and {view.table_limit:,} "
+            "are kept: it is packed again for every batch; open the cache with "
+            f"memory={TABLE_SHARE * view.largest_table}, or pass fewer chunks",
+            stacklevel=2,
+        )
     return view
 
 
@@ -180,6 +187,7 @@ class PackedView(Cache):
     """
 
     packed_when_read: ClassVar[bool] = True
+    largest_table = 0  # bytes of the documents of a window; known where all windows were packed to open the view
 
     def __init__(
         self, stored: Cache, packing: Packing, windows: Windows | None = None, counts: Counts | None = None
@@ -206,6 +214,11 @@ class PackedView(Cache):
     def chunks_left_out(self) -> int:
         """Chunks that are built, and wait for others of their window."""
         return len(self.stored.chunk_numbers) - int((self.windows.stops - self.windows.firsts).sum())
+
+    @property
+    def table_limit(self) -> int:
+        """Bytes of documents of windows that are kept in memory."""
+        return self._options.memory // TABLE_SHARE
 
     @property
     def documents_cut(self) -> int:
@@ -339,7 +352,7 @@ class PackedView(Cache):
     def _forget(self) -> None:
         super()._forget()
         self._recent = threading.local()
-        self._tables: BlockCache[PackedRows] = BlockCache(self._options.memory // TABLE_SHARE)
+        self._tables: BlockCache[PackedRows] = BlockCache(self.table_limit)
 
     def _drop_copy(self, error: ChunkCorrupt) -> None:
         raise error  # the stored cache fetched the chunk again before
@@ -367,6 +380,7 @@ class PackedView(Cache):
         rows, cut, dropped = [], 0, 0
         for position in range(len(self._chunks)):
             packed = self.packed(position)
+            self.largest_table = max(self.largest_table, packed.nbytes)
             rows.append(len(packed.edges) - 1)
             cut += packed.cut
             dropped += packed.dropped

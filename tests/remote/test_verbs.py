@@ -144,6 +144,17 @@ def test_samples_of_a_file_that_a_bucket_lost_are_dropped_by_the_command_that_is
     run("verify", cache, "--check-source")
 
 
+def test_a_file_that_was_named_to_grow_and_is_gone_from_its_bucket_can_be_dropped(bucket, tmp_path):
+    cache, store = f"{bucket}/cache", open_store(f"{bucket}/rr")
+    store.create("a.txt", [b"one\ntwo\n"])
+    run("build", "raw", f"{bucket}/rr", "--into", cache, "--workers", "0")
+    store.create("b.txt", [b"three\nfour\n"])
+    run("grow", cache, f"{bucket}/rr/b.txt", "--workers", "0")
+    store.delete("b.txt")
+    run("refresh", cache, "--drop-missing", "--check-source", "--workers", "0")
+    assert len(fb.open_cache(cache)) == 1
+
+
 def test_requests_per_chunk_are_few(bucket, s3, lines, monkeypatch):
     """Building costs a look, a claim, a second look, the chunk and the end of the claim; reading costs one request."""
     with FaultProxy(s3) as proxy:

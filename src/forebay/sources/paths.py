@@ -496,11 +496,14 @@ class LocalFiles(Source):
         return self.walked
 
     def without_gone(self) -> Self:
-        left = () if is_url(self.root) else tuple(filter(self._names_any, self.patterns))
+        is_one_listing = is_url(self.root) and len(self.patterns) == 1  # which says itself that nothing is left
+        left = () if is_one_listing else tuple(filter(self._names_any, self.patterns))
         return replace(self, patterns=left or self.patterns, walked=True)
 
     def _names_any(self, pattern: str) -> bool:
         with suppress(SourceNotFound):
+            if is_url(self.root):
+                return len(replace(self, patterns=(pattern,)).files()) > 0
             return any(True for _ in found_files([full_path(self.root, pattern)], self._suffixes()))
         return False
 

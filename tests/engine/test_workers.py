@@ -37,7 +37,7 @@ from tests.recipes import NOTES, HesitantStore, LengthLayer, ObedientRecipe, mak
 import forebay as fb
 from forebay.building import build_cache
 from forebay.engine.base import WORKER, ChunkWorker, Died, Done, Failed, TaskDocument
-from forebay.engine.local import LocalEngine, WorkerSeed
+from forebay.engine.local import LocalEngine, Worker, WorkerSeed
 from forebay.errors import BuildFailed, RecipeInvalid
 from forebay.format import layout
 from forebay.testing.engine_contract import run_chunks, wait_for_slots
@@ -462,10 +462,63 @@ def test_workers_are_started_without_a_seed_that_was_killed():
 
 
 @linux_only
+def test_a_seed_that_is_killed_while_it_loads_is_no_death_of_the_workers_that_wait_for_it():
+    with closing(seeded(seconds=600)) as engine:
+        engine.start(Forked(), 4)
+        for chunk, slot in enumerate(engine.idle()):
+            engine.submit(slot, chunk)
+        engine._seed._process.kill()
+        done = run_chunks(engine, range(4), given=4)
+        assert [type(done[chunk]) for chunk in range(4)] == [Done] * 4
+        assert {event.record[0] for event in done.values()} == {os.getpid()}
+
+
+@linux_only
+def test_a_seed_reports_exit_codes_also_where_its_builder_ignores_those_of_children():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        engine = seeded()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    with closing(engine):
+        engine.start(Forked(), 2)
+        (seed, *_), _ = one_chunk_of_each(engine)
+        engine.submit(wait_for_slots(engine, 2)[0], 9)
+        assert isinstance(run_chunks(engine, [9], given=1)[9], Died)
+        assert {record[0] for record in one_chunk_of_each(engine)} == {seed}
+
+
+@linux_only
+def test_a_forked_worker_without_standard_error_ends_well():
+    command = (
+        "from tests.engine.test_workers import *; worker = Worker(b'null', seeded()._seed); "
+        "worker.send(TaskDocument(opener='nowhere:nothing', body={}).encode()); print(worker.process.wait())"
+    )
+    ended = subprocess.run(
+        ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, command],
+        env=script_environment(), stdout=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    assert ended.stdout == "0\n"
+
+
+@linux_only
 def test_workers_that_are_not_forked_yet_are_not_waited_for_when_an_engine_is_closed():
     with closing(seeded(seconds=600)) as engine:
         engine.start(Forked(), 2)
         assert engine.usage().pids == ()
+
+
+@linux_only
+def test_a_seed_that_is_loading_ends_with_its_builder():
+    started = subprocess.Popen(
+        [sys.executable, "-c", "from tests.engine.test_workers import *; e = seeded(seconds=3600); "
+         "print(e._seed._process.pid, flush=True); time.sleep(3600)"],
+        env=script_environment(), stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with started:
+        seed = int(started.stdout.readline())
+        started.kill()
+    wait_until(lambda: not is_running(seed))
 
 
 @linux_only

@@ -85,10 +85,18 @@ def serve(descriptor: int) -> None:
 
     With each pipe comes another, into which the number of the worker and its exit code are written.
     """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who ignores it has no exit codes, and passes that on
     try:
-        _preload(Connection(os.dup(descriptor)).recv_bytes())
+        preloads = Connection(os.dup(descriptor)).recv_bytes()
     except (EOFError, ConnectionResetError):  # the builder is gone
         return
+    watched, loading = os.pipe()
+    watch = threading.Thread(target=_end_with_builder, args=(descriptor, watched), daemon=True)
+    watch.start()
+    _preload(preloads)
+    os.close(loading)
+    watch.join()  # a process with several threads cannot be forked
+    os.close(watched)
     gc.freeze()  # a collection would copy the pages that all workers share
     server, watcher = socket.socket(fileno=descriptor), select.poll()
     watcher.register(descriptor, select.POLLIN)
@@ -140,7 +148,8 @@ def _start_worker(pipe: int, not_inherited: list[int]) -> int:
     except BaseException:  # it must not get into the loop of the seed
         sys.excepthook(*sys.exc_info())
     finally:
-        sys.stderr.flush()
+        with suppress(Exception):  # it may be closed
+            sys.stderr.flush()
         os._exit(code)
 
 
@@ -174,12 +183,14 @@ def _preload(text: bytes) -> None:
             TaskDocument.decode(text).open()
 
 
-def _end_with_builder(descriptor: int) -> None:
-    """Exit as soon as the other end of the pipe closes: the builder is gone."""
+def _end_with_builder(descriptor: int, until: int | None = None) -> None:
+    """Exit as soon as the other end of the pipe closes: the builder is gone. Return if that of `until` closes first."""
     watcher = select.poll()
     watcher.register(descriptor, select.POLLHUP | select.POLLERR)
-    watcher.poll()
-    os._exit(0)
+    if until is not None:
+        watcher.register(until, select.POLLHUP)
+    if any(closed == descriptor for closed, _ in watcher.poll()):
+        os._exit(0)
 
 
 _ENVIRONMENT = {
@@ -235,6 +246,9 @@ class LocalEngine:
         for pipe in wait(list(by_pipe), timeout) if by_pipe else ():
             slot = by_pipe[pipe]  # type: ignore[index]  # only connections were waited for
             found = self._workers[slot].receive_all()
+            if self._workers[slot].was_not_forked:
+                self._replace(slot)
+                continue
             events += found
             if found and isinstance(found[-1], Died):
                 self._workers.pop(slot).close()
@@ -279,11 +293,23 @@ class LocalEngine:
         if time.monotonic() < self._not_before:
             return
         while len(self._workers) < self._size:
-            worker = self._ready.pop() if self._ready else Worker(_NOTHING, self._seed)
-            worker.number = min(set(range(self._size)) - {one.number for one in self._workers.values()})
-            worker.send(self._task.numbered(worker.number).encode())
-            self._workers[self._next_slot] = worker
+            number = min(set(range(self._size)) - {one.number for one in self._workers.values()})
+            self._workers[self._next_slot] = self._begun(number)
             self._next_slot += 1
+
+    def _begun(self, number: int) -> "Worker":
+        worker = self._ready.pop() if self._ready else Worker(_NOTHING, self._seed)
+        worker.number = number
+        worker.send(self._task.numbered(number).encode())
+        return worker
+
+    def _replace(self, slot: int) -> None:
+        """Put another worker in the place of one that was not forked, since the seed was lost: no worker has died."""
+        lost = self._workers[slot]
+        lost.close()
+        self._workers[slot] = self._begun(lost.number)
+        if lost.chunk is not None:
+            self._workers[slot].submit(lost.chunk)
 
 
 def _started(call: str, far: Connection) -> "subprocess.Popen[bytes]":
@@ -343,6 +369,11 @@ class ForkedWorker:
         number, is_known, _ = self._read.partition(b"\n")
         return int(number) if is_known else 0
 
+    @property
+    def was_not_forked(self) -> bool:
+        """Whether it is known that the seed was lost before it forked this worker."""
+        return self._code is not None and not self.pid
+
     def kill(self) -> None:
         number = self.pid
         if not number:
@@ -384,6 +415,10 @@ class Worker:
             forked = seed is not None and not seed.is_gone
             self.process = ForkedWorker(seed, far) if seed is not None and forked else _started("main", far)
         self.send(preloads)
+
+    @property
+    def was_not_forked(self) -> bool:
+        return isinstance(self.process, ForkedWorker) and self.process.was_not_forked
 
     def submit(self, chunk: int) -> None:
         self.chunk = chunk

@@ -23,6 +23,7 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,10 @@ _SAME_IN_NFC = re.compile("[ -:<-JL-_a-~]*")  # no other character becomes one o
 # Between two letters and a third: a mark before one letter alone could be one character with it.
 _BEFORE_SPACE = re.compile("(?<=[A-Za-z0-9]{2})(?= [A-Za-z0-9])")
 _AT_SPACE = re.compile("(?<=[A-Za-z0-9]{2}) (?=[A-Za-z0-9])")
-_BESIDE_SPACE = re.compile(r"^\w|\w$|\w[\s▁]|[\s▁]\w")  # an added token that `_AT_SPACE` could cut, or find beside it
+_BESIDE_SPACE = re.compile(
+    r"^\w|\w$|\w[\s▁]|[\s▁]\w|^ $"
+)  # an added token that `_AT_SPACE` could cut, or find beside it
+_ACROSS_SPACE = re.compile(r"(?:^|\w)[\s▁](?:$|\w)")  # one that `_AT_SPACE` could cut, with letters before or behind it
 _SPACE_IN_WORDS = re.compile(r"\w▁")
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -240,7 +244,7 @@ def _at_spaces(vocabulary: Vocabulary) -> re.Pattern[str] | None:
     steps, normalizers = _steps(document.pre_tokenizer, "pretokenizers"), _steps(document.normalizer, "normalizers")
     prepends = _PREPENDED in normalizers
     if prepends:  # only the two steps of Llama 2, in any order, leave it beside what was a space
-        normalizers = [step for step in normalizers if step != _PREPENDED]
+        normalizers.remove(_PREPENDED)  # a second one would put "▁▁" there
         is_local = normalizers == [_SPACES] and not steps
     else:
         is_local = all(map(_is_of_characters, normalizers))
@@ -274,7 +278,8 @@ def _splits_at_spaces(steps: list[dict[str, Any]], are_replaced: bool) -> bool:
     if not all(step.get("type") in _PARTS_OF_WORDS and step.get("replacement", "▁") == "▁" for step in steps):
         return False
     at_marks = any(step.get("type") == "Metaspace" and step.get("split", True) for step in steps)
-    return at_marks or (not are_replaced and any(step.get("type") in _WORDS for step in steps))
+    before_marks = takewhile(lambda step: step.get("type") != "Metaspace", steps)  # which leaves no space
+    return at_marks or (not are_replaced and any(step.get("type") in _WORDS for step in before_marks))
 
 
 def _merges_no_spaces(vocabulary: Vocabulary, steps: list[dict[str, Any]], normalizers: list[dict[str, Any]]) -> bool:
@@ -304,14 +309,18 @@ def _are_apart(added: Iterable[AddedToken], normalizers: list[dict[str, Any]]) -
     whole = [token for token in added if not token.special]
     if not whole:
         return True
-    texts = [text for token in whole for text in (token.content, unicodedata.normalize("NFKC", token.content))]
-    special = [token.content for token in added if token.special]  # in which no other one is found
+    texts = [text for token in whole for text in _forms(token)]
+    special = [text for token in added if token.special for text in _forms(token)]  # in which no other one is found
     return (
         not any(token.lstrip or token.rstrip or token.single_word for token in whole)
         and all(step.get("type") in ("NFC", "NFKC", "Replace") for step in normalizers)
         and not any(map(_BESIDE_SPACE.search, texts))
-        and not any(map(_AT_SPACE.search, special))
+        and not any(map(_ACROSS_SPACE.search, special))
     )
+
+
+def _forms(token: AddedToken) -> tuple[str, str]:
+    return token.content, unicodedata.normalize("NFKC", token.content)
 
 
 def _keeps_letters(vocabulary: Vocabulary) -> bool:

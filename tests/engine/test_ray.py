@@ -215,6 +215,28 @@ def test_a_cluster_of_one_node_is_tried_by_its_actor_or_beside_one_that_waits(tm
     assert ended.stdout.splitlines() == lines, ended.stderr
 
 
+WITHOUT_CPUS = """
+    import ray
+    from forebay.engine.ray import RayEngine
+    from forebay.testing.engine_contract import Squares, wait_for_slots
+
+    options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+    ray.init(address="local", num_cpus=0, num_gpus=1, **options)
+    engine = RayEngine(num_cpus=0, num_gpus=1)
+    engine.start(Squares(), engine.capacity())
+    (slot,) = wait_for_slots(engine, 1)
+    engine.submit(slot, 3)
+    print("works", [event.record[0] for event in engine.poll(60) or engine.poll(60)])
+"""
+
+
+@pytest.mark.long
+def test_a_cluster_that_has_gpus_only_is_used():
+    command = [sys.executable, "-c", textwrap.dedent(WITHOUT_CPUS)]
+    ended = subprocess.run(command, env=script_environment(), capture_output=True, text=True, check=False)
+    assert ended.stdout.splitlines() == ["works [9]"], ended.stderr
+
+
 def poll_when_all_is_ready(engine):
     pending = list(engine._pending)
     assert ray.wait(pending, num_returns=len(pending), timeout=PATIENCE)[1] == []

@@ -36,8 +36,9 @@ from tests.recipes import NOTES, HesitantStore, LengthLayer, ObedientRecipe, mak
 
 import forebay as fb
 from forebay.building import build_cache
+from forebay.building.task import preload_document
 from forebay.engine.base import WORKER, ChunkWorker, Died, Done, Failed, TaskDocument
-from forebay.engine.local import LocalEngine, Worker, WorkerSeed
+from forebay.engine.local import LocalEngine, WorkerSeed
 from forebay.errors import BuildFailed, RecipeInvalid
 from forebay.format import layout
 from forebay.testing.engine_contract import run_chunks, wait_for_slots
@@ -439,6 +440,32 @@ def test_a_build_by_forked_workers_has_the_bytes_of_one_in_this_process(tmp_path
 
 
 @linux_only
+@pytest.mark.parametrize("encoder", ["fastokens", "tokenizers"])
+def test_a_process_that_has_loaded_a_tokenizer_is_forked(monkeypatch, encoder):
+    for name in (*LIMITS, "TOKENIZERS_PARALLELISM"):
+        monkeypatch.delenv(name, raising=False)
+    with closing(LocalEngine()) as engine:
+        engine.preload(preload_document(fb.TokenRecipe(encoder=encoder)), 2)
+        engine.start(Imported(), 2)
+        assert [encoder in record for record in one_chunk_of_each(engine)] == [True, True]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A task whose record is what a worker has imported."""
+
+    def document(self) -> TaskDocument:
+        return TaskDocument(opener="tests.engine.test_workers:open_imported", body={})
+
+    def begin(self, chunk: int) -> Callable[[], list[str]]:
+        return lambda: list(sys.modules)
+
+
+def open_imported(body: Mapping[str, int]) -> Imported:
+    return Imported()
+
+
+@linux_only
 def test_a_process_with_threads_is_not_forked():
     with closing(seeded(threads=1)) as engine:
         engine.start(Forked(), 2)
@@ -491,7 +518,8 @@ def test_a_seed_reports_exit_codes_also_where_its_builder_ignores_those_of_child
 @linux_only
 def test_a_forked_worker_without_standard_error_ends_well():
     command = (
-        "from tests.engine.test_workers import *; worker = Worker(b'null', seeded()._seed); "
+        "from tests.engine.test_workers import *; from forebay.engine.local import Worker; "
+        "worker = Worker(b'null', seeded()._seed); "
         "worker.send(TaskDocument(opener='nowhere:nothing', body={}).encode()); print(worker.process.wait())"
     )
     ended = subprocess.run(

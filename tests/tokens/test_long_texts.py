@@ -272,6 +272,7 @@ def test_texts_that_are_cut_at_spaces_have_the_ids_of_the_whole(
         ("BPE", {**LLAMA_2, "added_tokens": [added(500, "<bb▁", special=True), added(501, "<")]}),
         ("BPE", {"normalizer": None, "pre_tokenizer": GEMMA}),
         ("BPE", {"normalizer": SPACES, "pre_tokenizer": AT_SPACES}),
+        ("BPE", {"normalizer": in_order(SPACES, {"type": "Nmt"}), "pre_tokenizer": None}),
         ("Unigram", {"normalizer": SPACES, "pre_tokenizer": None}),
         ("Unigram", {"pre_tokenizer": metaspace("first", split=False)}),
         ("Unigram", {"pre_tokenizer": words_by(metaspace(split=False), AT_SPACES)}),

@@ -104,6 +104,7 @@ def of_missing(
     weight = int(plan.weights[missing].sum())
     share = weight / max(1, int(plan.weights.sum()))
     stored = round(share * whole.stored_bytes)
+    workers = min(whole.workers, max(1, len(missing)))
     return msgspec.structs.replace(
         whole,
         source_weight=weight,
@@ -113,7 +114,8 @@ def of_missing(
         raw_bytes=round(share * whole.raw_bytes),
         failures=round(share * whole.failures),
         by_codec={codec: round(share * size) for codec, size in whole.by_codec.items()},
-        seconds=share * whole.seconds,
+        seconds=share * whole.seconds * whole.workers / workers,
+        workers=workers,
         statistics={name: round(share * value) for name, value in whole.statistics.items()},
         fits=whole.free_bytes is None or stored <= whole.free_bytes,
         notes=(*whole.notes, note),

@@ -314,11 +314,13 @@ class LocalEngine:
 
 def _started(call: str, far: Connection) -> "subprocess.Popen[bytes]":
     """A fresh interpreter at the far end of a pipe."""
+    # One thread of `tokenizers` is one too many for a process that is to be forked.
+    alone = {} if THREADS[0] in os.environ else {"TOKENIZERS_PARALLELISM": "false"}
     return subprocess.Popen(
         [sys.executable, "-c", _BOOT.format(path=sys.path, call=call, fd=far.fileno())],
         pass_fds=[far.fileno()],
         stdin=subprocess.DEVNULL,
-        env={**_ENVIRONMENT, **os.environ},
+        env={**_ENVIRONMENT, **alone, **os.environ},
         process_group=0,  # the builder handles Ctrl-C
     )
 

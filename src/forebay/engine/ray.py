@@ -58,7 +58,7 @@ class RayEngine:
         self.resize(slots)  # actors start while the nodes are tried
         nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
         probes = [next(iter(self._pending))]  # a single node is tried by its actor, unless others have all its CPUs
-        if len(nodes) > 1 or not ray.wait(probes, timeout=CONNECT_SECONDS)[0]:
+        if len(nodes) != 1 or not ray.wait(probes, timeout=CONNECT_SECONDS)[0]:
             remote: Any = ray.remote(num_cpus=0, max_retries=0)(lambda *arguments: bool(Maker(*arguments)))
             places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
             probes = [remote.options(scheduling_strategy=at).remote(self._document, self._threads) for at in places]

@@ -233,6 +233,7 @@ def _between_words(vocabulary: Vocabulary) -> re.Pattern[str] | None:
 _WHOLE_CHARACTERS = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "BertNormalizer", "Precompiled")
 _WORDS = ("WhitespaceSplit", "Whitespace", "BertPreTokenizer")
 _PARTS_OF_WORDS = (*_WORDS, "Metaspace", "Punctuation", "Digits")
+_MAKES_SPACES = ("Nmt", "Precompiled")  # of "▁"
 _PREPENDED = {"type": "Prepend", "prepend": "▁"}
 _SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 _RUNS_OF_SPACES = [{"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": one} for one in (" ", "▁")]
@@ -292,12 +293,14 @@ def _merges_no_spaces(vocabulary: Vocabulary, steps: list[dict[str, Any]], norma
     without_effect = {"type": "Split", "pattern": {"String": " "}}  # where no space is left
     marks = [step for step in steps if step.get("type") == "Metaspace"]
     rest = [step for step in steps if step.get("type") != "Metaspace"]
+    later = takewhile(lambda step: step != _SPACES, reversed(normalizers))
+    are_replaced = _SPACES in normalizers and all(step.get("type") not in _MAKES_SPACES for step in later)
     return (
         model.type == "BPE"
         and isinstance(model.vocab, dict)
         and "▁" in model.vocab  # unknown characters beside each other are one token
         and not (model.ignore_merges or model.continuing_subword_prefix or model.end_of_word_suffix)
-        and (_SPACES in normalizers or steps[:1] == marks[:1] != [])
+        and (are_replaced or steps[:1] == marks[:1] != [])
         and all(step.get("replacement") == "▁" for step in marks)
         and all({name: step.get(name) for name in without_effect} == without_effect for step in rest)
         and _SPACE_IN_WORDS.search("\0".join(model.vocab)) is None

@@ -1,8 +1,12 @@
 """Two encoders, one answer; special tokens in a text stay text."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -98,6 +102,29 @@ def test_the_first_text_that_differs_is_named():
 def test_the_fast_encoder_is_used_where_it_agrees():
     assert choose_encoder("auto", GPT2, ["some text"], planned=False) == ("fastokens", ())
     assert choose_encoder("tokenizers", GPT2, never_read(), planned=False) == ("tokenizers", ())
+
+
+def test_ctrl_c_waits_for_an_encoder_that_is_being_loaded(monkeypatch):
+    are_read, is_loaded, load = threading.Event(), threading.Event(), vocabulary.open_encoder
+
+    def slowly(name, own):
+        if name == "fastokens":
+            are_read.wait()
+            time.sleep(0.3)  # until it is waited for
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+            is_loaded.set()
+        return load(name, own)
+
+    def taken():
+        are_read.set()
+        yield "a text"
+
+    load("tokenizers", GPT2)
+    monkeypatch.setattr(vocabulary, "open_encoder", slowly)
+    with pytest.raises(KeyboardInterrupt):
+        choose_encoder("auto", GPT2, taken(), planned=False)
+    assert is_loaded.is_set()
 
 
 def test_a_difference_is_reported_and_the_reference_is_used():

@@ -18,7 +18,7 @@ import re
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -618,6 +618,8 @@ def _fastokens_problem(vocabulary: Vocabulary, texts: Iterable[str]) -> str | No
         loading = pool.submit(open_encoder, "fastokens", vocabulary)
         compared = [*hard_strings(vocabulary), *texts]
         expected = pool.submit(open_encoder("tokenizers", vocabulary).encode, compared)
+        # Ctrl-C while a thread is joined has Python take it for ended: then the process aborts, with the wrong code.
+        wait((loading, expected))
     try:
         differing = first_difference(loading.result().encode(compared), expected.result(), compared)
     except TokenizerUnusable as error:

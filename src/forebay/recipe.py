@@ -143,7 +143,10 @@ class RecipeHooks:
         return ()
 
     def preload(self) -> None:
-        """Load what `make` needs: called in a worker process while the build is planned."""
+        """Load what `make` needs, while the build is planned: called in a worker, or in a process that is forked into them.
+
+        So open nothing that processes cannot share, such as a connection. A process with threads is not forked.
+        """
 
     def release(self) -> tuple[str, ...]:
         """Free what was loaded, when a build ends in this process; return notes for its report."""

@@ -135,7 +135,7 @@ class Engine(Protocol):
         """How many slots to use unless the caller says."""
 
     def preload(self, document: TaskDocument, slots: int) -> None:
-        """Start workers early, and have each open this document; errors are ignored until the task is started."""
+        """Start early what opens this document for the workers; errors are ignored until the task is started."""
 
     def start(self, task: Task, slots: int) -> None:
         """Begin a task; raise a `ForebayError` if workers cannot open it or cannot reach what it names."""

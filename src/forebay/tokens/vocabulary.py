@@ -619,7 +619,8 @@ def _fastokens_problem(vocabulary: Vocabulary, texts: Iterable[str]) -> str | No
         compared = [*hard_strings(vocabulary), *texts]
         expected = pool.submit(open_encoder("tokenizers", vocabulary).encode, compared)
         # Ctrl-C while a thread is joined has Python take it for ended: then the process aborts, with the wrong code.
-        wait((loading, expected))
+        both: tuple[Future[Any], ...] = (loading, expected)
+        wait(both)
     try:
         differing = first_difference(loading.result().encode(compared), expected.result(), compared)
     except TokenizerUnusable as error:

@@ -143,7 +143,7 @@ class RecipeHooks:
         return ()
 
     def preload(self) -> None:
-        """Load what `make` needs: called in a worker, or in one that others are forked from, while the build is planned.
+        """Load what `make` needs, in a worker or one that others are forked from, while the build is planned.
 
         So open nothing that processes cannot share, such as a connection. A process with threads is not forked.
         """

@@ -21,7 +21,7 @@ import forebay as fb
 from forebay.engine.ray import RayEngine
 
 GOAL = 0.9
-CHUNK_BYTES = 1 << 18
+SMALL_BYTES = 1 << 18  # of a chunk whose start is measured
 
 
 def write_source(path: Path, size: int) -> None:
@@ -34,8 +34,8 @@ def write_source(path: Path, size: int) -> None:
                 return
 
 
-def making_seconds(root: Path, source: Path, workers: int, engine: RayEngine | None) -> float:
-    recipe = fb.RawRecipe(level="max", chunk_bytes=CHUNK_BYTES)
+def making_seconds(root: Path, source: Path, workers: int, engine: RayEngine | None, chunk_bytes: int) -> float:
+    recipe = fb.RawRecipe(level="max", chunk_bytes=chunk_bytes)
     report = fb.build(root, fb.sources.lines(source), recipe, workers=workers, engine=engine, progress=False)
     assert report.made == report.chunks
     return report.phases["making"]
@@ -45,6 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--bytes", type=int, default=100_000_000)
+    parser.add_argument("--chunk-bytes", type=int, default=1 << 20, help="a MiB takes some 0.15 s")
     options = parser.parse_args()
     workers = len(os.sched_getaffinity(0))
     folder = Path(tempfile.mkdtemp())
@@ -52,15 +53,15 @@ def main() -> None:
     ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="error")
     try:
         write_source(folder / "source.txt", options.bytes)
-        write_source(folder / "small.txt", 4 * CHUNK_BYTES)
+        write_source(folder / "small.txt", 4 * SMALL_BYTES)
         for name, engine in (("local", None), ("ray", RayEngine())):
-            seconds = making_seconds(folder / f"small-{name}", folder / "small.txt", workers, engine)
+            seconds = making_seconds(folder / f"small-{name}", folder / "small.txt", workers, engine, SMALL_BYTES)
             print(f"four chunks: {name} {seconds:.2f} s", flush=True)
         times: dict[str, list[float]] = {"local": [], "ray": []}
         for number in range(options.rounds):
             for name, engine in (("local", None), ("ray", RayEngine())):
                 root = folder / f"{name}{number}"
-                times[name].append(making_seconds(root, folder / "source.txt", workers, engine))
+                times[name].append(making_seconds(root, folder / "source.txt", workers, engine, options.chunk_bytes))
                 print(f"round {number}: {name} {times[name][-1]:.2f} s", flush=True)
         local, on_ray = (statistics.median(found) for found in times.values())
         ratio = local / on_ray

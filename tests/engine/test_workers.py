@@ -476,6 +476,19 @@ def test_a_process_with_threads_is_not_forked():
 
 
 @linux_only
+def test_where_processes_may_not_be_watched_none_is_forked(monkeypatch):
+    def forbidden(number: int) -> int:
+        raise PermissionError(1, "a container forbids it")
+
+    monkeypatch.setattr(os, "pidfd_open", forbidden)
+    with closing(seeded()) as engine:
+        engine.start(Forked(), 2)
+        (parent, one, loaded), (other_parent, two, _) = one_chunk_of_each(engine)
+        assert parent == other_parent == os.getpid()
+        assert (loaded, one != two) == ([one], True)
+
+
+@linux_only
 def test_workers_are_started_without_a_seed_that_was_killed():
     with closing(seeded()) as engine:
         engine.start(Forked(), 2)

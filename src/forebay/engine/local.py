@@ -203,7 +203,15 @@ _ENVIRONMENT = {
 _FIRST_PAUSE = 0.05  # seconds before a dead worker is replaced, doubled with every death in a row
 _MOST_PAUSE = 5.0
 _BOOT = "import sys; sys.path[:] = {path!r}; from forebay.engine.local import {call}; {call}({fd})"
-_CAN_FORK = hasattr(os, "pidfd_open") and os.path.isdir("/proc/self/task")
+
+
+def _can_fork() -> bool:
+    """Whether a seed can watch what it forks: on Linux, unless a container forbids it."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return os.path.isdir("/proc/self/task")
 
 
 class LocalEngine:
@@ -222,7 +230,7 @@ class LocalEngine:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def preload(self, document: TaskDocument, slots: int) -> None:
-        if slots > 1 and _CAN_FORK:
+        if slots > 1 and _can_fork():
             self._seed = WorkerSeed(document.encode())
         else:
             self._ready += [Worker(document.encode()) for _ in range(slots)]

@@ -199,7 +199,7 @@ class TokenRecipe(
         """The recipe with its encoder chosen and its tokens as ids, and notes about the choice."""
         vocabulary = self.vocabulary()
         own = msgspec.structs.replace(self, **self._ids(vocabulary)._asdict())
-        texts = filter(None, (_beginning(sample) for sample in samples()))
+        texts = filter(None, map(_beginning, samples()))  # which holds no sample while the next is read
         wanted = self.encoder if kept is None or self.encoder != "auto" else kept.get("encoder", "auto")
         encoder, notes = choose_encoder(wanted, vocabulary, texts, planned=kept is not None)
         return msgspec.structs.replace(own, encoder=encoder), notes

@@ -595,7 +595,7 @@ def choose_encoder(
     """The encoder to use, and notes about the choice for the user.
 
     If the user or a `planned` cache wants `fastokens`, it must be installed and match the reference; with `auto` it is
-    used if it does. `texts` are taken once, while encoders are loaded, and only where two are compared.
+    used if it does. `texts` are taken once, and only where two are compared.
     """
     if wanted == "tokenizers":
         open_encoder("tokenizers", vocabulary)
@@ -614,9 +614,9 @@ def _fastokens_problem(vocabulary: Vocabulary, texts: Iterable[str]) -> str | No
     """Why `fastokens` cannot be used for this vocabulary and these texts, None if it can."""
     if not is_installed("fastokens"):
         return "fastokens is not installed (pip install 'forebay[fast]')"
-    with ThreadPoolExecutor(2) as pool:  # `fastokens` loads without the GIL; texts are read and encoded meanwhile
+    compared = [*hard_strings(vocabulary), *texts]  # before anything is loaded: to read them may take much memory
+    with ThreadPoolExecutor(2) as pool:  # `fastokens` loads without the GIL; the reference encodes meanwhile
         loading = pool.submit(open_encoder, "fastokens", vocabulary)
-        compared = [*hard_strings(vocabulary), *texts]
         expected = pool.submit(open_encoder("tokenizers", vocabulary).encode, compared)
         # Ctrl-C while a thread is joined has Python take it for ended: then the process aborts, with the wrong code.
         both: tuple[Future[Any], ...] = (loading, expected)

@@ -4,14 +4,24 @@ import gzip
 import os
 import re
 import shutil
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 from typing import ClassVar
 
-import psutil
 import pytest
 from tests import layer_recipes
-from tests.builders import chunk_count, chunk_digests, ending, every_file, patient, start_builder, wait_until
+from tests.builders import (
+    chunk_count,
+    chunk_digests,
+    ending,
+    every_file,
+    patient,
+    script_environment,
+    start_builder,
+    wait_until,
+)
 from tests.distinct import DistinctRecipe
 from tests.forged import put_together, take_apart
 from tests.layer_recipes import LineRecipe, flip, number_cache, tree
@@ -359,20 +369,37 @@ class GreedyRecipe(ObedientRecipe, frozen=True, kw_only=True):
         return super().make(samples)
 
 
-@pytest.mark.parametrize("chunks", [1, 3])
-def test_a_memory_limit_holds_in_this_process_and_is_never_passed_without_a_word(tmp_path, chunks):
-    source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(chunks)))
-    limit = psutil.Process().memory_info().rss + (64 << 20)
-    request = {"workers": 0, "memory_limit": limit}
-    try:
-        if chunks == 1:
-            report = fb.build(tmp_path / "cache", source, GreedyRecipe(), **request)
-            assert any(f"the memory limit of {limit:,} bytes was passed" in note for note in report.notes)
-        else:
-            with pytest.raises(MemoryTooSmall):
-                fb.build(tmp_path / "cache", source, GreedyRecipe(), **request)
-    finally:
-        GreedyRecipe.held.clear()
+WITH_LITTLE_MEMORY = """
+import sys
+import psutil
+from tests.building.test_build import GreedyRecipe, ObedientRecipe
+import forebay as fb
+from forebay.errors import MemoryTooSmall
+
+bytearray(b"x") * (int(sys.argv[3]) << 20)
+limit = psutil.Process().memory_info().rss + (64 << 20)
+try:
+    recipe = GreedyRecipe() if sys.argv[4] == "greedy" else ObedientRecipe()
+    report = fb.build(sys.argv[1], fb.sources.lines(sys.argv[2]), recipe, workers=0, memory_limit=limit)
+    print(*report.notes)
+    print(any(f"the memory limit of {limit:,} bytes was passed" in note for note in report.notes))
+except MemoryTooSmall as error:
+    print(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize("before", [0, 400])  # MiB that the process had taken and given back
+@pytest.mark.parametrize(
+    ("recipe", "chunks", "said"), [("greedy", 1, "True"), ("greedy", 3, "MemoryTooSmall"), ("modest", 3, "False")]
+)
+def test_a_memory_limit_holds_in_this_process_and_is_never_passed_without_a_word(
+    tmp_path, recipe, chunks, said, before
+):
+    """In a fresh process: one that ran other tests may give back more memory than this one takes."""
+    file = write_orders(tmp_path / "source.txt", orders(chunks))
+    command = [sys.executable, "-c", WITH_LITTLE_MEMORY, str(tmp_path / "cache"), str(file), str(before), recipe]
+    run = subprocess.run(command, env=script_environment(), capture_output=True, text=True, check=False)
+    assert run.stdout.split()[-1:] == [said], run.stdout + run.stderr
 
 
 def test_a_range_beyond_the_plan_is_refused_before_anything_is_made(tmp_path, notes):

@@ -502,6 +502,21 @@ def test_workers_are_started_without_a_seed_that_was_killed():
 
 
 @linux_only
+def test_workers_of_a_seed_that_was_lost_end_without_a_signal_to_what_may_be_another_process(monkeypatch):
+    with closing(seeded()) as engine:
+        engine.start(Forked(), 2)
+        (seed, one, _), (_, two, _) = one_chunk_of_each(engine)
+        os.kill(seed, signal.SIGKILL)
+        wait_until(lambda: not is_running(seed))
+        sent: list[int] = []
+        monkeypatch.setattr(os, "kill", lambda number, _: sent.append(number))
+        engine.stop()
+        assert sent == []
+        monkeypatch.undo()
+        wait_until(lambda: not is_running(one) and not is_running(two))
+
+
+@linux_only
 def test_a_seed_that_is_killed_while_it_loads_is_no_death_of_the_workers_that_wait_for_it():
     with closing(seeded(seconds=600)) as engine:
         engine.start(Forked(), 4)

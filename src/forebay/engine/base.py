@@ -36,7 +36,7 @@ from forebay.store.base import is_full
 # How many threads libraries start in a worker: `tokenizers` obeys the first, `fastokens` the second alone.
 THREADS = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")
 KEPT_BYTES = 256 << 20  # chunks need arrays of similar size: freed memory is kept, and not faulted in again
-_MALLOC_TRIM, _MALLOC_MMAP = -1, -3  # in malloc.h
+MALLOC = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}  # variables, and options of malloc.h
 WORKER = "worker"  # the key of a body that an engine sets to the number of a worker, from 0 on each machine
 ProblemKind = Literal["io", "disk-full", "source-changed", "all-failed", "error"]
 
@@ -197,8 +197,9 @@ def settle(threads: int) -> None:
     for name in THREADS:
         os.environ.setdefault(name, str(threads))
     with suppress(AttributeError, OSError, TypeError):  # of glibc
-        for option in (_MALLOC_MMAP, _MALLOC_TRIM):
-            ctypes.CDLL(None).mallopt(option, KEPT_BYTES)
+        for name, option in MALLOC.items():
+            if name not in os.environ:
+                ctypes.CDLL(None).mallopt(option, KEPT_BYTES)
 
 
 class ChunkWorker:

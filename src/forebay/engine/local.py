@@ -30,6 +30,7 @@ import msgspec
 
 from forebay.engine.base import (
     KEPT_BYTES,
+    MALLOC,
     THREADS,
     ChunkWorker,
     Died,
@@ -83,7 +84,7 @@ def main(descriptor: int) -> None:
 def serve(descriptor: int) -> None:
     """Preload what is received first, then start a worker for every pipe that is received; what a `WorkerSeed` runs.
 
-    With each pipe comes another, into which the number of the worker and its exit code are written.
+    With each pipe comes another one, to report by: first the process id of the worker, then its exit code.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who ignores it has no exit codes, and passes that on
     try:
@@ -100,44 +101,42 @@ def serve(descriptor: int) -> None:
     gc.freeze()  # a collection would copy the pages that all workers share
     server, watcher = socket.socket(fileno=descriptor), select.poll()
     watcher.register(descriptor, select.POLLIN)
-    running: dict[int, tuple[int, int]] = {}  # a descriptor of the process -> its number, where its end is told
+    running: dict[int, tuple[int, int]] = {}  # pidfd -> process id, pipe to report by
     while True:
         for ready, _ in watcher.poll():
             if ready != descriptor:
                 watcher.unregister(ready)
-                number, told = running.pop(ready)
-                _tell(told, os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]))
-                os.close(told)
+                process, report = running.pop(ready)
+                _report(report, os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+                os.close(report)
                 os.close(ready)
                 continue
             asked, passed, _, _ = socket.recv_fds(server, 1, 2)
             if not asked:
                 os._exit(0)  # the builder has gone or is done
-            pipe, told = passed
-            number = _start_worker(pipe, [descriptor, told, *running, *(end for _, end in running.values())])
+            pipe, report = passed
+            process = _start_worker(pipe, [descriptor, report, *running, *(other for _, other in running.values())])
             os.close(pipe)
-            _tell(told, number)
-            watched = os.pidfd_open(number)
-            watcher.register(watched, select.POLLIN)
-            running[watched] = number, told
+            _report(report, process)
+            ended = os.pidfd_open(process)
+            watcher.register(ended, select.POLLIN)
+            running[ended] = process, report
 
 
-def _tell(pipe: int, number: int) -> None:
+def _report(pipe: int, number: int) -> None:
     with suppress(BrokenPipeError):  # nobody waits for it any more
         os.write(pipe, b"%d\n" % number)
 
 
 def _start_worker(pipe: int, not_inherited: list[int]) -> int:
-    """Fork a worker, and return its number; a process with several threads cannot be forked, so another is started."""
+    """Fork a worker and return its process id. A process with several threads is not forked, but another started."""
     if not _has_one_thread():
-        process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT.format(path=sys.path, call="main", fd=pipe)], pass_fds=[pipe], process_group=0
-        )
-        process.returncode = 0  # it is waited for in `serve`
-        return process.pid
-    number = os.fork()
-    if number:
-        return number
+        started = _started("main", pipe)
+        started.returncode = 0  # it is waited for in `serve`
+        return started.pid
+    process = os.fork()
+    if process:
+        return process
     code = 1
     try:
         os.setpgid(0, 0)
@@ -197,8 +196,7 @@ _ENVIRONMENT = {
     # `workers` says how many cores a build takes: a library that starts a thread per core would slow down the others.
     # OpenBLAS of NumPy spins in a thread per core for a while after it was imported.
     **dict.fromkeys((*THREADS, "OPENBLAS_NUM_THREADS"), "1"),
-    "MALLOC_MMAP_THRESHOLD_": str(KEPT_BYTES),
-    "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
+    **dict.fromkeys(MALLOC, str(KEPT_BYTES)),
 }
 _FIRST_PAUSE = 0.05  # seconds before a dead worker is replaced, doubled with every death in a row
 _MOST_PAUSE = 5.0
@@ -207,9 +205,11 @@ _BOOT = "import sys; sys.path[:] = {path!r}; from forebay.engine.local import {c
 
 def _can_fork() -> bool:
     """Whether a seed can watch what it forks: on Linux, unless a container forbids it."""
+    if not hasattr(os, "pidfd_open"):
+        return False
     try:
         os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):
+    except OSError:
         return False
     return os.path.isdir("/proc/self/task")
 
@@ -320,13 +320,13 @@ class LocalEngine:
             self._workers[slot].submit(lost.chunk)
 
 
-def _started(call: str, far: Connection) -> "subprocess.Popen[bytes]":
-    """A fresh interpreter at the far end of a pipe."""
+def _started(call: str, pipe: int) -> "subprocess.Popen[bytes]":
+    """A fresh interpreter that calls a function of this module with a pipe."""
     # One thread of `tokenizers` is one too many for a process that is to be forked.
     alone = {} if THREADS[0] in os.environ else {"TOKENIZERS_PARALLELISM": "false"}
     return subprocess.Popen(
-        [sys.executable, "-c", _BOOT.format(path=sys.path, call=call, fd=far.fileno())],
-        pass_fds=[far.fileno()],
+        [sys.executable, "-c", _BOOT.format(path=sys.path, call=call, fd=pipe)],
+        pass_fds=[pipe],
         stdin=subprocess.DEVNULL,
         env={**_ENVIRONMENT, **alone, **os.environ},
         process_group=0,  # the builder handles Ctrl-C
@@ -339,15 +339,15 @@ class WorkerSeed:
     def __init__(self, preloads: bytes) -> None:
         self._pipe, far = Pipe()
         with far:
-            self._process = _started("serve", far)
+            self._process = _started("serve", far.fileno())
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # workers are started without it then
             self._pipe.send_bytes(preloads)
         self.is_gone = False
 
-    def fork(self, pipe: Connection, told: int) -> None:
-        """Ask for a worker; where nobody is there to ask, the other end of `told` is closed."""
+    def fork(self, pipe: Connection, report: int) -> None:
+        """Ask for a worker. If the process is gone, nothing is reported, and the pipe `report` ends."""
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._pipe.fileno())) as asking:
-            socket.send_fds(asking, [b"."], [pipe.fileno(), told])
+            socket.send_fds(asking, [b"."], [pipe.fileno(), report])
 
     def end(self) -> None:
         """Kill the process; its workers end when their own pipes are closed."""
@@ -363,18 +363,18 @@ class ForkedWorker:
 
     def __init__(self, seed: WorkerSeed, far: Connection) -> None:
         self._seed = seed
-        reading, told = os.pipe()
+        self._reports, report = os.pipe()
         try:
-            seed.fork(far, told)
+            seed.fork(far, report)
         finally:
-            os.close(told)
-        self._told, self._read = reading, b""  # its number, then its exit code
+            os.close(report)
+        self._read, self._is_at_end = b"", False  # a line with its process id, then one with its exit code
         self._code: int | None = None
 
     @property
     def pid(self) -> int:
         """0 while the seed is still loading."""
-        while self._code is None and select.select([self._told], [], [], 0)[0] and self._take():
+        while self._code is None and select.select([self._reports], [], [], 0)[0] and self._take():
             pass
         number, is_known, _ = self._read.partition(b"\n")
         return int(number) if is_known else 0
@@ -388,9 +388,11 @@ class ForkedWorker:
         number = self.pid
         if not number:
             self._seed.end()  # it is still loading, and this worker was not forked
-        elif self._code is None and self._read.count(b"\n") == 1:
+        elif self._read.count(b"\n") == 1 and not self._is_at_end:
             with suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
+        # Where the seed is lost, the worker may have ended, and its process id be that of another process. One that is
+        # still there ends when its pipe is closed.
 
     def wait(self) -> int:
         """The exit code. Where the seed was lost, which would have reported it, that of a process that was killed."""
@@ -401,12 +403,12 @@ class ForkedWorker:
                 self._code = -signal.SIGKILL
                 self._seed.end()  # workers are started without it from now on
             if self._code is not None:
-                os.close(self._told)
+                os.close(self._reports)
         return self._code
 
     def _take(self) -> bool:
-        found = os.read(self._told, 64)
-        self._read += found
+        found = os.read(self._reports, 64)
+        self._read, self._is_at_end = self._read + found, not found
         return bool(found)
 
 
@@ -423,7 +425,7 @@ class Worker:
         self.pipe, far = Pipe()
         with far:
             forked = seed is not None and not seed.is_gone
-            self.process = ForkedWorker(seed, far) if seed is not None and forked else _started("main", far)
+            self.process = ForkedWorker(seed, far) if seed is not None and forked else _started("main", far.fileno())
         self.send(preloads)
 
     @property

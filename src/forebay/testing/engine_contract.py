@@ -81,11 +81,13 @@ def run_chunks(engine: Engine, chunks: Sequence[int], given: int = 0) -> dict[in
 
 
 def wait_for_slots(engine: Engine, slots: int) -> list[int]:
-    """The idle slots, once there are as many."""
+    """The idle slots, once there are as many; a worker that dies before it has a chunk is replaced."""
     deadline = time.monotonic() + PATIENCE
     while len(engine.idle()) < slots:
         assert time.monotonic() < deadline, f"{slots} slots are not idle: {engine.idle()}"
-        assert engine.poll(0.1) == []
+        for event in engine.poll(0.1):
+            assert isinstance(event, Died), event
+            assert (event.chunk, event.lost) == (None, ()), event
     return engine.idle()
 
 

@@ -52,16 +52,14 @@ _LETTERS = (
 )
 _ENDS = r" \t\r\n!\"#$%&()*+,./:;<=>?@[\\\]^_`{|}~\-\u3001\u3002\uff01\uff08\uff09\uff0c\uff1a\uff1b\uff1f"
 _CUT = re.compile(f"(?<=[{_LETTERS}])(?=[{_ENDS}])")
-_MAY_BE_CUT = re.compile(
-    f"[^{_ENDS}][{_ENDS}]"
-)  # in the NFD form of a text, if `_CUT` cuts a text that is equal in NFC
+# In the NFD form of a text, if `_CUT` cuts a text that is equal in NFC.
+_MAY_BE_CUT = re.compile(f"[^{_ENDS}][{_ENDS}]")
 _SAME_IN_NFC = re.compile("[ -:<-JL-_a-~]*")  # no other character becomes one of these: not ";", "K" and "`"
 # Between two letters and a third: a mark before one letter alone could be one character with it.
 _BEFORE_SPACE = re.compile("(?<=[A-Za-z0-9]{2})(?= [A-Za-z0-9])")
 _AT_SPACE = re.compile("(?<=[A-Za-z0-9]{2}) (?=[A-Za-z0-9])")
-_BESIDE_SPACE = re.compile(
-    r"^\w|\w$|\w[\s▁]|[\s▁]\w|^ $"
-)  # an added token that `_AT_SPACE` could cut, or find beside it
+# An added token that `_AT_SPACE` could cut, or find beside it.
+_BESIDE_SPACE = re.compile(r"^\w|\w$|\w[\s▁]|[\s▁]\w|^ $")
 _ACROSS_SPACE = re.compile(r"(?:^|\w)[\s▁](?:$|\w)")  # one that `_AT_SPACE` could cut, with letters before or behind it
 _SPACE_IN_WORDS = re.compile(r"\w▁")
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

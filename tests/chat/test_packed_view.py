@@ -448,10 +448,17 @@ def test_the_bytes_of_a_row_are_estimated_from_the_rows_of_the_view(chunks: int,
     assert view.row_bytes(["tokens"]) == 2 * 1024
 
 
+def test_a_verb_that_is_given_a_view_asks_for_the_root_of_its_cache(folder: Path) -> None:
+    view: Any = packed_view(fb.open_cache(folder / "cache"), sequence_length=700)
+    assert "text 0 1" in view.text(0)
+    with pytest.raises(TypeError, match="not PackedView; of an open cache, pass its root"):
+        fb.verify(view)
+
+
 @pytest.mark.parametrize("by", ["auto", "document", "sample"])
 def test_a_view_is_split_by_chunk_only(folder: Path, by: Literal["auto", "document", "sample"]) -> None:
-    view = packed_view(fb.open_cache(folder / "cache"), sequence_length=700)
-    with pytest.raises(ValueError, match=f"by='{by}' would train on .*; use by='chunk' on both"):
+    view = packed_view(fb.open_cache(folder / "cache"), sequence_length=700, chunks=2)
+    with pytest.raises(ValueError, match=f"by='{by}' would train on .*; use by='chunk' and chunks=2 on both"):
         Loader(view, global_batch_size=1, selection=Split("train", by=by))
 
 

@@ -61,7 +61,7 @@ def publish(
     one before it lists, what is in `made`, and the segments of the plan in `planned`, which this process wrote or
     compared with the source. With nothing to adopt, which is how a builder lists what it made while it works, those
     segments are not read again, layers that others have begun are left to them, and chunk files are listed only where
-    that takes fewer requests than to ask for each that was made. Where there is no row to list at all, nothing is
+    that takes fewer requests than to ask for each that was made. Where there is no row to list, nothing is
     published, and the answer has the number UNPUBLISHED. Rows that are published are never followed by none: that
     raises `SourceEmpty`. `max_failures` is the limit for later commands; None keeps the one of the generation before.
     A plan that was damaged since it was listed raises `IndexCorrupt`, once all that was made is listed.

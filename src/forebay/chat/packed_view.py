@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, ClassVar, SupportsIndex
+from typing import Any, SupportsIndex
 
 import msgspec
 import numpy as np
@@ -186,13 +186,13 @@ class PackedView(Cache):
     Its chunks are windows: `chunk_numbers` has the number of the first chunk of each.
     """
 
-    packed_when_read: ClassVar[bool] = True
     largest_table = 0  # bytes of the documents of a window; known where all windows were packed to open the view
 
     def __init__(
         self, stored: Cache, packing: Packing, windows: Windows | None = None, counts: Counts | None = None
     ) -> None:
         self._check_columns(stored)
+        self.packed_chunks = packing.chunks
         super().__init__(
             stored.store,
             stored.generation,

@@ -127,10 +127,10 @@ class Split:
         return keep_bits(self.folder, key, len(cache), lambda: _joined(chosen, len(cache)))
 
     def _chosen_by(self, cache: Cache) -> By:
-        if cache.packed_when_read and self.by != "chunk":
+        if cache.packed_chunks and self.by != "chunk":
             raise ValueError(
                 f"{cache!r} has other rows than its cache: by={self.by!r} would train on documents that are on the "
-                "validation side of the cache; use by='chunk' on both"
+                f"validation side of the cache; use by='chunk' and chunks={cache.packed_chunks} on both"
             )
         has_samples = bool(cache.recipe(cache.generation.base).sample_ids)
         has_documents = DOCUMENTS in cache.columns and cache.column(DOCUMENTS).ragged

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib import import_module
 from itertools import pairwise
-from typing import Any, ClassVar, SupportsIndex, TypeVar, overload
+from typing import Any, SupportsIndex, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -108,7 +108,7 @@ class Origin:
 class Cache:
     """The rows of a pinned generation."""
 
-    packed_when_read: ClassVar[bool] = False  # whether rows hold other documents than those of the files
+    packed_chunks: int = 0  # how many have their documents packed together when rows are read; 0: rows are as stored
 
     def __init__(
         self,

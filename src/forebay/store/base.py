@@ -545,6 +545,10 @@ def open_store(root: Root) -> Store:
     """
     if isinstance(root, Store) and not isinstance(root, (str, os.PathLike)):
         return root
+    if not isinstance(root, (str, os.PathLike)):
+        raise TypeError(
+            f"expected a path, a URL or a store, not {type(root).__name__}; of an open cache, pass its root"
+        )
     path = os.fspath(root)
     if not is_url(path):
         return _opened(_LOCAL, path)

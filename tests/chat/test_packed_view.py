@@ -450,7 +450,7 @@ def test_the_bytes_of_a_row_are_estimated_from_the_rows_of_the_view(chunks: int,
 
 def test_a_verb_that_is_given_a_view_asks_for_the_root_of_its_cache(folder: Path) -> None:
     view: Any = packed_view(fb.open_cache(folder / "cache"), sequence_length=700)
-    assert "text 0 1" in view.text(0)
+    assert "text 0 1" in view.text(0)[0]
     with pytest.raises(TypeError, match="not PackedView; of an open cache, pass its root"):
         fb.verify(view)
 

@@ -1,6 +1,7 @@
 """Guards of the store of objects and of its client that only odd names, environments and moments reach."""
 
 import pickle
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -36,20 +37,26 @@ def test_objects_with_names_that_no_cache_uses_are_not_listed(store: ObjectStore
     assert store.folders("") == ["a"]
 
 
-def test_an_object_that_is_replaced_while_it_is_read_is_not_mixed(
-    s3: str, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A range has no digest of its own: only the etag says that the rest belongs to the same object."""
+@pytest.fixture
+def proxied(s3: str, bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FaultProxy, ObjectStore]]:
+    """A store with the object "x", read in pieces, whose client does not try again by itself."""
     with FaultProxy(s3) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        monkeypatch.setattr(bucket_client, "_RETRIES", {"max_retries": 0})  # else the client resumes by itself
+        monkeypatch.setattr(bucket_client, "_RETRIES", {"max_retries": 0})
         monkeypatch.setattr(object_store, "PIECE_BYTES", 1 << 10)
         store = open_store(f"{bucket}/guards")
+        assert isinstance(store, ObjectStore)
         put_plainly(store, "x", WITHOUT_SUM)
-        proxy.set_faults([Fault("short-body", "read", most=1)])
-        monkeypatch.setattr(object_store.time, "sleep", lambda _: put_plainly(store, "x", WITHOUT_SUM[::-1]))
-        assert store.read("x", 1) == WITHOUT_SUM[::-1][1:]
-        assert proxy.injected["short-body"] == 1
+        yield proxy, store
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_not_mixed(proxied, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A range has no digest of its own: only the etag says that the rest belongs to the same object."""
+    proxy, store = proxied
+    proxy.set_faults([Fault("short-body", "read", most=1)])
+    monkeypatch.setattr(object_store.time, "sleep", lambda _: put_plainly(store, "x", WITHOUT_SUM[::-1]))
+    assert store.read("x", 1) == WITHOUT_SUM[::-1][1:]
+    assert proxy.injected["short-body"] == 1
 
 
 def test_a_damaged_object_is_returned_as_it_is_after_a_second_read(
@@ -214,18 +221,11 @@ def test_entries_are_sorted_whatever_the_service_does(lying) -> None:  # noqa: F
     assert [entry.key for entry in ObjectStore("s3://bucket").entries("")] == FULL
 
 
-def test_a_body_that_breaks_off_is_resumed_where_it_ended(
-    s3: str, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with FaultProxy(s3) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        monkeypatch.setattr(bucket_client, "_RETRIES", {"max_retries": 0})  # else the client resumes by itself
-        monkeypatch.setattr(object_store, "PIECE_BYTES", 1 << 10)
-        store = open_store(f"{bucket}/guards")
-        put_plainly(store, "x", WITHOUT_SUM)
-        proxy.set_faults([Fault("short-body", "read", most=2)])
-        assert store.read("x", 1) == WITHOUT_SUM[1:]
-        assert proxy.injected["short-body"] == 2
+def test_a_body_that_breaks_off_is_resumed_where_it_ended(proxied) -> None:
+    proxy, store = proxied
+    proxy.set_faults([Fault("short-body", "read", most=2)])
+    assert store.read("x", 1) == WITHOUT_SUM[1:]
+    assert proxy.injected["short-body"] == 2
 
 
 @pytest.mark.parametrize("more", [7, -3])

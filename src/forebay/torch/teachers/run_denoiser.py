@@ -19,8 +19,7 @@ from torch.nn.functional import adaptive_avg_pool2d, interpolate, pad
 
 from forebay.columns import Array, Ragged
 from forebay.errors import HookSilent, TeacherUnusable
-from forebay.teachers.built_in import DenoiserTeacher, Lune, Sol
-from forebay.teachers.families import DENOISERS, denoiser_class
+from forebay.teachers.built_in import DENOISERS, DenoiserTeacher, Lune, Sol, denoiser_class
 from forebay.teachers.protocol import Batch
 from forebay.teachers.teacher_samples import class_in
 from forebay.torch.batches import to_device, to_numpy

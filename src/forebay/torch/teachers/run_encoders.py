@@ -23,8 +23,7 @@ from transformers import AutoTokenizer, CLIPTextModel, CLIPTextModelWithProjecti
 from forebay.columns import Array, Ragged
 from forebay.errors import TeacherUnusable
 from forebay.images import ImageRecipe
-from forebay.teachers.built_in import T5, Clip, Latents, LogProbs
-from forebay.teachers.families import VAES, vae_class
+from forebay.teachers.built_in import T5, VAES, Clip, Latents, LogProbs, vae_class
 from forebay.teachers.protocol import Batch, config_of, model_folder, tokenizer_of
 from forebay.torch.batches import to_device, to_numpy
 from forebay.torch.teachers.loading import LOADING_ERRORS, NO_CODE, class_named, input_like, load_model

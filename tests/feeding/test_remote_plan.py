@@ -8,7 +8,7 @@ from tests.token_caches import numbers_of, token_cache
 
 import forebay as fb
 from forebay.feeding.chunk_ahead import estimate_remote, warm_tier
-from forebay.order.window import Window, lanes_of
+from forebay.order.orders import Window, lanes_of
 from forebay.store import LocalStore
 from forebay.store.tiered import TieredStore
 from forebay.torch import Loader

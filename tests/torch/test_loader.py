@@ -25,8 +25,7 @@ from forebay import compiled, masks
 from forebay.columns import Column
 from forebay.errors import WindowTooLarge
 from forebay.feeding.selection import Split
-from forebay.order.orders import Coins
-from forebay.order.window import Window
+from forebay.order.orders import Coins, Window
 from forebay.store import LocalStore
 from forebay.torch import Ingredient, Loader, Mixture, document_block_mask
 from forebay.torch.attention.backends import attend_packed

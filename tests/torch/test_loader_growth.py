@@ -14,7 +14,7 @@ from tests.token_caches import grow_cache, numbers_of, token_cache
 import forebay as fb
 from forebay.errors import StateMismatch
 from forebay.feeding.selection import Split
-from forebay.order.window import Window
+from forebay.order.orders import Window
 from forebay.torch import Growth, Loader
 
 OLD, NEW = 23, 37  # rows

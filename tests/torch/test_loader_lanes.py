@@ -13,7 +13,7 @@ import forebay as fb
 from forebay.errors import WindowTooLarge
 from forebay.feeding import shuffle
 from forebay.feeding.stream import CacheStream
-from forebay.order.window import Window, lanes_of
+from forebay.order.orders import Window, lanes_of
 from forebay.recipe import ChunkTarget
 from forebay.torch import Ingredient, Loader, Mixture
 

@@ -14,7 +14,7 @@ import forebay as fb
 from forebay.columns import Array
 from forebay.errors import GenerationGone, StateMismatch, WindowTooLarge
 from forebay.feeding.selection import Split
-from forebay.order.window import Window
+from forebay.order.orders import Window
 from forebay.torch import Ingredient, Loader, Located, Mixture
 
 

@@ -18,7 +18,7 @@ import forebay as fb
 from forebay.errors import StoreUnavailable
 from forebay.feeding.chunk_ahead import ChunkAhead, chunks_needed
 from forebay.feeding.shuffle import Ranks
-from forebay.order.window import Window
+from forebay.order.orders import Window
 from forebay.store import LocalStore, open_store
 from forebay.store.tiered import TieredStore
 from forebay.torch import CacheDataset, Ingredient, Loader, Mixture

@@ -46,8 +46,7 @@ from forebay.feeding.stream import CacheStream, Stream
 from forebay.format.chunk import ChunkRecord
 from forebay.format.chunk_decode import ChunkFile
 from forebay.order.bijection import Numbers
-from forebay.order.orders import Ordering
-from forebay.order.window import Window, WindowOrder, lanes_of
+from forebay.order.orders import Ordering, Window, WindowOrder, lanes_of
 from forebay.read.cache import Cache
 from forebay.read.chunk_maps import by_position, opening
 from forebay.store.base import Fetching, Missing, Store

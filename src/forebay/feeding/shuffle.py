@@ -10,8 +10,7 @@ from math import lcm
 from typing import Literal, get_args
 
 from forebay.errors import WindowTooLarge, choice_error, is_url
-from forebay.order.orders import Ordering
-from forebay.order.window import LANES, Window, lanes_of
+from forebay.order.orders import LANES, Ordering, Window, lanes_of
 from forebay.read.cache import DEFAULT_MEMORY, Cache
 
 

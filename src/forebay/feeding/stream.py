@@ -32,9 +32,8 @@ from forebay.columns import Array, Ragged
 from forebay.errors import GenerationGone, NothingPublished, StateMismatch, choice_error
 from forebay.feeding.shuffle import Ranks
 from forebay.order.bijection import Numbers
-from forebay.order.orders import Ordering, ShuffleQuality, shuffle_quality
+from forebay.order.orders import Ordering, ShuffleQuality, WindowOrder, shuffle_quality
 from forebay.order.selected_rows import Selection
-from forebay.order.window import WindowOrder
 from forebay.read.cache import Cache
 
 Weights = NDArray[np.float32]

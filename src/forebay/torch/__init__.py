@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from forebay.feeding.selection import Present, Split, Where
     from forebay.feeding.statistics import LoaderStatistics
     from forebay.feeding.stream import Growth, Located, Stream
-    from forebay.order.orders import Coins, ShuffleQuality
-    from forebay.order.window import Window
+    from forebay.order.orders import Coins, ShuffleQuality, Window
     from forebay.torch.assemble import Collate, Transform
     from forebay.torch.attention.block_mask import (
         causal_block_mask,
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Coins": "forebay.order.orders",
     "ShuffleQuality": "forebay.order.orders",
-    "Window": "forebay.order.window",
+    "Window": "forebay.order.orders",
     **dict.fromkeys(("MaskedViTBlock", "PackedSelfAttention", "SeedAttention"), "forebay.torch.attention.modules"),
     **dict.fromkeys(
         ("causal_block_mask", "document_block_mask", "image_block_mask", "move_mask", "prefix_block_mask"),

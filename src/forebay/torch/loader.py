@@ -47,8 +47,7 @@ from forebay.feeding.stream import (
 )
 from forebay.masks.documents import LabelStyle
 from forebay.masks.train_on import Kind, TrainOn
-from forebay.order.orders import ShuffleQuality
-from forebay.order.window import Window
+from forebay.order.orders import ShuffleQuality, Window
 from forebay.read.cache import Cache
 from forebay.torch.assemble import Collate, Transform, batch_kind, check_rows
 from forebay.torch.batches import Batch, Buffers

@@ -28,8 +28,7 @@ import msgspec
 
 import forebay
 from forebay.cli.legacy import naming_places
-from forebay.cli.show import error_document, say, say_error, show_error
-from forebay.cli.verb import HELP_WIDTH, Verbs
+from forebay.cli.verb import HELP_WIDTH, Verbs, error_document, say, say_error, show_error
 from forebay.errors import BuildStopped, ForebayError
 from forebay.preview.words import clear_first_sign, harmless, printable
 

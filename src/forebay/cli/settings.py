@@ -26,7 +26,7 @@ from forebay.building.build_options import ray_engine
 from forebay.building.reopen import check_kept_texts, constants_file, source_for
 from forebay.cache.catalog import layers_of, read_cache_document, read_recipe_document
 from forebay.cli.legacy import Refused, modernized
-from forebay.cli.show import say
+from forebay.cli.verb import say
 from forebay.engine.base import Engine
 from forebay.errors import LayerNotFound, SettingsInvalid, SourceInvalid, UnknownKind, is_url, nearest
 from forebay.fields import Field, Size, declared

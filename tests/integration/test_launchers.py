@@ -22,7 +22,7 @@ from forebay.building import build_options
 from forebay.cache.catalog import generation_numbers, load_generation
 from forebay.cache.claims import BuilderBeat, read_builders
 from forebay.cache.publish import publish
-from forebay.cli.render.summary import draw_summary
+from forebay.cli.render.state import draw_summary
 from forebay.cli.settings import place_in_plan
 from forebay.errors import BuildFailed, BuildStopped
 from forebay.format import layout

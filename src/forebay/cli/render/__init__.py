@@ -53,6 +53,7 @@ from forebay.cli.render.state import (
     draw_gaps,
     draw_remote_estimate,
     draw_status,
+    draw_summary,
     draw_teacher_estimate,
     draw_tier,
     draw_tier_clean,
@@ -62,7 +63,6 @@ from forebay.cli.render.state import (
     draw_tier_verify,
     draw_warm,
 )
-from forebay.cli.render.summary import draw_summary
 from forebay.preview.row_records import (
     BundleReport,
     DemoReport,

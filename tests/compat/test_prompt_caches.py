@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import forebay as fb
-from forebay.compat.prompt_caches import PromptCaches
+from forebay.compat.tinyflux import PromptCaches
 from forebay.teachers.protocol import file_hash
 
 

@@ -24,7 +24,7 @@ from benchmarks.image_data import BATCH, RECIPE, Images
 from benchmarks.measure import compare
 from forebay.columns import Array
 from forebay.tiers import CachedImages, warm
-from forebay.tiers.tier_files import MARK_KEY
+from forebay.tiers.environment import MARK_KEY
 from forebay.tiers.tier_samples import CheckSource
 
 GOAL = 0.7

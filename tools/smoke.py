@@ -99,7 +99,7 @@ def images(folder: Path) -> None:
     fb.build(folder / "images", fb.sources.images(folder / "photos"), fb.ImageRecipe(size=32), workers=0)
     assert len(fb.open_cache(folder / "images")) == 8
     forebay("peek", str(folder / "images"), "--png", str(folder / "sheet.png"))
-    import_module("forebay.tiers.tier_files")
+    import_module("forebay.tiers.environment")
 
 
 def remote(folder: Path) -> None:

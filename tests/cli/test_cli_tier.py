@@ -13,7 +13,7 @@ from tests.tiers.pictures import RECIPE, assert_same_rows, fresh_rows, write_pic
 import forebay as fb
 from forebay.errors import WarmingFailed
 from forebay.tiers import CachedImages, summarize_tier, warm
-from forebay.tiers.tier_files import KEY_CHECK
+from forebay.tiers.environment import KEY_CHECK
 
 
 @pytest.fixture

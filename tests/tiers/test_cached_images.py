@@ -23,7 +23,7 @@ from tests.tiers.pictures import RECIPE, assert_same_rows, fresh_rows, write_pic
 import forebay as fb
 from forebay.errors import ImageUnreadable, SourceChanged, SourceInvalid, TierUnusable
 from forebay.tiers import CachedImages, TierWarning, verify_tier, warm
-from forebay.tiers.tier_files import KEY_BYTES, KEY_CHECK, unusable
+from forebay.tiers.environment import KEY_BYTES, KEY_CHECK, unusable
 from forebay.tiers.tier_value import encode_value, peek_value
 
 

@@ -21,8 +21,7 @@ from weakref import WeakValueDictionary
 
 from forebay.errors import TierDamaged, TierNotFound, TierUnusable
 from forebay.format.tensors import VARIABLE, same_tag, tag
-from forebay.tiers.environment import FIRST_MAP_BYTES, Environment, Kept
-from forebay.tiers.tier_files import file_bytes, is_tier, lmdb
+from forebay.tiers.environment import FIRST_MAP_BYTES, Environment, Kept, file_bytes, is_tier, lmdb
 from forebay.tiers.tier_value import BadValue, decode_value, peek_value
 
 WhenFull = Literal["wait", "drop"]

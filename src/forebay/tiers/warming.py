@@ -26,9 +26,8 @@ from forebay.format.tensors import hmac_key
 from forebay.recipe import RowRecipe
 from forebay.source import Source
 from forebay.tiers.cached_images import CachedImages
-from forebay.tiers.environment import Environment, Kept
+from forebay.tiers.environment import Environment, Kept, alone, count_values, file_bytes, is_tier, remove_files
 from forebay.tiers.lmdb_tier import MAX_BYTES, open_tier
-from forebay.tiers.tier_files import alone, count_values, file_bytes, is_tier, remove_files
 from forebay.tiers.tier_samples import key_of
 from forebay.tiers.tier_value import (
     BadKept,

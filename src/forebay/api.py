@@ -83,7 +83,7 @@ def _reporting(verb: Callable[P, R]) -> Callable[P, R]:
         calls = [cast(OnProgress, call) for call in (passed, show) if callable(call)]
         with ExitStack() as ending:
             if show is True or (show is None and not calls and _is_watched()):
-                drawing = import_module("forebay.preview.progress")  # and rich with it, only where it is shown
+                drawing = import_module("forebay.preview.console")  # and rich with it, only where it is shown
                 calls.append(ending.enter_context(drawing.shown_progress()))
             kwargs["on_progress"] = lambda progress: [call(progress) for call in calls]
             return verb(*args, **kwargs)

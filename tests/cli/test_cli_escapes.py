@@ -20,7 +20,7 @@ from tests.tiers.pictures import write_pictures
 import forebay as fb
 from forebay.cache.records import ClaimStatus, FailedSample, Progress, Status
 from forebay.cli.verb import Verb, console_for, say, say_error, show_result
-from forebay.preview.progress import Lines
+from forebay.preview.console import Lines
 from forebay.preview.words import harmless, printable
 from forebay.tiers.tier_value import encode_value
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from tests.cli.running import COMMAND, write_lines
 
 from forebay.cache.records import Progress
-from forebay.preview.progress import Bar, Lines, Pace, UsageMeter
+from forebay.preview.console import Bar, Lines, Pace, UsageMeter
 
 HALF = Progress(
     phase="building",

@@ -30,7 +30,7 @@ from forebay.cache.records import OnProgress
 from forebay.errors import ForebayError, LibraryMissing, RangeInvalid, closest, is_url
 from forebay.fields import Field, declared, parse_size
 from forebay.preview.console import console_for
-from forebay.preview.progress import shown_progress as drawn_progress
+from forebay.preview.console import shown_progress as drawn_progress
 from forebay.preview.words import clear_first_sign, printable
 
 GROUPS = {

@@ -10,10 +10,9 @@ from forebay.images.tags import Tags
 
 if TYPE_CHECKING:
     from forebay.images.decode import Policy, letterbox, model_planes, paste
-    from forebay.images.inference import KeepsRecipes as KeepsRecipes
-    from forebay.images.inference import Prepared, prepare, prepared_row
-    from forebay.images.inference import image_recipe as image_recipe
-    from forebay.images.recipe import ImageRecipe
+    from forebay.images.recipe import ImageRecipe, Prepared, prepare, prepared_row
+    from forebay.images.recipe import KeepsRecipes as KeepsRecipes
+    from forebay.images.recipe import image_recipe as image_recipe
     from forebay.images.sheets import Framed, contact_sheet, shaded
 # Names that need Pillow are imported when they are first used. None may have the name of a module: importing the module
 # would replace it.
@@ -21,9 +20,8 @@ _HOMES = {
     "Policy": "forebay.images.decode",
     **dict.fromkeys(("letterbox", "model_planes", "paste"), "forebay.images.decode"),
     **dict.fromkeys(
-        ("KeepsRecipes", "Prepared", "image_recipe", "prepare", "prepared_row"), "forebay.images.inference"
+        ("ImageRecipe", "KeepsRecipes", "Prepared", "image_recipe", "prepare", "prepared_row"), "forebay.images.recipe"
     ),
-    "ImageRecipe": "forebay.images.recipe",
     "shaded": "forebay.images.sheets",
     **dict.fromkeys(("Framed", "contact_sheet"), "forebay.images.sheets"),
 }

@@ -26,7 +26,7 @@ from tests.layer_recipes import (
 import forebay as fb
 from forebay.cache.catalog import load_generation
 from forebay.errors import BuildStopped, FormatTooNew, IndexCorrupt, NothingPublished
-from forebay.format.chunk_decode import ChunkFile
+from forebay.format.chunk import ChunkFile
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.tensors import seal
 from forebay.kinds import RECIPES, own_kinds

@@ -18,8 +18,7 @@ from forebay.cache.claims import Claims, read_claims
 from forebay.cache.publish import publish_over_damaged
 from forebay.errors import ChunkCorrupt, Damaged, ForebayError, KeyRefused, PinMismatch
 from forebay.format import layout
-from forebay.format.chunk import encode_chunk
-from forebay.format.chunk_decode import ChunkFile
+from forebay.format.chunk import ChunkFile, encode_chunk
 from forebay.format.generation import decode_generation
 from forebay.format.tensors import VARIABLE
 from forebay.recipe import fingerprint

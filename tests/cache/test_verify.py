@@ -13,8 +13,7 @@ from tests.layer_recipes import LengthLayer, LineRecipe, flip, layered_cache, nu
 
 import forebay as fb
 from forebay.errors import CacheNotFound, ChunkCorrupt, IndexCorrupt, KeyRefused, NothingPublished
-from forebay.format.chunk import encode_chunk
-from forebay.format.chunk_decode import ChunkFile
+from forebay.format.chunk import ChunkFile, encode_chunk
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.tensors import VARIABLE, seal
 from forebay.recipe import fingerprint

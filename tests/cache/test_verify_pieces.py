@@ -16,7 +16,7 @@ from forebay.building.chunk_maker import write_revision
 from forebay.columns import DTYPES, Column, Dtype
 from forebay.errors import IndexCorrupt
 from forebay.format import layout
-from forebay.format.chunk_decode import ChunkFile
+from forebay.format.chunk import ChunkFile
 from forebay.source import Source
 from forebay.store import LocalStore
 from forebay.store.base import PIECE_BYTES, Buffer, Missing, Pieces, load_index

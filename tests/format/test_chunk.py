@@ -18,8 +18,7 @@ from tests.examples import scaled
 
 from forebay.columns import DTYPES, Column, Ragged
 from forebay.errors import RecipeInvalid
-from forebay.format.chunk import content_digest
-from forebay.format.chunk_decode import ChunkFile, adopt_chunk
+from forebay.format.chunk import ChunkFile, adopt_chunk, content_digest
 from forebay.source import Failure
 from forebay.store import LocalStore
 

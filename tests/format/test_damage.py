@@ -17,8 +17,7 @@ from tests.examples import scaled
 
 from forebay.columns import Column, Ragged
 from forebay.errors import Damaged, FormatTooNew, NotForebay
-from forebay.format.chunk import ChunkMeta
-from forebay.format.chunk_decode import ChunkFile, adopt_chunk
+from forebay.format.chunk import ChunkFile, ChunkMeta, adopt_chunk
 from forebay.format.tensors import encode_header, parse_header, seal
 
 CODECS = ["none", "lz4", "zstd"]

@@ -9,7 +9,7 @@ from tests.warm_process import WarmProcess, script_environment
 
 import forebay as fb
 from forebay.columns import Array, Column, Ragged
-from forebay.format.chunk_decode import ChunkFile
+from forebay.format.chunk import ChunkFile
 
 NUMBERED = (
     Column(name="plain", dtype="int64", shape=(3,), rows_per_block=4),

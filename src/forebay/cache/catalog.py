@@ -28,8 +28,15 @@ from forebay.errors import (
     RecipeInvalid,
 )
 from forebay.format import layout
-from forebay.format.chunk import MAX_BLOCK_BYTES, MAX_HEAD_BYTES, BlockOverLimit, ChunkRecord, CodecError
-from forebay.format.chunk_decode import ChunkFile, adopt_chunk
+from forebay.format.chunk import (
+    MAX_BLOCK_BYTES,
+    MAX_HEAD_BYTES,
+    BlockOverLimit,
+    ChunkFile,
+    ChunkRecord,
+    CodecError,
+    adopt_chunk,
+)
 from forebay.format.generation import ChunkTable, Generation, decode_generation
 from forebay.format.layout import CacheDocument, decode_cache_document, decode_recipe_document
 from forebay.format.tensors import hmac_key

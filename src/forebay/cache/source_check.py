@@ -43,8 +43,7 @@ from forebay.cache.records import GONE
 from forebay.columns import Array
 from forebay.errors import Damaged, ForebayError, HubNotFound, HubUnreachable, SourceChanged, SourceUnreadable, is_url
 from forebay.format import layout
-from forebay.format.chunk import ChunkRecord
-from forebay.format.chunk_decode import ChunkFile
+from forebay.format.chunk import ChunkFile, ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
 from forebay.format.tensors import hmac_key, tag
 from forebay.source import WHOLE_FILE, Part, PartDigest, Source, SourceFile, settling_seconds

@@ -42,9 +42,8 @@ from forebay.errors import (
     NothingPublished,
 )
 from forebay.format import layout
-from forebay.format.chunk import MAX_BLOCK_BYTES, ChunkRecord
-from forebay.format.chunk_decode import ChunkFile
-from forebay.format.chunk_decode import check_content as check_chunk_content
+from forebay.format.chunk import MAX_BLOCK_BYTES, ChunkFile, ChunkRecord
+from forebay.format.chunk import check_content as check_chunk_content
 from forebay.format.generation import Generation
 from forebay.format.tensors import VARIABLE, hmac_key, is_whole
 from forebay.recipe import input_layers

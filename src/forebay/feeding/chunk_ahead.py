@@ -43,8 +43,7 @@ from forebay.errors import ForebayError, LaneMissing, TierNeeded
 from forebay.feeding.mixture import Mixture
 from forebay.feeding.shuffle import Ranks, choose_ordering
 from forebay.feeding.stream import CacheStream, Stream
-from forebay.format.chunk import ChunkRecord
-from forebay.format.chunk_decode import ChunkFile
+from forebay.format.chunk import ChunkFile, ChunkRecord
 from forebay.order.bijection import Numbers
 from forebay.order.orders import Ordering, Window, WindowOrder, lanes_of
 from forebay.read.cache import Cache

@@ -52,8 +52,7 @@ from forebay.errors import (
 )
 from forebay.fields import as_bytes
 from forebay.format import layout
-from forebay.format.chunk import MAX_BLOCK_BYTES, MAX_COUNT, MAX_HEAD_BYTES, SUM_BYTES, ChunkRecord
-from forebay.format.chunk_decode import ChunkFile
+from forebay.format.chunk import MAX_BLOCK_BYTES, MAX_COUNT, MAX_HEAD_BYTES, SUM_BYTES, ChunkFile, ChunkRecord
 from forebay.format.generation import Generation
 from forebay.format.tensors import unseal
 from forebay.read.chunk_maps import MAX_MAPS, ChunkFinder, Maps, RowLocations

@@ -31,8 +31,7 @@ from forebay import compiled
 from forebay.cache.catalog import corrupt_block
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import BlockTooLarge, ChunkCorrupt, ForebayError
-from forebay.format.chunk import BlockOverLimit, CodecError
-from forebay.format.chunk_decode import ChunkFile
+from forebay.format.chunk import BlockOverLimit, ChunkFile, CodecError
 from forebay.read.chunk_maps import Maps, RowLocations, by_position, runs, slices
 
 Where = tuple[str, str]  # root, layer

@@ -44,7 +44,7 @@ from forebay.cache.plan import Plan, load_plan
 from forebay.cache.records import ClaimStatus, Record
 from forebay.errors import ChunkMissing, Damaged, ForebayError
 from forebay.format import layout
-from forebay.format.chunk_decode import ChunkFile
+from forebay.format.chunk import ChunkFile
 from forebay.format.generation import ChunkTable, Generation
 from forebay.store.base import Owner, Store, this_host
 

@@ -11,8 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from forebay.order.bijection import Numbers, key_of
-from forebay.order.orders import GlobalOrder, Order, Window, WindowOrder, shuffle_quality
+from forebay.order.orders import GlobalOrder, Numbers, Order, Window, WindowOrder, key_of, shuffle_quality
 
 SHAPES = {  # name: chunks, rows of a chunk, window, batch
     "tokens, 125 chunks of 8,000 rows": (125, 8000, Window(rows=384, unit=64), 512),

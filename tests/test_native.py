@@ -14,7 +14,7 @@ from forebay import compiled
 from forebay.chat import encoding
 from forebay.images.geometry import Scaling
 from forebay.masks.documents import LabelStyle, fill_labels, fill_packed, fill_positions
-from forebay.order.bijection import SORTED, permute
+from forebay.order.orders import SORTED, permute
 from forebay.read.chunk_maps import ChunkFinder
 from forebay.tokens import packing
 from forebay.torch.images.canvas import BytePainter, FloatPainter, Painter, mirrored

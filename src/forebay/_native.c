@@ -277,7 +277,7 @@ end:
     return result;
 }
 
-/* permute(cells, size, highs, lows, keys): replace each cell by where the shuffle of forebay.order.bijection puts it.
+/* permute(cells, size, highs, lows, keys): replace each cell by where the shuffle of forebay.order.orders puts it.
 
    cells, keys      uint64; a key for each round */
 

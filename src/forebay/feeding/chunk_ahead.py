@@ -44,8 +44,7 @@ from forebay.feeding.mixture import Mixture
 from forebay.feeding.shuffle import Ranks, choose_ordering
 from forebay.feeding.stream import CacheStream, Stream
 from forebay.format.chunk import ChunkFile, ChunkRecord
-from forebay.order.bijection import Numbers
-from forebay.order.orders import Ordering, Window, WindowOrder, lanes_of
+from forebay.order.orders import Numbers, Ordering, Window, WindowOrder, lanes_of
 from forebay.read.cache import Cache
 from forebay.read.chunk_maps import by_position, opening
 from forebay.store.base import Fetching, Missing, Store

@@ -50,8 +50,7 @@ from forebay.feeding.arguments import checked_cache, checked_rule, checked_whole
 from forebay.feeding.selection import By, Split
 from forebay.feeding.shuffle import Shuffle, choose_ordering
 from forebay.feeding.stream import PACKED_COLUMNS, CacheState, CacheStream, Located, SelectionRule, check_stream
-from forebay.order.bijection import Numbers, key_of
-from forebay.order.orders import Window
+from forebay.order.orders import Numbers, Window, key_of
 from forebay.order.selected_rows import Selection
 from forebay.read.cache import Cache, open_cache
 from forebay.recipe import inputs_in

@@ -36,7 +36,7 @@ from forebay.feeding.chunk_ahead import sparse_cache
 from forebay.feeding.shuffle import Ranks, decoded_columns
 from forebay.feeding.statistics import Handoff, timed
 from forebay.feeding.stream import Located, Read, ReadThrough, RowSource, Stream
-from forebay.order.bijection import Numbers
+from forebay.order.orders import Numbers
 from forebay.read.cache import Cache
 from forebay.read.chunk_maps import cut_batches
 from forebay.read.gather import RowAddresses, batches_of_addresses

@@ -31,8 +31,7 @@ from forebay.cache.catalog import generation_numbers
 from forebay.columns import Array, Ragged
 from forebay.errors import GenerationGone, NothingPublished, StateMismatch, choice_error
 from forebay.feeding.shuffle import Ranks
-from forebay.order.bijection import Numbers
-from forebay.order.orders import Ordering, ShuffleQuality, WindowOrder, shuffle_quality
+from forebay.order.orders import Numbers, Ordering, ShuffleQuality, WindowOrder, shuffle_quality
 from forebay.order.selected_rows import Selection
 from forebay.read.cache import Cache
 

@@ -20,8 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from forebay.columns import Array, Columns, Ragged
 from forebay.errors import RecipeInvalid
-from forebay.order.bijection import key_of
-from forebay.order.orders import philox
+from forebay.order.orders import key_of, philox
 from forebay.source import Failure
 
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)

@@ -35,8 +35,7 @@ from forebay.feeding.shuffle import decoded_columns
 from forebay.feeding.stream import CHAT_COLUMNS, PACKED_COLUMNS, Located, RowSource
 from forebay.masks.documents import LabelStyle, checked_label_style
 from forebay.masks.train_on import Kind, TrainOn
-from forebay.order.bijection import Numbers, key_of
-from forebay.order.orders import Coins, Words, row_keys, sample_keys
+from forebay.order.orders import Coins, Numbers, Words, key_of, row_keys, sample_keys
 from forebay.order.selected_rows import Selection
 from forebay.read.cache import Cache
 from forebay.torch.batches import Batch, Buffers, LoadedBatch, plain_batch

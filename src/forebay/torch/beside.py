@@ -24,8 +24,7 @@ from forebay.columns import Array, Column
 from forebay.errors import ColumnNotFound, LayerNotFound, choice_error
 from forebay.feeding.arguments import checked_names
 from forebay.feeding.stream import Located
-from forebay.order.bijection import Numbers
-from forebay.order.orders import Coins
+from forebay.order.orders import Coins, Numbers
 from forebay.read.cache import Cache
 from forebay.teachers.batched_forward import SharedColumn
 from forebay.teachers.feature_reader import Features

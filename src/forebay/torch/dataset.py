@@ -20,8 +20,7 @@ from forebay.feeding.prefetch import view_rows
 from forebay.feeding.stream import PACKED_COLUMNS, Located, SelectionRule
 from forebay.masks.documents import LabelStyle, checked_label_style
 from forebay.masks.train_on import Kind, TrainOn
-from forebay.order.bijection import Numbers
-from forebay.order.orders import Coins
+from forebay.order.orders import Coins, Numbers
 from forebay.read.cache import Cache
 from forebay.torch.assemble import (
     Collate,

@@ -46,8 +46,7 @@ from forebay.images.geometry import Normalize, Scaling, fit_many
 from forebay.images.tags import Tags
 from forebay.masks.documents import IGNORED_LABEL
 from forebay.masks.rectangle import IGNORE_THRESHOLD, Size, flip_rectangles
-from forebay.order.bijection import key_of, permute
-from forebay.order.orders import Coins, sample_keys
+from forebay.order.orders import Coins, key_of, permute, sample_keys
 from forebay.order.selected_rows import Selection
 from forebay.read.cache import Cache
 from forebay.torch.assemble import Rows

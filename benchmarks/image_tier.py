@@ -25,7 +25,7 @@ from benchmarks.measure import compare
 from forebay.columns import Array
 from forebay.tiers import CachedImages, warm
 from forebay.tiers.environment import MARK_KEY
-from forebay.tiers.tier_samples import CheckSource
+from forebay.tiers.tier_value import CheckSource
 
 GOAL = 0.7
 

@@ -23,7 +23,7 @@ import forebay as fb
 from forebay.errors import ForebayError
 from forebay.tiers import CachedImages, TierWarning, clear_tier, summarize_tier, verify_tier
 from forebay.tiers.lmdb_tier import open_tier
-from forebay.tiers.tier_samples import made_by
+from forebay.tiers.tier_value import made_by
 
 torch = pytest.importorskip("torch")
 # More rows than the writers that are killed come to write; the pad colour changes keys, and no pixel of opaque images.

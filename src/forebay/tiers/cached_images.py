@@ -29,8 +29,23 @@ from forebay.format.tensors import VARIABLE, hmac_key
 from forebay.recipe import RowRecipe, check_recipe
 from forebay.source import Sample, Source, SourceFile
 from forebay.tiers.lmdb_tier import MAX_BYTES, QUEUE_BYTES, LmdbTier, WhenFull, open_tier
-from forebay.tiers.tier_samples import CheckSource, Named, RowNames, Seen, TierSamples, content_of, key_of, seen_in
-from forebay.tiers.tier_value import BadValue, Row, RowShape, TierStatistics, TierWarning, decode_value, encode_value
+from forebay.tiers.tier_value import (
+    BadValue,
+    CheckSource,
+    Named,
+    Row,
+    RowNames,
+    RowShape,
+    Seen,
+    TierSamples,
+    TierStatistics,
+    TierWarning,
+    content_of,
+    decode_value,
+    encode_value,
+    key_of,
+    seen_in,
+)
 
 
 class LookupCounts:

@@ -28,7 +28,6 @@ from forebay.source import Source
 from forebay.tiers.cached_images import CachedImages
 from forebay.tiers.environment import Environment, Kept, alone, count_values, file_bytes, is_tier, remove_files
 from forebay.tiers.lmdb_tier import MAX_BYTES, open_tier
-from forebay.tiers.tier_samples import key_of
 from forebay.tiers.tier_value import (
     BadKept,
     BadValue,
@@ -39,6 +38,7 @@ from forebay.tiers.tier_value import (
     TierWarning,
     WarmReport,
     decode_value,
+    key_of,
     peek_value,
 )
 

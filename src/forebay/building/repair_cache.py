@@ -1,14 +1,26 @@
-"""Repair a cache: its index first, then the chunks that are bad or missing, then what is left is reported."""
+"""Repair a cache: its index first, then the chunks that are bad or missing, then what is left is reported.
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import replace
+The index is what is not a chunk: documents, plans, constants, generations.
+
+What the newest sound generation carries in words (cache.json, recipes) comes from it. Everything else comes from a copy
+of the cache, or is made again; it goes back in place only when it is, to the byte, what was published. With a key,
+nothing is signed that no tag covers and that was not made here.
+"""
+
+import hashlib
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
+from forebay.building.begin import first_segment, sealed_constants
 from forebay.building.build_options import BuildOptions, BuildRequest
+from forebay.building.dedup import deduplicate
 from forebay.building.layer_build import (
     LayerBuild,
     base_workplace,
@@ -19,12 +31,29 @@ from forebay.building.layer_build import (
 )
 from forebay.building.planning import SourceListing
 from forebay.building.reopen import kept_recipe, kept_source, kept_workers, recipe_until, reopened, source_for
-from forebay.building.repair_index import _ADVICE, RepairInputs, RepairLog, adoptable, repair_index
-from forebay.cache.catalog import Snapshot, index_problems, published_record, sound_record
-from forebay.cache.copy import read_published
-from forebay.cache.publish import adoption_rule, builder_versions, differing_versions, listed_plan
+from forebay.cache.catalog import (
+    Snapshot,
+    chunk_files,
+    generation_numbers,
+    index_problems,
+    published_record,
+    read_cache_document,
+    read_recipe_document,
+    sound_record,
+)
+from forebay.cache.copy import is_within, read_published
+from forebay.cache.plan import Plan, load_identities, load_plan
+from forebay.cache.publish import (
+    Adopts,
+    adoption_rule,
+    builder_versions,
+    differing_versions,
+    listed_plan,
+    publish_over_damaged,
+)
 from forebay.cache.records import GONE, RepairReport, VerifyReport
-from forebay.cache.source_check import refresh_advice
+from forebay.cache.segment import Segment, decode_segment
+from forebay.cache.source_check import is_made_from, refresh_advice
 from forebay.cache.verify import (
     check_chunk,
     identity_problems,
@@ -38,15 +67,453 @@ from forebay.cache.verify import (
     verify_generation,
 )
 from forebay.engine.base import Engine
-from forebay.errors import BuildFailed, BuildStopped, Damaged, ForebayError, NotForebay
+from forebay.errors import (
+    BuildFailed,
+    BuildStopped,
+    CacheNotFound,
+    Damaged,
+    ForebayError,
+    FormatTooNew,
+    IndexCorrupt,
+    KeyRefused,
+    NotForebay,
+    NothingPublished,
+)
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import Generation
+from forebay.format.layout import CacheDocument
 from forebay.format.tensors import hmac_key
 from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, input_layers, reads_of, versions_of
 from forebay.source import Source
-from forebay.store import Store
-from forebay.store.base import Missing
+from forebay.store.base import Buffer, Missing, Store, holds, is_full, load_index
+
+_IF_DAMAGED = f", or, if '{layout.CACHE}' there is what was damaged, move it away and run the same command again"
+_ADVICE = re.compile(r"; run `forebay (?:verify`, then `forebay )?repair[^`]*`")
+
+
+@dataclass(slots=True)
+class RepairLog:
+    """What a repair has done so far, by key."""
+
+    restored: list[str] = field(default_factory=list)  # the very bytes that were published are back
+    replaced: dict[str, str] = field(default_factory=dict)  # why other bytes had to be published
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def fail(self, key: str, error: ForebayError) -> None:
+        """Keep why something cannot be put back, without the advice to run what is running."""
+        self.failed[key] = _ADVICE.sub("", str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class RepairInputs:
+    """What a repair can draw on."""
+
+    store: Store
+    copy: Store | None
+    source: Source | None  # as the caller passed it
+    reopened: Callable[[Mapping[str, Any]], Source | None]  # the source that a description names, if it can be opened
+    recipe_of: Callable[[str], AnyRecipe]  # layer -> its recipe, ready to make chunks
+    workplace_of: Callable[[str], LayerBuild]
+
+
+def repair_index(means: RepairInputs, mending: RepairLog) -> Generation:
+    """Put back cache.json, recipes, constants and plan, then see to a sound newest generation."""
+    try:
+        return _repair_index(means, mending)
+    except NotForebay as error:  # which advises what is running
+        raise Damaged(f"{_ADVICE.sub('', str(error))}, and run the repair again") from error
+
+
+def _repair_index(means: RepairInputs, mending: RepairLog) -> Generation:
+    store = means.store
+    _check_copy(store, means.copy)
+    basis, bad = _basis(means)
+    if basis is None:
+        return _list_anew(means, bad, mending)
+    plan = Snapshot(store, None).sound_plan
+    problems = index_problems(store, basis, plan)
+    for problem in problems:
+        _put_back(means, mending, problem.key, partial(_published_bytes, means, basis, problem.key))
+    for problem in identity_problems(store, basis, None if problems else plan):  # segments may be back only now
+        _put_back(means, mending, problem.key, partial(_identity_bytes, means, basis, problem.key))
+    _drop_loose_segments(store, basis, any(problem.key.startswith(layout.PLAN) for problem in problems), mending)
+    if not bad and basis.number in generation_numbers(store):
+        return basis
+    plan = Snapshot(store, None).sound_plan
+    generation = publish_over_damaged(store, basis, adoptable(means, plan, basis.base, basis.recipes))
+    why = f"it could not be read; generation {generation.number} stands in its place"
+    if hmac_key() is not None:
+        why += f", with what generation {basis.number} lists; `forebay build {store.address}` makes the other chunks"
+    _replace_generations(store, bad, why + _unbuilt(store, generation), mending)
+    if not bad and means.copy is not None:
+        why = f"none was left here; it lists what generation {basis.number} of the copy at '{means.copy.address}' lists"
+        mending.replaced[layout.generation(generation.number)] = why
+    return generation
+
+
+def _check_copy(store: Store, copy: Store | None) -> None:
+    """Refuse a place that no copy is in, before anything is written."""
+    if copy is None:
+        return
+    if is_within(copy, store) and is_within(store, copy):
+        raise ForebayError(f"'{copy.address}' is the cache itself; name a copy of it (--from COPY)")
+    if not (any(entry.key == layout.CACHE for entry in copy.entries(layout.CACHE)) or generation_numbers(copy)):
+        raise ForebayError(
+            f"'{copy.address}' is not a cache: it has neither '{layout.CACHE}' nor a generation; name a copy made with "
+            f"`forebay copy {store.address} COPY`"
+        )
+
+
+def _basis(means: RepairInputs) -> tuple[Generation | None, list[str]]:
+    """The generation to repair by, and the keys of those that are damaged.
+
+    It is the newest sound one, or the copy's where the newest one here is damaged or lost; None where there is no sound
+    one at all.
+    """
+    store = means.store
+    try:
+        # With a key, a generation whose tag is wrong or gone is damage like any other, if one with a right tag is left.
+        here, problems = newest_sound(store, past_refused=hmac_key() is not None)
+        bad = [problem.key for problem in problems]
+    except (NothingPublished, CacheNotFound, NotForebay) as error:
+        if means.copy is None:
+            if not isinstance(error, NotForebay):
+                _check_begun(store)
+            raise
+        here, bad = None, []
+    except (IndexCorrupt, KeyRefused) as error:
+        if isinstance(error, KeyRefused) and (means.copy is None or hmac_key() is None):
+            raise
+        here, bad = None, [layout.generation(number) for number in generation_numbers(store)]
+    if means.copy is None or (here is not None and max(bad, default="") < layout.generation(here.number)):
+        return here, bad
+    there = _copied_generation(means, means.copy, here)
+    if here is None and there is None and hmac_key() is not None:
+        newest_sound(store)  # which says why no generation here is believed
+    is_newer = there is not None and (here is None or there.number > here.number)
+    return (there if is_newer else here), bad
+
+
+def _copied_generation(means: RepairInputs, copy: Store, here: Generation | None) -> Generation | None:
+    """The newest sound generation of the copy, if the copy is of this cache."""
+    try:
+        there, _ = newest_sound(copy)
+    except (Damaged, NothingPublished, CacheNotFound):
+        return None
+    with suppress(CacheNotFound, Damaged):
+        own = here.document.cache_id if here else read_cache_document(means.store).cache_id
+        if own != there.document.cache_id:
+            raise ForebayError(
+                f"the copy at '{copy.address}' is of another cache (id {there.document.cache_id}, here {own}); name a "
+                f"copy of '{means.store.address}'{'' if here else _IF_DAMAGED}"
+            )
+    return there
+
+
+def _check_begun(store: Store) -> None:
+    """Where nothing is published, there is nothing to repair by: say so before a build says "repair"."""
+    damaged = [key for key, problem in _begun_problems(store).items() if problem is not None]
+    is_cache = holds(store, layout.CACHE) or any(any(store.entries(folder)) for folder in (layout.PLAN, layout.LAYERS))
+    if damaged and is_cache:  # another folder must never be said to be deleted
+        raise Damaged(
+            f"nothing of the cache at '{store.address}' is published, and {_quoted(damaged)} cannot be read; delete "
+            f"'{store.address}' and build it again"
+        )
+
+
+def _begun_problems(store: Store) -> dict[str, ForebayError | None]:
+    """The texts and the plan that a cache begins with, and what is wrong with each that is there."""
+    found: dict[str, ForebayError | None] = {}
+    for layer in _layer_folders(store):
+        found[layout.recipe(layer)] = _raised(partial(read_recipe_document, store, layer))
+    found[layout.CACHE] = _raised(partial(read_cache_document, store))
+    found[layout.plan_segment(0)] = _raised(partial(load_plan, store))
+    return found
+
+
+def _raised(call: Callable[[], object]) -> ForebayError | None:
+    try:
+        call()
+    except FormatTooNew:
+        raise
+    except (Damaged, CacheNotFound) as error:
+        return error
+    return None
+
+
+def _layer_folders(store: Store) -> list[str]:
+    names = {entry.key.split("/")[1] for entry in store.entries(layout.LAYERS) if entry.key.count("/") == 2}
+    return sorted(filter(layout.is_layer_name, names))
+
+
+def _put_back(means: RepairInputs, mending: RepairLog, key: str, published: Callable[[], Sequence[Buffer]]) -> None:
+    try:
+        means.store.replace(key, published())
+        mending.restored.append(key)
+    except ForebayError as error:
+        mending.fail(key, error)
+    except IsADirectoryError:
+        mending.failed[key] = "a folder has its name; move it away and run it again"
+    except OSError as error:
+        if is_full(error):
+            raise
+        mending.failed[key] = f"'{error.filename}': {error.strerror}" if error.filename else str(error)
+
+
+def _replace_generations(store: Store, bad: list[str], why: str, mending: RepairLog) -> None:
+    for key in bad:
+        store.delete(key)
+        mending.replaced[key] = why
+
+
+def _drop_loose_segments(store: Store, basis: Generation, was_exchanged: bool, mending: RepairLog) -> None:
+    """Remove segments that no generation lists and that do not continue the published plan, with what they made.
+
+    Their chunks would else be taken for those of the segments that are planned in their place.
+    """
+    last = len(basis.plan)
+    if not any(layout.parse_segment(entry.key) == last for entry in store.entries(layout.PLAN)):
+        return
+    if not was_exchanged and _raised(partial(load_plan, store)) is None:
+        return
+    planned = _planned_chunks(store, last)
+    if planned is None:
+        return
+    for layer in basis.layers:
+        listed = set(basis.table(layer).chunks.tolist())
+        for chunk, revision in chunk_files(store, layer).items():
+            if chunk >= planned and chunk not in listed:
+                store.delete(layout.chunk(layer, chunk, revision))
+    for entry in list(store.entries(layout.PLAN)):
+        number = layout.parse_segment(entry.key)
+        if number is not None and number >= last and entry.key == layout.plan_segment(number):
+            store.delete(entry.key)
+            why = (
+                "no generation lists it, and it does not continue the plan; what it added comes back with the command "
+                f"that wrote it: `forebay grow {store.address} SOURCE` with all files of the source if that was "
+                f"`grow`, or `forebay refresh {store.address}` if it was `refresh`"
+            )
+            mending.replaced[entry.key] = why
+
+
+def _planned_chunks(store: Store, segments: int) -> int | None:
+    """How many chunks the published segments plan, None where they cannot be read."""
+    try:
+        last = decode_segment(load_index(store, layout.plan_segment(segments - 1)), store.address, layout.PLAN)[0]
+    except (Missing, Damaged):
+        return None
+    return last.first_chunk + last.added
+
+
+def _list_anew(means: RepairInputs, bad: list[str], mending: RepairLog) -> Generation:
+    """No generation can be read: chunks prove themselves by their own digests, and are listed again."""
+    store = means.store
+    if hmac_key() is not None:
+        problem = (
+            f"no generation can be read, and a key signs nothing that no tag covers; take it from a copy (`forebay "
+            f"repair {store.address} --from COPY`), or delete '{layout.GENERATIONS}' and run the build again, which "
+            f"makes every chunk again and compares it"
+        )
+        raise KeyRefused(store.address, bad[-1] if bad else layout.GENERATIONS, problem)
+    _restore_begun(means, mending)
+    plan, base = Snapshot(store, None).sound_plan, read_cache_document(store).base
+    adopts = adoptable(means, plan, base, _layer_folders(store))
+    _check_plan(store, base, adopts)
+    generation = publish_over_damaged(store, None, adopts)
+    why = f"it could not be read; generation {generation.number} lists every chunk that was found sound"
+    _replace_generations(store, bad, why + _unbuilt(store, generation), mending)
+    return generation
+
+
+def _check_plan(store: Store, base: str, adopts: Adopts) -> None:
+    """Refuse a plan that none of the sound chunks of the base layer was made by."""
+    planned, found = len(load_plan(store)), 0
+    for chunk, revision in chunk_files(store, base).items():
+        record = sound_record(store, base, chunk, revision)
+        if record is not None and chunk < planned and adopts[base](record):
+            return
+        found += record is not None
+    if found:
+        raise Damaged(
+            f"the cache at '{store.address}' cannot be repaired: no generation can be read, and none of {found:,} "
+            f"sound chunk(s) was made by '{layout.plan_segment(0)}' from the source as it is now: the plan is of "
+            f"another cache, or the source has changed; name a copy (`--from COPY`), or build a new cache from it"
+        )
+
+
+def _unbuilt(store: Store, generation: Generation) -> str:
+    """Which planned chunks have no file: whether they had one, only the damaged generation knew."""
+    snapshot, found = Snapshot(store, generation), []
+    plan = listed_plan(snapshot)
+    for layer, table in generation.layers.items():
+        count = len(plan) - len(snapshot.present_chunks(layer, table, plan.revisions(layer)))
+        found += [f"{count:,} planned chunk(s) of layer '{layer}' have no file"] if count > 0 else []
+    return f"; {', '.join(found)}, `forebay build {store.address}` makes them" if found else ""
+
+
+def adoptable(means: RepairInputs, plan: Plan | None, base: str, layers: Iterable[str]) -> Adopts:
+    """Which chunks that no sound generation lists may be listed: those of the source, where that can be opened."""
+    if plan is None or not plan.segments:
+        return {}
+    source = means.source or means.reopened(plan.source)
+    if source is None:
+        return {layer: lambda record: True for layer in layers}
+    own = partial(is_made_from, means.store, source, plan, base)
+    return {layer: own if layer == base else lambda record: True for layer in layers}
+
+
+def _restore_begun(means: RepairInputs, mending: RepairLog) -> None:
+    """Put back the texts and the plan without a generation: from the copy, file by file, or say what is lost."""
+    store = means.store
+    problems = [key for key, problem in _begun_problems(store).items() if problem is not None]
+    lost = [key for key in problems if not _restored_from_copy(means, key, mending)]
+    lost += [key for key in _missing_recipes(store) if not _restored_from_copy(means, key, mending)]
+    plan = Snapshot(store, None).sound_plan
+    if plan is None or not plan.segments:
+        lost.append(layout.plan_segment(0))
+    base = _base_layer(store)
+    if lost == [layout.CACHE] and base:  # last: after a repair that fails, a copy must still be known by the old id
+        _begin_again(store, base, mending)
+        return
+    if lost:
+        raise Damaged(
+            f"the cache at '{store.address}' cannot be repaired: no generation can be read, and {_quoted(lost)} cannot "
+            f"be restored without one; name a copy (`--from COPY`), or build a new cache from the source"
+        )
+
+
+def _missing_recipes(store: Store) -> list[str]:
+    """The recipes that are gone of the base layer, and of layers that have chunks."""
+    layers = {layer for layer in _layer_folders(store) if chunk_files(store, layer)}
+    with suppress(CacheNotFound, Damaged):
+        layers.add(read_cache_document(store).base)
+    gone = (layer for layer in sorted(layers) if _is_readable(store, layer) and not read_recipe_document(store, layer))
+    return [layout.recipe(layer) for layer in gone]
+
+
+def _restored_from_copy(means: RepairInputs, key: str, mending: RepairLog) -> bool:
+    """Take a text, or every segment of the plan, from the copy, if it has it whole."""
+    copy = means.copy
+    if copy is None or _begun_problems(copy).get(key) is not None:
+        return False
+    keys = [entry.key for entry in copy.entries(layout.PLAN)] if key.startswith(layout.PLAN) else [key]
+    try:
+        values = {name: copy.read(name) for name in keys}
+    except Missing:
+        return False
+    for name, value in values.items():
+        means.store.replace(name, [value])
+        mending.restored.append(name)
+    return bool(values)
+
+
+def _base_layer(store: Store) -> str | None:
+    """The one layer whose recipe reads no other, None where that is not certain."""
+    kept = [read_recipe_document(store, layer) for layer in _layer_folders(store) if _is_readable(store, layer)]
+    found = [one.layer for one in kept if one is not None and not one.reads]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_readable(store: Store, layer: str) -> bool:
+    return _raised(partial(read_recipe_document, store, layer)) is None
+
+
+def _begin_again(store: Store, base: str, mending: RepairLog) -> None:
+    fresh = CacheDocument(cache_id=secrets.token_hex(16), base=base)
+    store.replace(layout.CACHE, [msgspec.json.format(msgspec.json.encode(fresh)) + b"\n"])
+    mending.replaced[layout.CACHE] = (
+        f"it could not be read, nor any generation that carries it; the cache has the new id {fresh.cache_id}"
+    )
+
+
+def _quoted(keys: list[str]) -> str:
+    return ", ".join(f"'{key}'" for key in sorted(set(keys)))
+
+
+def _published_bytes(means: RepairInputs, generation: Generation, key: str) -> Sequence[Buffer]:
+    """The bytes that were published under a key of the index."""
+    texts = {layout.recipe(layer): text for layer, text in generation.recipes.items()}
+    texts[layout.CACHE] = generation.cache
+    if key in texts:
+        return [texts[key].encode()]
+    if means.copy is not None:
+        with suppress(Damaged):
+            return [_copied_index(means.copy, generation, key)]
+    for layer, digest in generation.constants.items():
+        if key == layout.constants(layer):
+            return _checked(sealed_constants(means.recipe_of(layer), layer), digest, means.store, key)
+    return _planned_again(means, generation, key)
+
+
+def _copied_index(copy: Store, generation: Generation, key: str) -> memoryview:
+    try:
+        value = load_index(copy, key)
+    except Missing as error:
+        raise Damaged(f"'{key}' cannot be put back: the copy at '{copy.address}' has none") from error
+    for number, digest in enumerate(generation.plan):
+        if key == layout.plan_segment(number) and decode_segment(value, copy.address, key)[1] == digest:
+            return value
+    for layer, digest in generation.constants.items():
+        if key == layout.constants(layer) and hashlib.sha256(value).hexdigest() == digest:
+            return value
+    raise Damaged(f"'{key}' cannot be put back: the copy at '{copy.address}' has other bytes")
+
+
+def _identity_bytes(means: RepairInputs, generation: Generation, key: str) -> Sequence[Buffer]:
+    """A segment's identities, from a copy, or taken again from the source; right only if their digest is."""
+    plan = load_plan(means.store)
+    segment = plan.segments[layout.parse_identities(key) or 0]
+    if means.copy is not None:
+        with suppress(Damaged):
+            return [_copied_identities(means.copy, segment, key)]
+    source = means.source or means.reopened(plan.source)
+    if source is None:
+        raise Damaged(f"'{key}' cannot be put back without its source or a copy; name a copy with --from COPY")
+    recipe = means.recipe_of(read_cache_document(means.store).base)
+    assert isinstance(recipe, Recipe)
+    earlier = plan.first(segment.number)
+    draft = deduplicate(means.store, source, recipe, segment, earlier, lambda *_: None)
+    if draft.segment.identities != segment.identities:
+        raise Damaged(f"'{key}' cannot be put back: the source now has other samples; name a copy with --from COPY")
+    return list(draft.identities)
+
+
+def _copied_identities(copy: Store, segment: Segment, key: str) -> memoryview:
+    try:
+        load_identities(copy, segment)
+    except Damaged as error:
+        raise Damaged(f"'{key}' cannot be put back: the copy at '{copy.address}' has no sound one") from error
+    return copy.view(key)
+
+
+def _planned_again(means: RepairInputs, generation: Generation, key: str) -> Sequence[Buffer]:
+    advice = f"'{key}' cannot be put back without a copy of the cache; name one with --from COPY"
+    if len(generation.plan) != 1:
+        raise Damaged(f"{advice} (the cache has grown, or was refreshed, since this segment was planned)")
+    kept = means.reopened(generation.source) if generation.source and not means.source else None
+    source = means.source or (kept and kept.without_gone())  # which is walked: only so its files are found again
+    if source is None:
+        raise Damaged(f"{advice}, or pass the source itself to `forebay.repair`, so that it is planned again")
+    recipe = means.recipe_of(generation.base)
+    assert isinstance(recipe, Recipe)
+    try:
+        first = first_segment(source, SourceListing(source, means.store).apart, recipe, lambda *_: None)
+        planned = deduplicate(means.store, source, recipe, first, Plan((), ()), lambda *_: None).segment
+    except ForebayError as error:
+        raise Damaged(f"{advice} (the source cannot be planned again: {error})") from error
+    for segment in (planned, planned.without_change_times()):
+        value = segment.encode()
+        whole = memoryview(b"".join(value))
+        if decode_segment(whole, means.store.address, key)[1] == generation.plan[0]:
+            return value
+    raise Damaged(f"{advice} (planning the source again gave another plan)")
+
+
+def _checked(value: Sequence[Buffer], digest: str, store: Store, key: str) -> Sequence[Buffer]:
+    if hashlib.sha256(b"".join(value)).hexdigest() != digest:
+        raise Damaged(f"'{key}' of '{store.address}' cannot be put back: the recipe now gives other constants")
+    return value
 
 
 def repair_chunks(

@@ -18,8 +18,7 @@ import msgspec
 from forebay.building.begin import resolve_recipe
 from forebay.building.build_cache import build_layer, check_is_recipe, check_is_source, grow_base, replace_layers
 from forebay.building.build_options import BuildRequest, silent, worker_count
-from forebay.building.estimate import estimate_build, of_missing
-from forebay.building.planning import SourceListing
+from forebay.building.planning import SourceListing, estimate_build, of_missing
 from forebay.building.refresh_cache import refresh_cache
 from forebay.building.reopen import kept_source, new_files, why_unchecked
 from forebay.building.repair_cache import repair_cache

@@ -7,7 +7,7 @@ import pytest
 from tests.layer_recipes import LineRecipe, tree, write_lines
 
 import forebay as fb
-from forebay.building.estimate import SAMPLED_SHARE
+from forebay.building.planning import SAMPLED_SHARE
 from forebay.errors import SourceNotFound
 
 

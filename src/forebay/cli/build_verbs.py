@@ -12,9 +12,8 @@ from click.shell_completion import CompletionItem
 from forebay import api
 from forebay.building.begin import resolve_recipe
 from forebay.building.build_options import worker_count
-from forebay.building.estimate import estimate_build, of_missing
 from forebay.building.layer_build import in_order
-from forebay.building.planning import SourceListing
+from forebay.building.planning import SourceListing, estimate_build, of_missing
 from forebay.cache.catalog import read_recipe_document
 from forebay.cache.plan import load_plan
 from forebay.cache.records import Estimate

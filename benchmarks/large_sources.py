@@ -23,8 +23,7 @@ from benchmarks.tokens_goal import Goal
 from forebay.building.begin import first_segment
 from forebay.building.dedup import Draft
 from forebay.building.planning import Trial, wait_until_settled
-from forebay.cache.plan import load_plan
-from forebay.cache.segment import Unreadable
+from forebay.cache.plan import Unreadable, load_plan
 from forebay.source import Failure, FileTable, Part, Sample, Source, SourceFile, Unit
 from forebay.store.local import LocalStore
 

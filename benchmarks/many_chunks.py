@@ -9,8 +9,7 @@ import numpy as np
 
 import forebay as fb
 from forebay.cache.catalog import load_generation
-from forebay.cache.plan import load_plan
-from forebay.cache.segment import Segment
+from forebay.cache.plan import Segment, load_plan
 from forebay.format import layout
 from forebay.format.generation import ChunkTable
 from forebay.source import Part

@@ -14,8 +14,8 @@ import numpy as np
 import forebay as fb
 from forebay.building.begin import prepare_layer
 from forebay.cache.catalog import begin_cache
+from forebay.cache.plan import Segment
 from forebay.cache.publish import publish
-from forebay.cache.segment import Segment
 from forebay.columns import Array, Column, Columns, Ragged
 from forebay.format import layout
 from forebay.format.chunk import encode_chunk

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.builders import start_python
 
-from forebay.cache.plan import Plan
-from forebay.cache.segment import Segment
+from forebay.cache.plan import Plan, Segment
 from forebay.source import FileTable, Numbers, Part, SourceFile
 
 SOURCE = {"kind": "x", "root": "/"}
@@ -102,7 +101,7 @@ def test_the_files_of_a_plan_are_those_of_the_last_segment_that_names_them(segme
 MEASURE = """
 import json, re, sys
 from pathlib import Path
-from forebay.cache.segment import Segment
+from forebay.cache.plan import Segment
 from forebay.source import FileTable
 from forebay.source import Part, SourceFile
 from forebay.store import LocalStore

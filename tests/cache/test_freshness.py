@@ -12,8 +12,7 @@ import pytest
 from tests.layer_recipes import LineRecipe, flip, number_cache, tree, write_lines
 
 import forebay as fb
-from forebay.cache.plan import load_plan
-from forebay.cache.segment import decode_segment
+from forebay.cache.plan import decode_segment, load_plan
 from forebay.cache.source_check import check_content, check_freshness
 from forebay.errors import SourceChanged
 from forebay.format import layout

@@ -14,8 +14,7 @@ from tests.recipes import NOTES, ObedientRecipe, makes, order_line, orders, writ
 from tests.warm_process import WarmProcess
 
 import forebay as fb
-from forebay.cache.plan import Plan, load_plan
-from forebay.cache.segment import Segment, _check_description
+from forebay.cache.plan import Plan, Segment, _check_description, load_plan
 from forebay.errors import Damaged, IndexCorrupt, SourceNotFound, SourceUnreadable
 from forebay.source import Part, SourceFile
 from forebay.store import LocalStore, MemoryStore

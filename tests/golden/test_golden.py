@@ -15,7 +15,7 @@ import zstandard
 from tests.distinct import DistinctRecipe, write_file
 
 import forebay as fb
-from forebay.cache.segment import Segment
+from forebay.cache.plan import Segment
 from forebay.columns import DTYPES, Column, Ragged
 from forebay.format import layout
 from forebay.format.chunk import compressor, encode_chunk

@@ -33,8 +33,7 @@ from forebay.cache.catalog import (
     read_cache_document,
     read_recipe_document,
 )
-from forebay.cache.plan import KeptResults, Plan, keeping_results
-from forebay.cache.segment import Segment, Unreadable
+from forebay.cache.plan import KeptResults, Plan, Segment, Unreadable, keeping_results
 from forebay.cache.source_check import check_kind
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import (

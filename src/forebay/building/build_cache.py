@@ -74,9 +74,8 @@ from forebay.cache.catalog import (
     read_recipe_document,
 )
 from forebay.cache.clean import drop_layers
-from forebay.cache.plan import KeptResults, Plan, keeping_results
+from forebay.cache.plan import KeptResults, Plan, Segment, Unreadable, decode_segment, keeping_results, named_in
 from forebay.cache.records import BuildReport, RepairReport
-from forebay.cache.segment import Segment, Unreadable, decode_segment, named_in
 from forebay.cache.source_check import check_freshness, check_kind, reported, source_changed
 from forebay.engine.base import Died, Done, Engine, Failed, TaskDocument
 from forebay.errors import (

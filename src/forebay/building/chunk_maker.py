@@ -27,8 +27,7 @@ from forebay.cache.catalog import (
     read_column,
     read_recipe_document,
 )
-from forebay.cache.plan import Plan, load_plan
-from forebay.cache.segment import named_in
+from forebay.cache.plan import Plan, load_plan, named_in
 from forebay.cache.source_check import is_made_from, part_sum, reusable_rows
 from forebay.columns import Array, Columns, Ragged
 from forebay.errors import (

@@ -25,8 +25,16 @@ import xxhash
 from numpy.typing import DTypeLike
 
 from forebay.building.planning import OnCut
-from forebay.cache.plan import Identities, KeptResults, Plan, kept_identities, load_identities
-from forebay.cache.segment import LeftOut, Segment, decode_segment
+from forebay.cache.plan import (
+    Identities,
+    KeptResults,
+    LeftOut,
+    Plan,
+    Segment,
+    decode_segment,
+    kept_identities,
+    load_identities,
+)
 from forebay.columns import Array
 from forebay.errors import Damaged, ForebayError, RecipeInvalid
 from forebay.format import layout

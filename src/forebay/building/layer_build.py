@@ -24,10 +24,9 @@ from forebay.cache.catalog import (
     sound_record,
 )
 from forebay.cache.claims import OtherBuilders, is_abandoned, read_claims
-from forebay.cache.plan import Plan
+from forebay.cache.plan import Plan, Segment, unreadable_note
 from forebay.cache.publish import differing_versions, listed_plan, listed_revision, publish, publish_found
 from forebay.cache.records import BuildReport
-from forebay.cache.segment import Segment, unreadable_note
 from forebay.cache.source_check import Freshness, check_freshness, check_kind, reported, source_changed
 from forebay.columns import Array
 from forebay.engine.base import Engine

@@ -25,9 +25,8 @@ import numpy as np
 
 from forebay.building.build_options import Reasons
 from forebay.cache.catalog import read_recipe_document
-from forebay.cache.plan import KeptResults, Plan, identity_facts, load_plan
+from forebay.cache.plan import KeptResults, Plan, Unreadable, identity_facts, load_plan, unreadable_note
 from forebay.cache.records import Estimate
-from forebay.cache.segment import Unreadable, unreadable_note
 from forebay.cache.status import find_gaps
 from forebay.columns import Array, Codec, Column
 from forebay.errors import ForebayError, FunctionFailed, RecipeInvalid, SourceNotFound, SourceUnreadable

@@ -31,10 +31,9 @@ from forebay.cache.catalog import (
     published_record,
     read_cache_document,
 )
-from forebay.cache.plan import Plan
+from forebay.cache.plan import Plan, Segment
 from forebay.cache.publish import builder_versions, listed_plan
 from forebay.cache.records import GONE, RefreshReport
-from forebay.cache.segment import Segment
 from forebay.cache.source_check import (
     UNFINISHED,
     Freshness,

@@ -42,7 +42,7 @@ from forebay.cache.catalog import (
     sound_record,
 )
 from forebay.cache.copy import is_within, read_published
-from forebay.cache.plan import Plan, load_identities, load_plan
+from forebay.cache.plan import Plan, Segment, decode_segment, load_identities, load_plan
 from forebay.cache.publish import (
     Adopts,
     adoption_rule,
@@ -52,7 +52,6 @@ from forebay.cache.publish import (
     publish_over_damaged,
 )
 from forebay.cache.records import GONE, RepairReport, VerifyReport
-from forebay.cache.segment import Segment, decode_segment
 from forebay.cache.source_check import is_made_from, refresh_advice
 from forebay.cache.verify import (
     check_chunk,

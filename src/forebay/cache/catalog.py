@@ -10,9 +10,8 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
-from forebay.cache.plan import Plan, load_plan
+from forebay.cache.plan import Plan, decode_segment, load_plan
 from forebay.cache.records import Problem
-from forebay.cache.segment import decode_segment
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import (
     BlockTooLarge,

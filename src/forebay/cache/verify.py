@@ -26,9 +26,8 @@ from forebay.cache.catalog import (
     segment_problem,
     shared_column,
 )
-from forebay.cache.plan import Plan, load_identities
+from forebay.cache.plan import Plan, Segment, decode_segment, load_identities
 from forebay.cache.records import OnProgress, Problem, Progress, VerifyReport
-from forebay.cache.segment import Segment, decode_segment
 from forebay.cache.source_check import check_content, check_freshness, stale_files
 from forebay.errors import (
     Damaged,

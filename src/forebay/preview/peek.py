@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forebay.building.build_cache import named_alike
-from forebay.cache.plan import load_plan
-from forebay.cache.segment import LeftOut
+from forebay.cache.plan import LeftOut, load_plan
 from forebay.columns import Array, Column
 from forebay.errors import ForebayError, LibraryMissing, TokenizerUnusable
 from forebay.masks.train_on import KINDS as SPAN_KINDS

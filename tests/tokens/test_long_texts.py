@@ -19,9 +19,16 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import forebay as fb
 from forebay.source import BatchedSamples, Sample, SampleBatch, TextBatch
-from forebay.tokens import long_texts
-from forebay.tokens.long_texts import _SAME_IN_NFC, PATTERNS, PiecewiseEncoder, pieces, places_to_cut
-from forebay.tokens.packing import Frame, encode_documents
+from forebay.tokens import packing
+from forebay.tokens.packing import (
+    _SAME_IN_NFC,
+    PATTERNS,
+    Frame,
+    PiecewiseEncoder,
+    encode_documents,
+    pieces,
+    places_to_cut,
+)
 from forebay.tokens.vocabulary import GPT2, Encoder, Vocabulary, load_vocabulary, open_encoder
 
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -120,7 +127,7 @@ def assert_same_in_pieces(
             return encoder.encode(some)
 
     for name, size in {"PIECE_CHARS": 3, "CALL_BYTES": 16, "LARGE_CALL_BYTES": 16}.items():
-        monkeypatch.setattr(long_texts, name, size)
+        monkeypatch.setattr(packing, name, size)
     found = encoded(PiecewiseEncoder(Seen(), vocabulary, 4_000_000), texts)  # type: ignore[arg-type]
     assert sum(given) > least
     assert found == encoded(encoder, texts)
@@ -419,7 +426,7 @@ def test_a_text_of_wide_characters_fails_where_it_takes_much_memory(monkeypatch:
     encoder = PiecewiseEncoder(open_encoder("fastokens", load_vocabulary(GPT2)), load_vocabulary(GPT2), 100)
     text = "word, " * 1000
     assert encoder.problem(text + "\U0001f469") is None
-    monkeypatch.setattr(long_texts, "WIDE_BYTES", 20_000)
+    monkeypatch.setattr(packing, "WIDE_BYTES", 20_000)
     assert encoder.problem(text + "’") is None
     problem = encoder.problem(text + "\U0001f469")
     assert problem is not None
@@ -436,7 +443,7 @@ def test_a_text_of_wide_characters_fails_where_it_takes_much_memory(monkeypatch:
 
 @pytest.mark.parametrize("count", [1, 7, 5000])
 def test_more_ids_than_characters_are_kept_in_their_order(count: int) -> None:
-    ids = long_texts._Ids(count)
+    ids = packing._Ids(count)
     parts = [np.arange(at, at + 3, dtype=np.uint32) for at in range(0, 3 * count, 3)]
     for part in [*parts, np.array([70_000], np.uint32), *parts]:
         ids.add(part)

@@ -45,7 +45,7 @@ from forebay.format import layout
 from forebay.masks.train_on import GENERATED, KINDS, ROLES, SPAN_FIELDS
 from forebay.recipe import ChunkTarget, RecipeHooks, RecipeMeta, Rows, canonical_json, check_fields
 from forebay.source import BatchedSamples, Failure, Sample, SampleBatch
-from forebay.tokens.long_texts import MAX_UNCUT_BYTES
+from forebay.tokens.packing import MAX_UNCUT_BYTES
 from forebay.tokens.recipe import BLOCK_TOKENS, MOST_TOKENS, text_identity, token_figures
 from forebay.tokens.vocabulary import (
     CONSTANT,

@@ -14,8 +14,17 @@ from forebay.errors import RecipeInvalid
 from forebay.fields import Size
 from forebay.recipe import ChunkTarget, RecipeHooks, RecipeMeta, Rows, check_fields
 from forebay.source import Sample
-from forebay.tokens.long_texts import MAX_UNCUT_BYTES, PiecewiseEncoder
-from forebay.tokens.packing import Documents, Frame, LongDocuments, Packed, cut_long, encode_documents, pack_rows
+from forebay.tokens.packing import (
+    MAX_UNCUT_BYTES,
+    Documents,
+    Frame,
+    LongDocuments,
+    Packed,
+    PiecewiseEncoder,
+    cut_long,
+    encode_documents,
+    pack_rows,
+)
 from forebay.tokens.vocabulary import (
     CONSTANT,
     ENCODERS,

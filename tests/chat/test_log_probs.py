@@ -12,10 +12,10 @@ import forebay as fb
 from forebay.chat import write_dpo
 from forebay.errors import BuildStopped, RecipeInvalid, RecipeMismatch, TeacherUnusable
 from forebay.teachers import LogProbs, TeacherRecipe
-from forebay.torch import Loader, PackedBatch, PreferenceBatch, document_leaks, log_probs
+from forebay.torch import Loader, PackedBatch, PreferenceBatch, document_leaks, preference_batch
 from forebay.torch.batches import to_tensor
 from forebay.torch.distill import forward_kl_top_k
-from forebay.torch.log_probs import padded_choices, spread_log_probs
+from forebay.torch.preference_batch import padded_choices, spread_log_probs
 from forebay.torch.teachers.run_encoders import LoadedLanguageModel
 
 K = 5
@@ -336,7 +336,7 @@ def test_values_that_are_not_one_for_each_label_are_refused() -> None:
 
 
 def test_a_batch_that_one_place_makes_far_wider_than_what_is_stored_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_probs, "MOST_VALUES", 100)
+    monkeypatch.setattr(preference_batch, "MOST_VALUES", 100)
     with pytest.raises(ValueError, match="would have 210 values, more than 100"):
         padded_choices([np.zeros(21 + 9, np.float16)], [np.array([21, *[1] * 9])])
     with pytest.raises(ValueError, match="would have 102 values, more than 100"):

@@ -48,8 +48,7 @@ if TYPE_CHECKING:
     )
     from forebay.torch.images.model_input import LetterboxModule, masks_on_device, normalize_on_device
     from forebay.torch.loader import Loader, change_weights
-    from forebay.torch.log_probs import PackedBatch
-    from forebay.torch.preference_batch import PreferenceBatch
+    from forebay.torch.preference_batch import PackedBatch, PreferenceBatch
     from forebay.torch.schedule import Schedule
 # Where each public name lives.
 _HOMES = {
@@ -73,7 +72,7 @@ _HOMES = {
     **dict.fromkeys(("Canvases", "JointTransform"), "forebay.torch.images.canvas"),
     "LetterboxModule": "forebay.torch.images.model_input",
     **dict.fromkeys(("Loader", "change_weights"), "forebay.torch.loader"),
-    "PackedBatch": "forebay.torch.log_probs",
+    "PackedBatch": "forebay.torch.preference_batch",
     "PreferenceBatch": "forebay.torch.preference_batch",
     "LoaderStatistics": "forebay.feeding.statistics",
     **dict.fromkeys(("Ingredient", "Mixture"), "forebay.feeding.mixture"),

@@ -15,12 +15,11 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast, get_args
 
 import msgspec
 
-from forebay.building.begin import resolve_recipe
+from forebay.building.begin import kept_source, new_files, resolve_recipe, why_unchecked
 from forebay.building.build_cache import build_layer, check_is_recipe, check_is_source, grow_base, replace_layers
 from forebay.building.build_options import BuildRequest, silent, worker_count
 from forebay.building.planning import SourceListing, estimate_build, of_missing
 from forebay.building.refresh_cache import refresh_cache
-from forebay.building.reopen import kept_source, new_files, why_unchecked
 from forebay.building.repair_cache import repair_cache
 from forebay.cache.catalog import Snapshot, load_generation, read_cache_document
 from forebay.cache.claims import LEASE_SECONDS

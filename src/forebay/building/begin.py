@@ -1,14 +1,25 @@
-"""Begin a cache or a layer: resolve its recipe, plan it, write what is fixed before the first chunk."""
+"""Begin a cache or a layer, or open again what was begun.
 
+To begin one is to resolve its recipe, to plan it, and to write what is fixed before the first chunk. The recipes and
+the source of a cache are opened again by what it keeps of them. Whoever made a cache chose the names in it: what is on
+another machine is contacted only where the caller allows it.
+"""
+
+import atexit
+import json
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
-from forebay.building.build_options import ENOUGH_SAMPLES, allows_all
+from forebay.building.build_options import ENOUGH_SAMPLES, allows_all, released
 from forebay.building.builder import with_retries
 from forebay.building.dedup import Draft, ReadAhead, deduplicate, scratch_folder
 from forebay.building.planning import (
@@ -28,6 +39,7 @@ from forebay.cache.catalog import (
     check_index,
     check_layer_name,
     column_homes,
+    generation_numbers,
     layers_of,
     newest_generation,
     read_cache_document,
@@ -37,28 +49,36 @@ from forebay.cache.plan import KeptResults, Plan, Segment, Unreadable, keeping_r
 from forebay.cache.source_check import check_kind
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import (
+    Damaged,
     DiskFull,
     ForebayError,
     IndexCorrupt,
     KeyRefused,
+    LayerNotFound,
+    LibraryMissing,
     NothingMade,
     RangeInvalid,
     RecipeInvalid,
     RecipeMismatch,
     SourceEmpty,
     SourceInvalid,
+    SourceNeeded,
+    SourceNotContacted,
     SourceNotFound,
     SourceUnreadable,
     StoreUnavailable,
+    UnknownKind,
 )
 from forebay.format import layout
 from forebay.format.generation import Generation
 from forebay.format.layout import FORMAT_VERSION, decode_recipe_document
 from forebay.format.tensors import hmac_key, seal
+from forebay.kinds import recipe_class, remote_source, reopen_recipe, reopen_source
 from forebay.read.cache import open_cache
 from forebay.recipe import (
     AnyRecipe,
     Recipe,
+    canonical_json,
     check_recipe,
     constants_of,
     differing_fields,
@@ -453,3 +473,134 @@ def resolve_recipe(
         check_layer_name(layer)
         kept = read_recipe_document(store, layer)
     return hooks_of(recipe).settled(kept.fields if kept else None, Survey(listing, store))
+
+
+_CANNOT_OPEN = (UnknownKind, LibraryMissing, SourceInvalid, SourceNeeded)
+
+
+def check_kept_texts(store: Store) -> None:
+    """With a key, refuse to build by what a cache keeps before a tag covers it: anyone may have put it there."""
+    if hmac_key() is not None and newest_generation(store) is None:
+        read_cache_document(store)
+        problem = "nothing is published yet, so no tag covers it; name the source and the recipe again to build it"
+        raise KeyRefused(store.address, layout.CACHE, problem)
+
+
+def kept_recipe(store: Store, layer: str, verb: str, check_source: bool) -> AnyRecipe:
+    """The recipe that a layer keeps; `verb` is named in the error where something would have to be fetched for it."""
+    kept = read_recipe_document(store, layer)
+    if kept is None:
+        raise LayerNotFound(store.address, layer, [])
+    return reopen_recipe(kept, constants_file(store, layer), root=store.address, verb=verb, check_source=check_source)
+
+
+def constants_file(store: Store, layer: str) -> str | None:
+    """A file with the constants of a layer; for a store without files, a copy that is removed when the process ends."""
+    key = layout.constants(layer)
+    path = store.local_path(key)
+    if path is not None or not holds(store, key):
+        return path
+    folder = tempfile.mkdtemp(prefix="forebay-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    copied = os.path.join(folder, os.path.basename(key))
+    with open(copied, "wb") as file:
+        file.write(store.view(key))
+    return copied
+
+
+def recipe_until(
+    ending: ExitStack, store: Store, passed: AnyRecipe | None, kept: Callable[[str], AnyRecipe], layer: str
+) -> AnyRecipe:
+    """A layer's recipe: the one passed where it is of that kind, else the kept one; released at the end."""
+    recipe = _matching(store, passed, layer) or kept(layer)
+    ending.enter_context(released(recipe))
+    return recipe
+
+
+def _matching(store: Store, passed: AnyRecipe | None, layer: str) -> AnyRecipe | None:
+    kept = read_recipe_document(store, layer)
+    if passed is None or kept is None or kept.kind != passed.kind:
+        return None
+    settled, _ = resolve_recipe(store, None, passed, layer)
+    prepare_layer(store, settled, layer)
+    return settled
+
+
+def kept_workers(store: Store) -> int | None:
+    """How many processes the recipes of a cache ask for: none beside this one where one of them loads a model."""
+    kept = [read_recipe_document(store, layer) for layer in layers_of(store)]
+    asked = [_asked_workers(one.kind) for one in kept if one is not None]
+    return min((number for number in asked if number is not None), default=None)
+
+
+def _asked_workers(kind: str) -> int | None:
+    try:
+        asked: object = hooks_of(recipe_class(kind)).workers
+        return 0 if isinstance(asked, property) else cast(int | None, asked)  # by its fields: this process will do
+    except UnknownKind:
+        return None
+
+
+def source_for(store: Store, source: Source | None, check_source: bool, plan: Plan, verb: str) -> Source:
+    """The source that was passed, or the one that the plan names where it may be asked."""
+    if source is None and not check_source and (remote := remote_source(plan.source)):
+        raise SourceNotContacted(store.address, remote, verb)
+    return source or _kept(plan.described, check_source)  # which says what is in the way
+
+
+def _kept(description: Mapping[str, Any], check_source: bool) -> Source:
+    """A source that nobody but the cache names: only where that is allowed are its folders walked."""
+    source = reopen_source(description)
+    return source.without_gone() if check_source else source.unwalked()
+
+
+def kept_source(plan: Plan | None, check_source: bool) -> Source | None:
+    """The source that a plan describes, None where there is none that can be opened here."""
+    return reopened(check_source, plan.source) if plan is not None and plan.segments else None
+
+
+def reopened(check_source: bool, description: Mapping[str, Any]) -> Source | None:
+    """The source that a description names, None where it cannot be opened, or is remote and may not be asked."""
+    try:
+        if remote_source(description) and not check_source:
+            return None
+        return _kept(description, check_source)
+    except _CANNOT_OPEN:
+        return None
+
+
+def new_files(store: Store, plan: Plan | None, asked: Source | None, check_source: bool) -> tuple[str, ...]:
+    """Files that the source passed, or a pattern of the cache, names and no segment of the plan has, by name."""
+    segments = [segment for segment in plan.segments if not segment.amends] if plan is not None else []
+    if plan is None or not segments:
+        return ()
+    texts = dict.fromkeys(canonical_json(one.source) for one in segments if "patterns" in one.source)
+    kept = [reopened(check_source, json.loads(text)) for text in texts]
+    root = segments[0].source.get("root")
+    named = [asked if root is None else asked.rebased(root)] if asked is not None else kept
+    found: set[str] = set()
+    for source in named:
+        if source is not None and "patterns" in source.describe():
+            with suppress(OSError, SourceNotFound, SourceUnreadable):  # what is planned is looked at by name
+                found |= {file.path for file in SourceListing(source, store).apart if file.size > 0}
+    return tuple(sorted(found - plan.files.keys()))
+
+
+def why_unchecked(snapshot: Snapshot, asked: Source | None) -> str:
+    """Why a source was not checked, and what to do about it."""
+    store = snapshot.store
+    try:
+        plan = snapshot.plan
+    except Damaged as error:
+        return f"the source was not checked: {error}"
+    if not plan.segments:
+        gone = f"'{layout.plan_segment(0)}' is gone; run `forebay repair {store.address}`"
+        return f"the source was not checked: {gone if generation_numbers(store) else 'nothing is planned yet'}"
+    if asked is None:
+        try:
+            if remote := remote_source(plan.source):
+                return f"the source '{remote}' was not checked; pass --check-source (check_source=True) to contact it"
+            reopen_source(plan.source)
+        except _CANNOT_OPEN as error:
+            return f"the source was not checked: {error}"
+    return "the source was not checked: it could not be reached, or the plan is damaged"

@@ -19,9 +19,11 @@ import msgspec
 
 from forebay.building.begin import (
     check_destination,
+    check_kept_texts,
     check_start,
     check_trial,
     is_unsigned,
+    kept_recipe,
     prepare_base,
     prepare_layer,
     resolve_recipe,
@@ -56,7 +58,6 @@ from forebay.building.planning import (
     try_parts,
     wait_until_settled,
 )
-from forebay.building.reopen import check_kept_texts, kept_recipe
 from forebay.building.repair_cache import repair_with
 from forebay.building.task import (
     open_recipe,

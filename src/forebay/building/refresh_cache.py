@@ -16,12 +16,21 @@ from functools import partial
 from itertools import pairwise
 from typing import cast
 
-from forebay.building.begin import is_unsigned, prepare_layer, resolve_recipe, unsigned_plan
+from forebay.building.begin import (
+    check_kept_texts,
+    is_unsigned,
+    kept_recipe,
+    kept_workers,
+    prepare_layer,
+    recipe_until,
+    resolve_recipe,
+    source_for,
+    unsigned_plan,
+)
 from forebay.building.build_cache import named_alike, read_like
 from forebay.building.build_options import BuildOptions, BuildRequest, check_failures, released
 from forebay.building.layer_build import base_workplace, build_chunks, layer_workplace, take_back
 from forebay.building.planning import SourceListing
-from forebay.building.reopen import check_kept_texts, kept_recipe, kept_workers, recipe_until, source_for
 from forebay.building.repair_cache import layer_height
 from forebay.cache.catalog import (
     Snapshot,

@@ -18,7 +18,16 @@ from typing import Any, cast
 
 import msgspec
 
-from forebay.building.begin import first_segment, sealed_constants
+from forebay.building.begin import (
+    first_segment,
+    kept_recipe,
+    kept_source,
+    kept_workers,
+    recipe_until,
+    reopened,
+    sealed_constants,
+    source_for,
+)
 from forebay.building.build_options import BuildOptions, BuildRequest
 from forebay.building.dedup import deduplicate
 from forebay.building.layer_build import (
@@ -30,7 +39,6 @@ from forebay.building.layer_build import (
     with_same_source,
 )
 from forebay.building.planning import SourceListing
-from forebay.building.reopen import kept_recipe, kept_source, kept_workers, recipe_until, reopened, source_for
 from forebay.cache.catalog import (
     Snapshot,
     chunk_files,

@@ -21,9 +21,8 @@ import click
 import msgspec
 from msgspec import Meta
 
-from forebay.building.begin import begun_plan
+from forebay.building.begin import begun_plan, check_kept_texts, constants_file, source_for
 from forebay.building.build_options import ray_engine
-from forebay.building.reopen import check_kept_texts, constants_file, source_for
 from forebay.cache.catalog import layers_of, read_cache_document, read_recipe_document
 from forebay.cli.legacy import Refused, modernized
 from forebay.cli.verb import say

@@ -40,8 +40,7 @@ from benchmarks.loader_peers import SCRIPTS, Peer, PeerFailed, environment, scri
 from benchmarks.numbers import NoiseRecipe, NumberSource
 from forebay.cache.catalog import load_generation
 from forebay.feeding.chunk_ahead import THREADS
-from forebay.feeding.shuffle import REMOTE_CHUNKS, suitable_window
-from forebay.feeding.stream import Policy
+from forebay.feeding.stream import REMOTE_CHUNKS, Policy, suitable_window
 from forebay.format import layout
 from forebay.format.chunk import EncodedChunk, encode_chunk
 from forebay.format.generation import ChunkTable

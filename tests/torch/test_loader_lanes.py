@@ -11,7 +11,7 @@ from tests.token_caches import numbers_of, token_cache
 
 import forebay as fb
 from forebay.errors import WindowTooLarge
-from forebay.feeding import shuffle
+from forebay.feeding import stream
 from forebay.feeding.stream import CacheStream
 from forebay.order.orders import Window, lanes_of
 from forebay.recipe import ChunkTarget
@@ -98,9 +98,9 @@ def test_fewer_lanes_are_a_power_of_two_so_that_ranks_share_none(
 ) -> None:
     cache = fb.open_cache(even)
     unit_bytes = BLOCK * cache.row_bytes(["tokens", "seq_lens"])
-    monkeypatch.setattr(shuffle, "WINDOW_BYTES", units * unit_bytes)
-    monkeypatch.setattr(shuffle, "DEFAULT_MEMORY", 2 * units * unit_bytes)
-    found = shuffle.suitable_window(cache, ["tokens", "seq_lens"])
+    monkeypatch.setattr(stream, "WINDOW_BYTES", units * unit_bytes)
+    monkeypatch.setattr(stream, "DEFAULT_MEMORY", 2 * units * unit_bytes)
+    found = stream.suitable_window(cache, ["tokens", "seq_lens"])
     assert found == Window(rows=units * BLOCK // lanes, unit=BLOCK, lanes=lanes)
     assert len(lanes_of(0, lanes, found.lanes)) == 1
 

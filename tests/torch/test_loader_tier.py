@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 import forebay as fb
 from forebay.errors import StoreUnavailable
 from forebay.feeding.chunk_ahead import ChunkAhead, chunks_needed
-from forebay.feeding.shuffle import Ranks
+from forebay.feeding.stream import Ranks
 from forebay.order.orders import Window
 from forebay.store import LocalStore, open_store
 from forebay.store.tiered import TieredStore

@@ -41,8 +41,7 @@ from forebay.cache.records import OnProgress, Progress, RemoteEstimate, TierFill
 from forebay.columns import Column
 from forebay.errors import ForebayError, LaneMissing, TierNeeded
 from forebay.feeding.mixture import Mixture
-from forebay.feeding.shuffle import Ranks, choose_ordering
-from forebay.feeding.stream import CacheStream, Stream
+from forebay.feeding.stream import CacheStream, Ranks, Stream, choose_ordering
 from forebay.format.chunk import ChunkFile, ChunkRecord
 from forebay.order.orders import Numbers, Ordering, Window, WindowOrder, lanes_of
 from forebay.read.cache import Cache

@@ -46,10 +46,20 @@ from numpy.typing import NDArray
 
 from forebay.columns import Column
 from forebay.errors import SettingsInvalid, StateMismatch, is_url
-from forebay.feeding.arguments import checked_cache, checked_rule, checked_whole
 from forebay.feeding.selection import By, Split
-from forebay.feeding.shuffle import Shuffle, choose_ordering
-from forebay.feeding.stream import PACKED_COLUMNS, CacheState, CacheStream, Located, SelectionRule, check_stream
+from forebay.feeding.stream import (
+    PACKED_COLUMNS,
+    CacheState,
+    CacheStream,
+    Located,
+    SelectionRule,
+    Shuffle,
+    check_stream,
+    checked_cache,
+    checked_rule,
+    checked_whole,
+    choose_ordering,
+)
 from forebay.order.orders import Numbers, Window, key_of
 from forebay.order.selected_rows import Selection
 from forebay.read.cache import Cache, open_cache

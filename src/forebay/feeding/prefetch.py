@@ -33,9 +33,8 @@ import numpy as np
 
 from forebay.columns import Array, Ragged
 from forebay.feeding.chunk_ahead import sparse_cache
-from forebay.feeding.shuffle import Ranks, decoded_columns
 from forebay.feeding.statistics import Handoff, timed
-from forebay.feeding.stream import Located, Read, ReadThrough, RowSource, Stream
+from forebay.feeding.stream import Located, Ranks, Read, ReadThrough, RowSource, Stream, decoded_columns
 from forebay.order.orders import Numbers
 from forebay.read.cache import Cache
 from forebay.read.chunk_maps import cut_batches

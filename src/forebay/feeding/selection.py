@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from forebay.cache.catalog import presence_name
 from forebay.columns import Columns, Ragged
 from forebay.errors import Damaged, SelectionEmpty, SelectionLost, choice_error
-from forebay.feeding.arguments import checked_names, checked_whole
-from forebay.feeding.stream import SelectionRule
+from forebay.feeding.stream import SelectionRule, checked_names, checked_whole
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.tensors import seal, unseal
 from forebay.order.selected_rows import (

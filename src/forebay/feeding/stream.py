@@ -15,13 +15,22 @@ What a loader does with rows that were published after it started, or after its 
 pinned   stay on the generation of the cache it was made with; a state of an older one finishes its epoch first
 epoch    move to the newest generation at the end of each epoch; each cache of a mixture first finishes its pass
 within   also append added rows, shuffled among themselves, to the end of the running epoch
+
+`choose_ordering` chooses the shuffle that suits a cache; `Ranks` is the part of every global batch that a rank takes.
+
+global   rows are copied from the mapped file, or all of them fit decoded in memory
+window   blocks must be decoded, and more of them than stay decoded at a time; or chunks must be fetched
+
+Last, the argument checks that Loader, CacheDataset and Mixture share.
 """
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
+from math import lcm
+from operator import index
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, get_args, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -29,11 +38,104 @@ from numpy.typing import NDArray
 
 from forebay.cache.catalog import generation_numbers
 from forebay.columns import Array, Ragged
-from forebay.errors import GenerationGone, NothingPublished, StateMismatch, choice_error
-from forebay.feeding.shuffle import Ranks
-from forebay.order.orders import Numbers, Ordering, ShuffleQuality, WindowOrder, shuffle_quality
+from forebay.errors import GenerationGone, NothingPublished, StateMismatch, WindowTooLarge, choice_error, is_url
+from forebay.order.orders import (
+    LANES,
+    Numbers,
+    Ordering,
+    ShuffleQuality,
+    Window,
+    WindowOrder,
+    lanes_of,
+    shuffle_quality,
+)
 from forebay.order.selected_rows import Selection
-from forebay.read.cache import Cache
+from forebay.read.cache import DEFAULT_MEMORY, Cache
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Rank `rank` of `world_size` takes the positions p with p % world_size == rank, whatever the batch size."""
+
+    rank: int
+    world_size: int
+    known_by: Literal["arguments", "environment", "group"] = "arguments"
+    members: tuple[int, ...] = ()  # their ranks in the whole world, where they are only a part of it
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(
+                f"rank must be from 0 to {self.world_size - 1} with world_size {self.world_size} (got {self.rank})"
+            )
+
+    @property
+    def can_agree(self) -> bool:
+        return self.known_by == "group" or self.world_size == 1
+
+
+Shuffle = Literal["auto", "global", "window"]
+REMOTE_CHUNKS = 2  # chunks of a lane that are mixed: all that a batch needs must be fetched first
+WINDOW_BYTES = 96 * 1024 * 1024  # decoded rows that all lanes together mix at a time, unless a window is passed
+
+
+def choose_ordering(
+    cache: Cache, columns: Sequence[str], shuffle: Shuffle | None, seed: int, window: Window | None
+) -> Ordering:
+    """Return the ordering that `shuffle` names; "auto" decides by where and how the cache is stored.
+
+    All default columns of the cache count beside `columns`, so that runs that read different columns of a cache see
+    its rows in the same order.
+    """
+    if shuffle not in (None, *get_args(Shuffle)):
+        raise choice_error("shuffle", shuffle, (*get_args(Shuffle), None))
+    if window is not None and not isinstance(window, Window):
+        raise TypeError(f"window is {window!r}; pass forebay.torch.Window(rows=…)")
+    if window is not None and shuffle in (None, "global"):
+        raise ValueError(f"window needs shuffle='window' (got {shuffle!r})")
+    if shuffle is None:
+        return Ordering("sequential", seed)
+    decoded = decoded_columns(cache, list(dict.fromkeys([*cache.default_columns, *columns])))
+    if shuffle == "window" or window is not None:
+        return Ordering("window", seed, window or suitable_window(cache, decoded or cache.default_columns))
+    if shuffle == "auto" and is_url(cache.root):
+        return Ordering("window", seed, suitable_window(cache, decoded or cache.default_columns), automatic=True)
+    if shuffle == "global" or not decoded or len(cache) * cache.row_bytes(decoded) <= WINDOW_BYTES:
+        return Ordering("global", seed, automatic=shuffle == "auto")
+    return Ordering("window", seed, suitable_window(cache, decoded), automatic=True)
+
+
+def suitable_window(cache: Cache, columns: Sequence[str], lanes: int = LANES) -> Window:
+    """Return a window whose units cut no block of these columns, with as many rows as fit in `WINDOW_BYTES`.
+
+    Its lanes are a power of two, as ranks most often are: ranks share lanes unless their number divides them.
+    """
+    unit = lcm(*(cache.column(name).block_rows for name in decoded_columns(cache, columns)))
+    row_bytes = max(1, cache.row_bytes(columns))
+    if 2 * lanes * unit * row_bytes > DEFAULT_MEMORY:  # the blocks of these units would not stay decoded
+        lanes = 1 << max(1, WINDOW_BYTES // (unit * row_bytes)).bit_length() - 1
+    rows = WINDOW_BYTES // (lanes * row_bytes)
+    if is_url(cache.root):
+        return Window(rows=max(unit, rows), unit=unit, chunks=REMOTE_CHUNKS, lanes=lanes)
+    return Window(rows=max(unit, rows), unit=unit, lanes=lanes)
+
+
+def decoded_columns(cache: Cache, columns: Sequence[str]) -> list[str]:
+    """Return the columns that are stored compressed."""
+    return [name for name in columns if cache.column(name).codec != "none"]
+
+
+def refuse_decoding_again(cache: Cache, columns: Sequence[str], ordering: Ordering, ranks: Ranks) -> None:
+    """Raise WindowTooLarge where the blocks being mixed do not all stay decoded, and would be decoded repeatedly."""
+    if ordering.window is None and not ordering.automatic:
+        return
+    lanes = 1 if ordering.window is None else len(lanes_of(ranks.rank, ranks.world_size, ordering.window.lanes))
+    window_rows = len(cache) if ordering.window is None else ordering.window.rows
+    rows = min(2 * lanes * window_rows, len(cache))
+    needed = rows * cache.row_bytes(decoded_columns(cache, columns))
+    limit = cache.statistics().limit_bytes
+    if needed > limit:
+        raise WindowTooLarge(cache.root, window_rows, lanes, needed, limit)
+
 
 Weights = NDArray[np.float32]
 
@@ -533,3 +635,86 @@ class Growing:
 
     def _newest(self, stream: CacheStream) -> int:
         return self._agreement.first(max(stream.newest(), stream.cache.generation.number))
+
+
+Name = TypeVar("Name")
+STATE_FIELDS = ("version", "epoch", "position", "stream")
+
+
+def checked_cache(cache: Cache) -> Cache:
+    if not isinstance(cache, Cache):
+        raise TypeError(f"expected a cache, not a {type(cache).__name__}: {_advice(cache)}")
+    return cache
+
+
+def checked_source(source: Cache | Stream) -> Cache | Stream:
+    if not isinstance(source, Cache | Stream):
+        raise TypeError(f"a Loader reads a cache or a Mixture, not a {type(source).__name__}: {_advice(source)}")
+    return source
+
+
+def checked_rule(selection: SelectionRule | None) -> SelectionRule | None:
+    if selection is not None and not isinstance(selection, SelectionRule):
+        raise TypeError(f"selection is {selection!r}; pass a rule: Split('train'), Split('validation') or Where(…)")
+    return selection
+
+
+def checked_names(option: str, names: Sequence[Name]) -> tuple[Name, ...]:
+    """Return a list of names as a tuple; a single string, which is also a sequence, is refused."""
+    if isinstance(names, str):
+        raise TypeError(f"{option} is {names!r}; pass a list of names: [{names!r}]")
+    return tuple(names)
+
+
+def checked_batch_size(size: int, world_size: int, micro_batches: int = 1) -> int:
+    """Return a global batch size that micro-batches and ranks can share evenly."""
+    size = checked_whole("global_batch_size", size, "a whole number of rows")
+    if size < 1:
+        raise ValueError(f"global_batch_size must be at least 1 (got {size})")
+    if size % world_size:
+        raise ValueError(
+            f"global_batch_size must be a multiple of the world size {world_size} (got {size}), so that all ranks take "
+            "equal shares"
+        )
+    if checked_whole("micro_batches", micro_batches) < 1 or size % (world_size * micro_batches):
+        raise ValueError(
+            f"micro_batches must be at least 1 and divide the rows of a rank, {size // world_size} of "
+            f"global_batch_size={size} (got {micro_batches})"
+        )
+    return size
+
+
+def checked_whole(option: str, number: int, what: str = "a whole number") -> int:
+    try:
+        return index(number)
+    except TypeError as error:
+        raise TypeError(f"{option} is {number!r}; pass {what}") from error
+
+
+def checked_count(field: str, number: object) -> int:
+    """Return a count from a state; `state_dict` writes only non-negative ints, never bools."""
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise ValueError(f"'{field}' of the state is {number!r}; it must be a whole number of at least 0")
+    return number
+
+
+def checked_state(state: Mapping[str, Any], *versions: int) -> Mapping[str, Any]:
+    """Return a state that has all fields of these versions, or that is of another version, which the caller refuses."""
+    if not isinstance(state, Mapping):
+        raise TypeError(
+            f"the state is a {type(state).__name__}; pass the dict that state_dict() returned, from JSON: "
+            "json.loads(text)"
+        )
+    fields = STATE_FIELDS if state.get("version") in versions else STATE_FIELDS[:1]
+    missing = [field for field in fields if field not in state]
+    if missing:
+        raise ValueError(f"not the state of a Loader: it lacks {', '.join(missing)}; pass what state_dict() returned")
+    if not isinstance(state.get("stream", {}), Mapping):
+        found = type(state["stream"]).__name__
+        raise TypeError(f"'stream' of the state is a {found}; pass the dict that state_dict() returned")
+    return state
+
+
+def _advice(value: object) -> str:
+    root = repr(str(value)) if isinstance(value, str) or hasattr(value, "__fspath__") else "root"
+    return f"open one with fb.open_cache({root})"

@@ -22,7 +22,6 @@ import torch
 
 from forebay.columns import Array
 from forebay.errors import choice_error, closest
-from forebay.feeding.arguments import checked_names
 from forebay.feeding.prefetch import (
     BatchMaker,
     batch_bytes,
@@ -31,8 +30,7 @@ from forebay.feeding.prefetch import (
     suitable_threads,
     view_rows,
 )
-from forebay.feeding.shuffle import decoded_columns
-from forebay.feeding.stream import CHAT_COLUMNS, PACKED_COLUMNS, Located, RowSource
+from forebay.feeding.stream import CHAT_COLUMNS, PACKED_COLUMNS, Located, RowSource, checked_names, decoded_columns
 from forebay.masks.documents import LabelStyle, checked_label_style
 from forebay.masks.train_on import Kind, TrainOn
 from forebay.order.orders import Coins, Numbers, Words, key_of, row_keys, sample_keys

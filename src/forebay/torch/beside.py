@@ -22,8 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from forebay.cache.catalog import presence_name
 from forebay.columns import Array, Column
 from forebay.errors import ColumnNotFound, LayerNotFound, choice_error
-from forebay.feeding.arguments import checked_names
-from forebay.feeding.stream import Located
+from forebay.feeding.stream import Located, checked_names
 from forebay.order.orders import Coins, Numbers
 from forebay.read.cache import Cache
 from forebay.teachers.batched_forward import SharedColumn

@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from forebay.errors import ColumnNotFound
-from forebay.feeding.arguments import checked_cache, checked_names, checked_rule
 from forebay.feeding.prefetch import view_rows
-from forebay.feeding.stream import PACKED_COLUMNS, Located, SelectionRule
+from forebay.feeding.stream import PACKED_COLUMNS, Located, SelectionRule, checked_cache, checked_names, checked_rule
 from forebay.masks.documents import LabelStyle, checked_label_style
 from forebay.masks.train_on import Kind, TrainOn
 from forebay.order.orders import Coins, Numbers

@@ -23,27 +23,29 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from forebay.errors import StateMismatch
-from forebay.feeding.arguments import (
-    checked_batch_size,
-    checked_count,
-    checked_rule,
-    checked_source,
-    checked_state,
-    checked_whole,
-)
 from forebay.feeding.chunk_ahead import AHEAD_BYTES, ChunkAhead, allow_passing
 from forebay.feeding.mixture import Mixture
 from forebay.feeding.prefetch import BatchesAhead, PrefetchPlan, Ranges, batch_bytes
-from forebay.feeding.shuffle import Ranks, Shuffle, choose_ordering, decoded_columns, refuse_decoding_again
 from forebay.feeding.statistics import HandoffMeter, LoaderStatistics, write_statistics
 from forebay.feeding.stream import (
     CacheStream,
     Growing,
     Growth,
     Policy,
+    Ranks,
     SelectionRule,
+    Shuffle,
     Stream,
+    checked_batch_size,
+    checked_count,
+    checked_rule,
+    checked_source,
+    checked_state,
+    checked_whole,
+    choose_ordering,
+    decoded_columns,
     has_window,
+    refuse_decoding_again,
 )
 from forebay.masks.documents import LabelStyle
 from forebay.masks.train_on import Kind, TrainOn

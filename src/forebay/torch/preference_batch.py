@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import choice_error
-from forebay.feeding.arguments import checked_names
 from forebay.feeding.prefetch import batch_bytes
+from forebay.feeding.stream import checked_names
 from forebay.masks import candidate_weights, label_mask, labels, positions
 from forebay.masks.documents import LabelStyle, checked_label_style
 from forebay.masks.train_on import Kind, TrainOn, label_weights

@@ -23,7 +23,7 @@ from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh
 
 from forebay.errors import RanksDisagree, RanksMissing
-from forebay.feeding.shuffle import Ranks
+from forebay.feeding.stream import Ranks
 
 RANK_TIMEOUT = 600.0  # seconds; another rank may still be loading a model before its first batch
 _GRACE = 30.0  # seconds that ranks wait longer than rank 0, which knows the missing ranks

@@ -9,8 +9,7 @@ import numpy as np
 from forebay.cache.records import Record
 from forebay.columns import Array
 from forebay.feeding.chunk_ahead import estimate_remote
-from forebay.feeding.shuffle import Shuffle, choose_ordering
-from forebay.feeding.stream import PACKED_COLUMNS, CacheStream
+from forebay.feeding.stream import PACKED_COLUMNS, CacheStream, Shuffle, choose_ordering
 from forebay.order.orders import GlobalOrder, shuffle_quality
 from forebay.read.cache import Cache
 from forebay.store.base import MAX_DOCUMENT_BYTES

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from forebay.feeding.statistics import LoaderStatistics
     from forebay.feeding.stream import Growth, Located, Stream
     from forebay.order.orders import Coins, ShuffleQuality, Window
-    from forebay.torch.assemble import Collate, Transform
+    from forebay.torch.assemble import Collate, FeaturesAt, Transform
     from forebay.torch.attention.block_mask import (
         causal_block_mask,
         document_block_mask,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
         SeedAttention,
     )
     from forebay.torch.batches import BatchTable, LoadedBatch, MaskPicture, derive_on_device, show_batch, show_mask
-    from forebay.torch.beside import FeaturesAt
     from forebay.torch.dataset import CacheDataset
     from forebay.torch.distill.timed_features import TorchFeatures, features
     from forebay.torch.images.canvas import Canvases, JointTransform
@@ -80,7 +79,7 @@ _HOMES = {
     "derive_on_device": "forebay.torch.batches",
     **dict.fromkeys(("masks_on_device", "normalize_on_device"), "forebay.torch.images.model_input"),
     **dict.fromkeys(("Present", "Split", "Where"), "forebay.feeding.selection"),
-    "FeaturesAt": "forebay.torch.beside",
+    "FeaturesAt": "forebay.torch.assemble",
     "Schedule": "forebay.torch.schedule",
     **dict.fromkeys(("BatchTable", "LoadedBatch", "MaskPicture", "show_batch", "show_mask"), "forebay.torch.batches"),
     **dict.fromkeys(("Located", "Stream"), "forebay.feeding.stream"),

@@ -23,17 +23,19 @@ from forebay.order.orders import Coins, Numbers
 from forebay.read.cache import Cache
 from forebay.torch.assemble import (
     Collate,
+    Name,
     Transform,
+    beside,
     by_row,
     by_sample,
     check_caches,
     check_rows,
     checked_batch,
+    default_columns,
     row_coins,
     spans_policy,
 )
 from forebay.torch.batches import Batch, Buffers, plain_batch
-from forebay.torch.beside import Name, beside, default_columns
 from forebay.torch.packed_batch import PackedTargets, refuse_without_training, training_batch
 
 Row = dict[str, Tensor]

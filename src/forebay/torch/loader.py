@@ -51,9 +51,8 @@ from forebay.masks.documents import LabelStyle
 from forebay.masks.train_on import Kind, TrainOn
 from forebay.order.orders import ShuffleQuality, Window
 from forebay.read.cache import Cache
-from forebay.torch.assemble import Collate, Transform, batch_kind, check_rows
+from forebay.torch.assemble import Collate, FeaturesAt, Name, Times, Transform, batch_kind, check_rows
 from forebay.torch.batches import Batch, Buffers
-from forebay.torch.beside import FeaturesAt, Name, Times
 from forebay.torch.packed_batch import Derived
 from forebay.torch.ranks import RANK_TIMEOUT, Agreement, current_ranks, sum_over
 
@@ -66,7 +65,8 @@ class Loader:
 
     A cache with `tokens` and `seq_lens` gives batches for a language model (see `forebay.torch.batches`), another cache
     columns as they are stored. `collate` makes other batches; a cache of images has one by default
-    (`forebay.torch.ImageBatch`). `columns`, `identify` and `features` add to any of them (see `forebay.torch.beside`).
+    (`forebay.torch.ImageBatch`). `columns`, `identify` and `features` add to any of them (see
+    `forebay.torch.assemble`).
 
     Rank and world size come from torch.distributed or torchrun; every rank takes its share of each global batch. Ranks
     compare generations, seed and batch size before the first batch, not in the constructor. Make a loader that only one

@@ -1,1 +1,1 @@
-"""The command line: one file per group of verbs; only `show` prints."""
+"""The command line: one file per group of verbs; only `verb` prints."""

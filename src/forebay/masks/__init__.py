@@ -2,10 +2,9 @@
 
 documents    lengths → ids, positions, starts, labels, cu_seqlens
 spans        lengths → the span of keys each query sees (causal, bidirectional, window, prefix-LM) → block lists
-conversations  spans of chat caches → which tokens are trained, with which weight
-preferences  the same for the candidates of a prompt
+train_on     spans of chat caches → which tokens are trained, with which weight; also of the candidates of a prompt
 rectangle    rectangle → pixel mask, token mask, boxes, latent weights
-notebook     spans and packed rows as HTML
+mask_html    spans and packed rows as HTML
 draw         pictures of both (needs pillow; import `forebay.masks.draw`)
 """
 

@@ -44,6 +44,21 @@ def test_the_command_line_works_with_the_libraries_of_the_core_alone(tmp_path: P
         assert ran.returncode == 0, ran.stderr
 
 
+def test_without_extras_every_public_name_is_there_or_names_the_extra() -> None:
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({EXTRAS!r}))
+import forebay
+for name in sorted(set(forebay.__all__) - {{"testing"}}):  # contracts to inherit, for pytest
+    try:
+        getattr(forebay, name)
+    except (ImportError, forebay.errors.ForebayError) as error:
+        if "pip install 'forebay[" not in str(error):
+            print(name, type(error).__name__, error)
+"""
+    assert _run(code) == ""
+
+
 def test_every_public_name_is_there_and_documented() -> None:
     for name in forebay.__all__:
         assert getattr(forebay, name).__doc__, name

@@ -13,9 +13,13 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
-from jinja2 import nodes
-
 from forebay.chat.conversations import THINKING_FIELDS
+from forebay.errors import LibraryMissing
+
+try:
+    from jinja2 import nodes
+except ModuleNotFoundError as missing:
+    raise LibraryMissing("jinja2", "rendering chat templates", "chat") from missing
 
 _CONTENTS = ("content", *THINKING_FIELDS)
 _KEPT_BY_FILTER = ("default", "d", "safe", "string", "trim")  # what is written of a text is the text, or stripped

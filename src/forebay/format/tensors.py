@@ -156,7 +156,7 @@ def header_size(start: bytes) -> int:
 
 def first_sides(text: bytes, where: str) -> dict[str, int]:
     """The lengths of all tensors, by the header of a file alone."""
-    entries = _header_entries(_header_text(text, where, MAX_HEADER_BYTES)[0], where)[1]
+    entries = _header_entries(_header_text(memoryview(text), where, MAX_HEADER_BYTES)[0], where)[1]
     return {name: _tensor_shape(entry)[0] for name, entry in entries.items() if _tensor_shape(entry)}
 
 

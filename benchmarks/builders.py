@@ -104,7 +104,7 @@ def measure(folder: Path, chunks: int, builders: int) -> dict[str, float]:
     sums = {name: sum(one[name] for one in found) for name in ("requests", "read", "written", "made", "listed")}
     status = fb.status(root, depth="index")
     assert status.complete, status
-    left = [path for name in ("claims", "builders") for path in (root / name).rglob("*.json")]
+    left = [path for name in ("claims", "builders") for path in (root / name).rglob("*.*")]
     assert not left, left
     generations = len(list((root / "generations").iterdir()))
     return {**sums, "seconds": max(one["seconds"] for one in found), "generations": generations}

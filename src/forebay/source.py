@@ -425,6 +425,11 @@ class Numbers:
                     raise
                 self._values = array(_WIDTHS[-1] if value < 0 else _WIDTHS[wider], self._values)
 
+    def copy(self) -> "Numbers":
+        copied = Numbers()
+        copied._values, copied._same, copied._run = self._values[:], self._same, self._run
+        return copied
+
     def values(self) -> NDArray[Any]:
         if self._values:
             return np.frombuffer(self._values, self._values.typecode)
@@ -459,6 +464,7 @@ class FileColumns:
 
     def __init__(self) -> None:
         self._numbers = {name: Numbers() for name in (*NUMBERS, *KNOWN_BY_SOME)}
+        self._numbers["ctime_ns"] = self._numbers["mtime_ns"]  # until a file was touched after it was last written to
         self._texts = {name: Texts() for name in TEXTS}
 
     @classmethod
@@ -476,11 +482,14 @@ class FileColumns:
         self._texts["etag"].append(file.etag)
         numbers = self._numbers
         numbers["size"].append(file.size)
+        if file.ctime_ns != file.mtime_ns and numbers["ctime_ns"] is numbers["mtime_ns"]:
+            numbers["ctime_ns"] = numbers["mtime_ns"].copy()
+        if numbers["ctime_ns"] is not numbers["mtime_ns"]:
+            numbers["ctime_ns"].append(file.ctime_ns)
         numbers["mtime_ns"].append(file.mtime_ns)
         numbers["digest"].append(file.digest or 0)
         numbers["has_digest"].append(file.digest is not None)
         numbers["stream"].append(file.stream)
-        numbers["ctime_ns"].append(file.ctime_ns)
         numbers["inode"].append(file.inode)
 
     def table(self) -> "FileTable":

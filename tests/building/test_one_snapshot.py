@@ -101,7 +101,7 @@ def test_a_new_build_lists_its_source_once_although_it_surveys_plans_and_compare
     assert verbs.build() == {
         "source": 1,
         "generation": 1,  # what was published, read back
-        "plan": 3,  # read back after planning; to make chunks; to publish
+        "plan": 2,  # read back after planning; to publish
         "chunks": 2,  # what is there; to publish
     }
 
@@ -110,26 +110,26 @@ def test_a_resumed_build_reads_the_index_once_and_again_to_publish(verbs: Verbs)
     verbs.build(end_chunk=1)
     assert verbs.build() == {
         "source": 1,
-        "generation": 3,  # the snapshot; to publish; what was published, read back
-        "plan": 3,  # the snapshot; to make chunks; to publish
+        "generation": 2,  # the snapshot; what was published, read back
+        "plan": 2,  # the snapshot; to publish
         "chunks": 2,  # the snapshot; to publish
     }
 
 
 def test_a_complete_build_reads_the_index_once_and_again_to_publish(verbs: Verbs) -> None:
     verbs.build()
-    assert verbs.build() == {"source": 1, "generation": 2, "plan": 2, "chunks": 2}
+    assert verbs.build() == {"source": 1, "generation": 1, "plan": 2, "chunks": 2}
 
 
 def test_a_further_layer_reads_the_index_once_and_again_to_publish(verbs: Verbs) -> None:
     verbs.build()
     assert verbs.layer() == {
         "source": 0,
-        "generation": 5,  # the snapshot; the pinned one; to publish; the begun layer and its chunks, read back
+        "generation": 4,  # the snapshot; the pinned one; the begun layer and its chunks, read back
         "plan": 2,  # the snapshot; to publish
         "chunks": 2,  # the snapshot; to publish
     }
-    assert verbs.layer() == {"source": 0, "generation": 3, "plan": 2, "chunks": 2}
+    assert verbs.layer() == {"source": 0, "generation": 2, "plan": 2, "chunks": 2}
 
 
 def test_status_and_gaps_read_everything_once(verbs: Verbs) -> None:
@@ -161,13 +161,13 @@ def test_growing_lists_the_source_once(verbs: Verbs) -> None:
     write_orders(verbs.raw / "b.txt", orders(2))
     assert verbs.count(fb.grow, verbs.source, recipe=verbs.recipes["surveying"], workers=0) == {
         "source": 1,
-        "generation": 4,  # the snapshot; to publish; the chunks, read back; what was appended
-        "plan": 3,  # the snapshot; to make chunks; to publish
+        "generation": 3,  # the snapshot; the chunks, read back; what was appended
+        "plan": 2,  # the snapshot; to publish
         "chunks": 2,  # the snapshot; to publish
     }
     assert verbs.count(fb.grow, verbs.source, recipe=verbs.recipes["surveying"], workers=0) == {
         "source": 1,
-        "generation": 3,  # the snapshot; to publish; what was appended
+        "generation": 2,  # the snapshot; what was appended
         "plan": 2,
         "chunks": 2,
     }
@@ -178,8 +178,8 @@ def test_a_refresh_lists_the_source_once_and_reads_the_index_again_after_what_it
     (verbs.raw / "a.txt").write_bytes(b"".join(order_line(number, "other") for number in range(8)))
     assert verbs.count(fb.refresh, source=verbs.source, recipes=verbs.recipes, workers=0) == {
         "source": 1,
-        "generation": 5,  # the snapshot; to publish, before claims end and at the end; for layers; report
-        "plan": 4,  # the snapshot; to make chunks; to publish; for the layers above
+        "generation": 4,  # the snapshot; to publish at the end; for layers; report
+        "plan": 3,  # the snapshot; to publish; for the layers above
         "chunks": 3,  # to number revisions; what is there under the amended plan; to publish at the end
     }
 

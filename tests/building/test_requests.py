@@ -18,14 +18,17 @@ from forebay.building import build_options, builder
 from forebay.cache.catalog import generation_numbers, load_generation
 from forebay.cache.claims import BuilderBeat, Claims, OtherBuilders, read_claims
 from forebay.cache.plan import Plan, load_plan
-from forebay.cache.publish import publish
+from forebay.cache.publish import builder_versions, handed_chunks, publish
 from forebay.engine import InlineEngine
 from forebay.engine.base import Task
 from forebay.errors import BuildStopped, IndexCorrupt
 from forebay.format import layout
+from forebay.format.chunk import ChunkRecord
+from forebay.format.generation import HandedChunks, decode_handed
 from forebay.format.tensors import VARIABLE
+from forebay.recipe import versions_of
 from forebay.store import LocalStore, MemoryStore
-from forebay.store.base import Entry
+from forebay.store.base import Entry, this_process
 
 LAYER = "obedient"
 
@@ -425,3 +428,144 @@ def test_requests_to_delete_a_claim_that_come_twice_make_no_chunk_twice(tmp_path
     made = Counter(line.split()[1] for line in (notes / "makes").read_text().splitlines())
     assert set(made.values()) == {1}
     assert len(made) == 12
+
+
+LISTER = "0-1-1"  # comes before every other builder by name
+
+
+def lister_beat(store, counter: int = 1, **other_fields) -> None:
+    versions = builder_versions(versions_of(ObedientRecipe()))
+    fields = {"layer": LAYER, "versions": versions, "lists": True, **other_fields}
+    text = msgspec.json.encode(BuilderBeat(beat=counter, host="first", pid=1, **fields))
+    store.replace(layout.builder(LISTER), [text])
+
+
+def handed_keys(store) -> list[str]:
+    return [entry.key for entry in store.entries(layout.BUILDERS) if layout.parse_handed(entry.key)]
+
+
+def about(store) -> HandedChunks:
+    return HandedChunks(LAYER, load_plan(store).digests, builder_versions(versions_of(ObedientRecipe())))
+
+
+@pytest.mark.parametrize("key", [None, "00" * 32])
+def test_a_builder_leaves_its_chunks_to_the_first_one_to_list_and_waits_for_it(tmp_path, monkeypatch, key):
+    if key is not None:
+        monkeypatch.setenv(VARIABLE, key)
+    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
+    store, shown, listed = MemoryStore(), [], []
+
+    def lists(progress: fb.Progress) -> None:
+        if progress.phase == "building":
+            shown.append((generation_numbers(store), len(handed_keys(store))))
+        if progress.phase == "waiting" and (keys := handed_keys(store)):
+            secret = None if key is None else key.encode()
+            found = [decode_handed(store.view(one), "", one, secret) for one in keys]
+            assert {one.plan for one, _ in found} == {load_plan(store).digests}
+            made = {LAYER: [record for _, records in found for record in records]}
+            publish(store, made, about(store).versions, None, load_plan(store), {})
+            listed.append(len(made[LAYER]))
+            for one in keys:
+                store.delete(one)
+
+    lister_beat(store)
+    report = fb.build(store, source_of(tmp_path, 40), ObedientRecipe(), workers=0, on_progress=lists)
+    assert (report.made, report.failed) == (40, {})
+    assert shown[-1][0] == [], "it listed nothing itself while it worked"
+    assert shown[-1][1] >= 3
+    assert sum(listed) == 40, "the other lists all"
+    assert len(generation_numbers(store)) == len(listed)
+    assert len(load_generation(store).table(LAYER)) == 40
+    assert handed_keys(store) == []
+    assert list(store.entries(layout.CLAIMS)) == []
+
+
+@pytest.mark.parametrize("ends", ["it ends", "it does nothing"])
+def test_chunks_that_were_left_to_a_builder_that_does_not_list_them_are_listed_by_who_made_them(
+    tmp_path, monkeypatch, ends
+):
+    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
+    store, handed = AskedStore(), []
+
+    def look(progress: fb.Progress) -> None:
+        handed.append(len(handed_keys(store)))
+        if progress.phase == "waiting" and ends == "it ends":
+            store.delete(layout.builder(LISTER))
+
+    lister_beat(store)
+    report = fb.build(store, source_of(tmp_path, 20), ObedientRecipe(), workers=0, on_progress=look, lease_seconds=0.5)
+    assert max(handed) >= 2
+    assert (report.made, len(load_generation(store).table(LAYER))) == (20, 20)
+    assert handed_keys(store) == []
+    assert store.count("read", layout.layer_folder(LAYER) + "0") == 0, "no chunk is read to be adopted"
+
+
+@pytest.mark.parametrize(
+    "beat_fields",
+    [{"lists": False}, {"layer": "other"}, {"versions": {"numpy": "0.1"}}],
+    ids=["earlier", "layer", "versions"],
+)
+def test_chunks_are_not_left_to_a_builder_that_could_not_list_them(tmp_path, monkeypatch, beat_fields):
+    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.0)
+    store, seen = MemoryStore(), []
+
+    def look(progress: fb.Progress) -> None:
+        seen.append(len(handed_keys(store)))
+        if progress.phase == "waiting" or progress.done == 20:
+            store.delete(layout.builder(LISTER))
+
+    lister_beat(store, **beat_fields)
+    fb.build(store, source_of(tmp_path, 20), ObedientRecipe(), workers=0, on_progress=look, lease_seconds=0.5)
+    assert set(seen) == {0}
+    assert len(load_generation(store).table(LAYER)) == 20
+
+
+def left_by_another(store, source, chunks: int) -> list[ChunkRecord]:
+    """A cache whose first chunks another builder has made and left to be listed; it is still at work."""
+    whole = MemoryStore()
+    fb.build(whole, source, ObedientRecipe(), workers=0)
+    for entry in whole.entries(""):
+        is_late = layout.parse_generation(entry.key) is not None or (layout.parse_chunk(entry.key) or (0,))[0] >= chunks
+        if not is_late or entry.key.startswith(layout.PLAN):
+            store.create(entry.key, [whole.read(entry.key)])
+    beat(store, 1)
+    return load_generation(whole).table(LAYER).records()[:chunks]
+
+
+def test_the_first_builder_lists_what_another_left_without_reading_its_chunks(tmp_path, monkeypatch):
+    store, source = AskedStore(), source_of(tmp_path, 8)
+    monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
+    records = left_by_another(store, source, 3)
+    store.create(layout.handed(other(1), 1), about(store).encode(records, None))
+    store.create(layout.handed(other(1), 2), [b"no list"])
+    store.forget()
+    report = fb.build(store, source, ObedientRecipe(), workers=0, lease_seconds=0.5)
+    assert (report.made, report.present) == (5, 3)
+    assert load_generation(store).table(LAYER).records()[:3] == records
+    assert handed_keys(store) == [layout.handed(other(1), 2)]
+    first = [layout.chunk(LAYER, chunk) for chunk in range(3)]
+    assert not [key for verb, key in store.asked if verb == "read" and key in first]
+
+
+@pytest.mark.parametrize("forged", ["no tag", "another plan"])
+def test_chunks_that_somebody_else_claims_to_have_left_are_not_listed(tmp_path, monkeypatch, forged):
+    monkeypatch.setenv(VARIABLE, "00" * 32)
+    store, source = MemoryStore(), source_of(tmp_path, 8)
+    records = left_by_another(store, source, 3)
+    own = about(store)
+    told = own if forged == "no tag" else msgspec.structs.replace(own, plan=("00" * 32,))
+    store.create(layout.handed(other(1), 1), told.encode(records, None if forged == "no tag" else b"\0" * 32))
+    assert handed_chunks(store, own, ()) == {}
+
+
+def test_clean_removes_what_a_dead_builder_left_to_be_listed(tmp_path):
+    root = tmp_path / "cache"
+    fb.build(root, source_of(tmp_path, 4), ObedientRecipe(), workers=0)
+    store, mine = LocalStore(root), this_process()
+    dead = str(mine).replace(f"-{mine.pid}-", "-999999999-")
+    for owner in (dead, str(mine)):
+        store.create(layout.handed(owner, 1), about(store).encode(load_generation(store).table(LAYER).records(), None))
+    fb.clean(root)
+    assert handed_keys(store) == [layout.handed(str(mine), 1)]

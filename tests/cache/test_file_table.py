@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.builders import start_python
@@ -138,3 +139,10 @@ def test_numbers_are_stored_in_the_types_of_the_format_however_they_are_kept() -
     header = bytes(segment.encode()[0])
     stored = json.loads(header[8:])["part_stop"]
     assert (stored["dtype"], stored["shape"]) == ("U64", [2])
+
+
+@pytest.mark.parametrize("touched", [None, 0, 2, 4])
+def test_files_that_were_touched_after_they_were_written_keep_both_times(touched):
+    times = [(1_700_000_000_000_000_000 + at, 1_700_000_000_000_000_000 + at + 5 * (at == touched)) for at in range(5)]
+    files = [SourceFile(f"{at}.jpg", 1, mtime, ctime_ns=ctime, inode=7) for at, (mtime, ctime) in enumerate(times)]
+    assert list(FileTable.of(files)) == files

@@ -4,6 +4,7 @@ import fcntl
 import gc
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from tests.builders import (
     children_of,
@@ -36,10 +38,11 @@ from tests.recipes import NOTES, HesitantStore, LengthLayer, ObedientRecipe, mak
 
 import forebay as fb
 from forebay.building import build_cache
+from forebay.building.builder import MemoryGovernor
 from forebay.building.task import preload_document
 from forebay.engine.base import WORKER, ChunkWorker, Died, Done, Failed, TaskDocument
 from forebay.engine.local import LocalEngine, WorkerSeed
-from forebay.errors import BuildFailed, RecipeInvalid
+from forebay.errors import BuildFailed, MemoryTooSmall, RecipeInvalid
 from forebay.format import layout
 from forebay.testing.engine_contract import run_chunks, wait_for_slots
 
@@ -384,6 +387,7 @@ def open_forked(body: Mapping[str, int]) -> Forked:
 
 def load(body: Mapping[str, int]) -> None:
     LOADED.append(os.getpid())
+    np.random.random()  # now the process has the generator that its children would share
     for _ in range(body.get("threads", 0)):
         threading.Thread(target=time.sleep, args=[600], daemon=True).start()
     time.sleep(body.get("seconds", 0))
@@ -561,7 +565,43 @@ def test_a_forked_worker_without_standard_error_ends_well():
 def test_workers_that_are_not_forked_yet_are_not_waited_for_when_an_engine_is_closed():
     with closing(seeded(seconds=600)) as engine:
         engine.start(Forked(), 2)
-        assert engine.usage().pids == ()
+        assert engine.usage().workers == 2
+
+
+@linux_only
+def test_until_workers_are_forked_the_process_that_loads_for_them_is_measured_and_counts_as_on_this_machine():
+    with closing(seeded(seconds=600)) as engine:
+        engine.start(Forked(), 2)
+        assert engine._seed is not None
+        assert engine.usage().pids == (engine._seed.pid,)
+        MemoryGovernor(1 << 40, workers=2, heaviest=0).check_before(engine)
+        with pytest.raises(MemoryTooSmall):
+            MemoryGovernor(1 << 20, workers=2, heaviest=0).check_before(engine)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A task whose record is a number drawn from each of the two global generators."""
+
+    def document(self) -> TaskDocument:
+        return TaskDocument(opener="tests.engine.test_workers:open_drawn", body={})
+
+    def begin(self, chunk: int) -> Callable[[], tuple[int, int, int]]:
+        return lambda: (os.getppid(), int(np.random.randint(1 << 62)), random.getrandbits(62))
+
+
+def open_drawn(body: Mapping[str, int]) -> Drawn:
+    return Drawn()
+
+
+@linux_only
+def test_forked_workers_draw_different_random_numbers():
+    with closing(seeded()) as engine:
+        engine.start(Drawn(), 2)
+        one, other = one_chunk_of_each(engine)
+        assert one[0] == other[0]  # both are forked from the seed
+        assert one[1] != other[1]
+        assert one[2] != other[2]
 
 
 @linux_only

@@ -155,6 +155,7 @@ class BuildProgress:
     warnings: list[str] = field(default_factory=list)  # for the report
     sums: Counter[str] = field(default_factory=Counter)  # of the statistics of the chunks made
     reasons: Counter[str] = field(default_factory=Counter)  # why samples of them failed
+    newest: Generation | None = None  # the last generation that this builder read or wrote
 
     @property
     def done(self) -> int:

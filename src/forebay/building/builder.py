@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -23,9 +23,16 @@ import psutil
 from forebay.building.build_options import BuildOptions, BuildProgress, check_failures
 from forebay.building.chunk_maker import BuildJob, Job, has_file
 from forebay.building.task import job_document
-from forebay.cache.catalog import UNPUBLISHED, chunk_files, generation_numbers, load_generation, sound_record
+from forebay.cache.catalog import (
+    UNPUBLISHED,
+    chunk_files,
+    generation_numbers,
+    listed_count,
+    load_generation,
+    sound_record,
+)
 from forebay.cache.claims import BuilderBeat, Claims, Heartbeat, OtherBuilders, builder_owners, is_dead
-from forebay.cache.publish import differing_versions, publish
+from forebay.cache.publish import differing_versions, handed_chunks, publish
 from forebay.cache.records import Progress
 from forebay.engine.base import Died, Done, Engine, Event, Failed, TaskDocument, peak_bytes
 from forebay.errors import (
@@ -35,12 +42,15 @@ from forebay.errors import (
     DiskFull,
     ForebayError,
     MemoryTooSmall,
+    NotForebay,
     SourceChanged,
     WorkersFailed,
 )
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
-from forebay.store.base import Store, is_full, this_process
+from forebay.format.generation import HandedChunks
+from forebay.format.tensors import hmac_key
+from forebay.store.base import Missing, Store, is_full, this_process
 
 Answer = Literal["mine", "done", "busy"]
 
@@ -230,6 +240,7 @@ GROWTH = 0.1  # a builder lists its chunks when they are this share of what is l
 FEW_MET = 4  # chunks that others made, one after the other, before all that is there is listed
 MET_SHARE = 1000  # or this part of all chunks, if that is more: then the listing takes as many requests
 SLOW_SECONDS = 120.0  # on one chunk, until a notice says so
+_HANDED = count(1)  # lists of chunks that this process left to other builders
 Weigh = Callable[[int], int]  # what a chunk takes from the source
 
 
@@ -290,13 +301,26 @@ class Build:
         self._returned: set[int] = set()  # claimed, and in the schedule again
         self._slow: dict[int, tuple[float, float]] = {}  # chunk -> when it began, after how long to say so
         self._unlisted: list[int] = []  # made, and claimed until a generation lists them
-        self._fresh = 0  # chunks made since the last generation
+        self._fresh: list[int] = []  # chunks made and neither listed nor handed over to be listed
+        self._handed: dict[str, list[int]] = {}  # key -> chunks that another builder is to list
+        self._found: dict[str, list[ChunkRecord]] = {}  # key -> chunks that others handed over, not listed yet
+        self._looked = 0.0  # when that was last looked for
+        self._is_lister = True  # lists what it makes itself, and for others
         self._met = 0  # chunks of others, since all that is there was listed
         self._others = OtherBuilders(self._store, self._layer, terms.lease_seconds)
         self._has_range = terms.planned is not None and tally.total < len(terms.planned)
         self._first_present, self._listed_count = tally.present, tally.present
+        digests = terms.planned.digests if terms.planned is not None else ()
+        self._about = HandedChunks(self._layer, digests, dict(terms.versions))
+        self._shares_lists = isinstance(job, BuildJob) and not self._has_range
         self._heart = Heartbeat(
-            self._store, terms.host, terms.lease_seconds, self._layer, terms.versions, self._others.look_now_and_then
+            self._store,
+            terms.host,
+            terms.lease_seconds,
+            self._layer,
+            terms.versions,
+            self._others.look_now_and_then,
+            self._shares_lists,
         )
         self._newest: tuple[int, dict[int, int]] = (UNPUBLISHED, {})  # number, chunk of the layer -> listed revision
         self._waiting_for: tuple[str, ...] = ()  # machines whose builders have all that is left
@@ -343,8 +367,9 @@ class Build:
                 self._compare_versions(self._others.look())
             while self._step(engine, governor):
                 self._show(engine)
-            self._publish_unlisted()
+            self._list_own()
             self._wait_for_makers(engine)
+            self._publish_unlisted()
         finally:
             engine.stop()
             # What cannot be tidied up now must not hide why the build ended: `clean` removes it, and claims expire.
@@ -508,7 +533,9 @@ class Build:
     def _listed_in(self, number: int) -> dict[int, int]:
         """The chunks that a generation lists, with their revisions; the last one is kept."""
         if number != self._newest[0]:
-            table = load_generation(self._store, number).table(self._layer)
+            if self._tally.newest is None or self._tally.newest.number != number:
+                self._tally.newest = load_generation(self._store, number)
+            table = self._tally.newest.table(self._layer)
             revisions = table.numbers["revision"].tolist()
             self._newest = (number, dict(zip(table.chunks.tolist(), revisions, strict=True)))
         return self._newest[1]
@@ -533,7 +560,7 @@ class Build:
             self._tally.present += 1
         else:
             self._tally.add(record)
-            self._fresh += 1
+            self._fresh.append(chunk)
             self._heart.made += 1
         self._tally.read += self._weigh(chunk)
         if record is None or self._job.is_listed_by_name(record):
@@ -631,18 +658,58 @@ class Build:
 
     def _publish_now_and_then(self) -> None:
         """List what was made, the less often the more is listed: a generation is as large as the list."""
-        is_time = time.monotonic() - self._published >= self._terms.publish_seconds
-        if is_time and self._fresh and self._fresh >= GROWTH * self._listed_count:
+        now = time.monotonic()
+        if min(now - self._published, now - self._looked) < self._terms.publish_seconds:
+            return
+        if not self._fresh and not self._found:
+            return
+        self._looked = now
+        self._look_at_lists()
+        if self._is_lister:
+            fresh = len(self._fresh) + sum(map(len, self._found.values()))
+            if fresh >= GROWTH * self._listed_count:
+                self._publish()
+        elif self._fresh and len(self._fresh) >= GROWTH * (len(self._tally.records) - len(self._fresh)):
+            self._hand_over()
+
+    def _look_at_lists(self) -> None:
+        """Find out who lists chunks; take what others handed over, or release the claims on what is listed by now.
+
+        The first builder by name lists for all, so that one reads and writes what is listed. Two who both think they
+        are, as one has just begun, do no harm: a generation lists a chunk once.
+        """
+        if not self._shares_lists:
+            return
+        self._is_lister = not with_retries(partial(self._others.is_there_lister, self._terms.versions))
+        if self._is_lister:
+            self._found |= with_retries(partial(handed_chunks, self._store, self._about, self._found))
+        elif self._handed:
+            prefix = f"{layout.BUILDERS}{this_process()}."
+            there = {entry.key for entry in with_retries(lambda: list(self._store.entries(prefix)))}
+            for key in self._handed.keys() - there:
+                self._release_listed(self._handed.pop(key))
+
+    def _hand_over(self) -> None:
+        """Leave what was made to the builder that lists; until it has, the claims are kept."""
+        records = self._about.encode([self._tally.records[chunk] for chunk in self._fresh], hmac_key())
+        key = layout.handed(str(this_process()), next(_HANDED))
+        if with_retries(partial(self._store.create, key, records, durable=False)):
+            self._handed[key], self._fresh, self._published = self._fresh, [], time.monotonic()
+        else:
             self._publish()
 
     def _publish_unlisted(self) -> None:
-        if self._unlisted:
+        if self._unlisted or self._found or self._handed:
             self._publish()
 
     def _list_own(self) -> None:
-        """List what this builder made, for others who wait for it."""
-        if self._unlisted or self._fresh:
-            self._publish()
+        """List what this builder made, or hand it over, for others who wait for it."""
+        self._look_at_lists()
+        if self._is_lister:
+            if self._unlisted or self._fresh or self._found:
+                self._publish()
+        elif self._fresh:
+            self._hand_over()
 
     def _wait_for_makers(self, engine: Engine) -> None:
         """Builders that are at work list their chunks: wait for it a while, rather than read and hash them here."""
@@ -667,22 +734,46 @@ class Build:
 
     def _has_all_listed(self, number: int) -> bool:
         """Whether a generation lists all that this builder waits for."""
+        expected = {*self._chunks, *self._tally.unlisted} - self._tally.failed.keys()
+        with suppress(Missing, NotForebay):  # reading all of it says what is wrong
+            # Of many builders that end, each would read the whole of every generation that the others publish.
+            if with_retries(partial(listed_count, self._store, number, self._layer)) < len(expected):
+                return False
         listed = with_retries(partial(self._listed_in, number))
-        expected = chain(self._chunks, self._tally.unlisted)
-        return all(chunk in listed or chunk in self._tally.failed for chunk in expected)
+        return expected <= listed.keys()
 
     def _publish(self) -> None:
         """List what was made; only then are the claims released that kept others from it."""
-        made = {self._layer: self._tally.records.values()}
+        made = {self._layer: [*chain.from_iterable(self._found.values()), *self._tally.records.values()]}
         terms = self._terms
         listed = with_retries(
-            partial(publish, self._store, made, terms.versions, None, terms.planned, {}, terms.kept_limit)
+            partial(
+                publish,
+                self._store,
+                made,
+                terms.versions,
+                None,
+                terms.planned,
+                {},
+                terms.kept_limit,
+                self._tally.newest,
+            )
         )
-        while self._unlisted:
-            with_retries(partial(self._claims.release, self._unlisted[-1]))
-            self._unlisted.pop()
+        self._tally.newest = listed
+        for key in (*self._found, *self._handed):
+            with suppress(Missing):
+                with_retries(partial(self._store.delete, key))
+        self._found.clear()
+        self._handed.clear()
+        self._release_listed(list(self._unlisted))
         self._published = time.monotonic()
-        self._fresh, self._listed_count = 0, len(listed.table(self._layer))
+        self._fresh, self._listed_count = [], len(listed.table(self._layer))
+
+    def _release_listed(self, chunks: Iterable[int]) -> None:
+        for chunk in chunks:
+            if chunk in self._unlisted:
+                with_retries(partial(self._claims.release, chunk))
+                self._unlisted.remove(chunk)
 
     def _done(self) -> int:
         """The chunks that are made, here or elsewhere as far as heartbeats say, which do not know of ranges."""
@@ -708,6 +799,7 @@ class Build:
             note=self._tally.note,
             waiting_for=self._waiting_for,
         )
-        self._heart.progress, self._heart.unlisted = progress, self._fresh
+        self._heart.progress = progress
+        self._heart.unlisted = len(self._fresh) + sum(map(len, self._handed.values()))
         self._terms.on_progress(progress)
         self._tally.note = ""

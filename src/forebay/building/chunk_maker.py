@@ -100,6 +100,7 @@ class BaseJob:
     planned: tuple[str, ...] = ()  # the digests of the plan that it works by
     skip_unreadable: bool = False
     listed: int | None = None  # the generation whose rows are used again where only their metadata changed
+    known: Plan | None = field(default=None, repr=False, compare=False)  # in this process, which need not read it again
 
     def encode(self, chunk: int) -> EncodedChunk:
         """The bytes of one chunk; a pure function of the recipe and the slice.
@@ -174,7 +175,7 @@ class BaseJob:
 
     @cached_property
     def _plan(self) -> Plan:
-        plan = load_plan(self.store)
+        plan = load_plan(self.store, self.known)
         if plan.digests[: len(self.planned)] != self.planned:
             raise IndexCorrupt(self.store.address, layout.PLAN, "it was exchanged for another plan during the build")
         return plan.first(len(self.planned)) if self.planned else plan

@@ -195,7 +195,7 @@ def base_workplace(
     listed = listing.walked if is_known else ()
     fresh = check_freshness(store, source, plan, layer, snapshot.table(layer), made=made, listed=listed)
     job = BaseJob(
-        store, layer, recipe, source, fresh.now, plan.digests, skip_unreadable, newest.number if newest else None
+        store, layer, recipe, source, fresh.now, plan.digests, skip_unreadable, newest.number if newest else None, plan
     )
 
     def again(made: Mapping[int, ChunkRecord]) -> LayerBuild:
@@ -293,7 +293,7 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
     missing = [chunk for chunk in order if chunk not in listed and (chunk not in there or chunk in distrusted)]
     _check_inputs(place, missing)
     unlisted = frozenset(there).intersection(order) - listed - set(missing)
-    tally = BuildProgress(total=len(order), present=len(order) - len(missing), unlisted=unlisted)
+    tally = BuildProgress(total=len(order), present=len(order) - len(missing), unlisted=unlisted, newest=found.newest)
     lost = [chunk for chunk in order if chunk in gone]
     notes = [*place.notes, *_unsound_notes(layer, unsound.intersection(order))]
     if missing and (differing := differing_versions(found.newest.versions if found.newest else (), terms.versions)):
@@ -317,7 +317,7 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
             made = {layer: tally.records.values()}
             # Who is stopped may have seconds: what others have not listed yet is not read now.
             adopted = {} if isinstance(error, BuildStopped) else adopts
-            publish(store, made, terms.versions, None, terms.planned, adopted, terms.kept_limit)
+            publish(store, made, terms.versions, None, terms.planned, adopted, terms.kept_limit, tally.newest)
             if isinstance(error, ChunkFailed | TooManyFailures):
                 unbound = unbind(store, layer)
         if isinstance(error, SourceChanged):
@@ -330,7 +330,7 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
     made, refused = {layer: tally.records.values()}, set[str]()
     with terms.clock.during("publishing"):
         listing = partial(publish, store, made, terms.versions, refused, terms.planned, adopts, terms.kept_limit)
-        generation = with_retries(listing)
+        generation = with_retries(partial(listing, tally.newest))
     table = generation.table(layer)
     notes += _check_listed(place, order, table, tally, _chunks_of(layer, refused))
     beside = sum(record.revision > later.get(record.chunk, 0) for record in tally.records.values())

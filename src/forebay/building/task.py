@@ -27,7 +27,7 @@ from forebay.source import Source
 from forebay.store.base import Store
 
 INLINE = "build in this process (workers=0, --workers 0)"
-_OPENED = ("store", "recipe", "source", "chunks")  # fields of a job that have documents themselves
+_OPENED = ("store", "recipe", "source", "chunks", "known")  # fields of a job that have documents, or stay here
 
 
 def job_document(job: Job) -> TaskDocument:

@@ -38,7 +38,7 @@ from forebay.format.chunk import (
 )
 from forebay.format.generation import ChunkTable, Generation, decode_generation
 from forebay.format.layout import CacheDocument, decode_cache_document, decode_recipe_document
-from forebay.format.tensors import hmac_key
+from forebay.format.tensors import ALIGNMENT, first_sides, header_size, hmac_key
 from forebay.recipe import RecipeDocument
 from forebay.store.base import BadCopy, Expected, Missing, Pieces, Store, View, holds, load_index, read_document
 
@@ -170,6 +170,15 @@ def read_generation(store: Store, number: int | None, secret: bytes | None) -> G
     return generation
 
 
+def listed_count(store: Store, number: int, layer: str) -> int:
+    """How many chunks of a layer a generation lists, by its header only; nothing else of it is read or checked."""
+    key = layout.generation(number)
+    start = store.read(key, 0, ALIGNMENT)
+    size = header_size(start)
+    text = start if size <= len(start) else start + store.read(key, len(start), size)
+    return first_sides(text, key).get(f"{layer}.chunk", 0)
+
+
 def newest_generation(store: Store) -> Generation | None:
     numbers = generation_numbers(store)
     return load_generation(store, numbers[-1]) if numbers else None
@@ -194,9 +203,15 @@ class Snapshot:
         self._plan, self._below, self._known = plan, below, known
 
     @classmethod
-    def take(cls, store: Store, below: str = layout.LAYERS, known: Plan | None = None) -> "Snapshot":
-        """The index as it is now; segments of a `known` plan are not read again."""
-        return cls(store, newest_generation(store), below=below, known=known)
+    def take(
+        cls, store: Store, below: str = layout.LAYERS, known: Plan | None = None, listed: Generation | None = None
+    ) -> "Snapshot":
+        """The index as it is now; segments of a `known` plan are not read again, nor `listed` if it is the newest."""
+        number = max(generation_numbers(store), default=None)
+        if number is None:
+            return cls(store, None, below=below, known=known)
+        is_newest = listed is not None and listed.number == number
+        return cls(store, listed if is_newest else load_generation(store, number), below=below, known=known)
 
     @property
     def published(self) -> Generation:

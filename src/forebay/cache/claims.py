@@ -15,6 +15,7 @@ of who came next. On a chunk that is made that is harmless: who has a claim look
 Heartbeats: one small file per builder, rewritten while it works, with its progress in it.
 
     builders/<owner>.json        {"beat": 17, "host": "node3", "made": 412, "total": 20000, …}
+    builders/<owner>.000003.safetensors      chunks that it made, for the first of all builders to list
 
 A builder that holds a thousand claims writes one file per beat, and whoever waits for it reads one. It is silent when
 its counter has not moved for a lease on the observer's own clock: the clock of another machine is never asked.
@@ -69,6 +70,7 @@ class BuilderBeat(msgspec.Struct, frozen=True, kw_only=True):
     written_bytes: _Count = 0
     seconds: _Measure = 0.0
     versions: dict[_Name, _Name] = {}  # of the libraries that shape bytes
+    lists: bool = False  # it lists what others hand over to it
 
     @property
     def chunks_per_second(self) -> float:
@@ -176,6 +178,18 @@ class OtherBuilders:
         beats = ((owner, read_builder(self._store, owner)) for owner in others)
         return ((owner, beat) for owner, beat in beats if beat is not None and beat.layer == self._layer)
 
+    def is_there_lister(self, versions: Mapping[str, str]) -> bool:
+        """Whether one that comes before this builder by name, and makes chunks alike, lists those of others."""
+        own = str(this_process())
+        for owner in sorted(builder_owners(self._store)):
+            if owner >= own:
+                break
+            beat = None if is_dead(owner) else read_builder(self._store, owner)
+            is_alike = beat is not None and beat.lists and (beat.layer, beat.versions) == (self._layer, dict(versions))
+            if is_alike and not self._pulses.is_silent(owner):
+                return True
+        return False
+
     def look(self) -> dict[str, BuilderBeat]:
         """The heartbeats of the others that are not known to be dead, by owner."""
         found = dict(self._alive())
@@ -199,6 +213,7 @@ class Heartbeat(threading.Thread):
         layer: str = "",
         versions: Mapping[str, str] | None = None,
         on_beat: Callable[[], None] = lambda: None,
+        lists: bool = False,
     ) -> None:
         super().__init__(name="forebay-heartbeat", daemon=True)
         self.progress: Progress | None = None  # the last one that the builder reported
@@ -208,7 +223,7 @@ class Heartbeat(threading.Thread):
         self._owner = this_process()
         self._processes = ProcessTree(self._owner.pid)
         self._beat, self._versions = 0, dict(versions or {})
-        self._on_beat = on_beat
+        self._on_beat, self._lists = on_beat, lists
         self._stopped = threading.Event()
 
     def run(self) -> None:
@@ -244,6 +259,7 @@ class Heartbeat(threading.Thread):
             written_bytes=progress.written_bytes,
             seconds=progress.seconds,
             versions=self._versions,
+            lists=self._lists,
         )
 
     def __enter__(self) -> "Heartbeat":

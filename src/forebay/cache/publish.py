@@ -32,10 +32,10 @@ from forebay.errors import (
 )
 from forebay.format import layout
 from forebay.format.chunk import MADE_BY, UNKNOWN, ChunkRecord, library_versions
-from forebay.format.generation import ChunkTable, Generation
+from forebay.format.generation import ChunkTable, Generation, HandedChunks, decode_handed
 from forebay.format.layout import MAX_REVISION
 from forebay.format.tensors import hmac_key
-from forebay.store.base import Buffer, Missing, Pieces, Store, holds
+from forebay.store.base import Buffer, Missing, Pieces, Store, holds, load_index, this_process
 
 _FEW_FILES = 8
 _LISTED_AT_ONCE = 1000  # keys that a bucket lists in one answer
@@ -52,6 +52,7 @@ def publish(
     planned: Plan | None = None,
     adopts: Adopts | None = None,
     max_failures: int | float | None = None,
+    listed: Generation | None = None,
 ) -> Generation:
     """The newest generation, after one more if there are chunks that it does not list.
 
@@ -64,14 +65,17 @@ def publish(
     that takes fewer requests than to ask for each that was made. Where there is no row to list, nothing is
     published, and the answer has the number UNPUBLISHED. Rows that are published are never followed by none: that
     raises `SourceEmpty`. `max_failures` is the limit for later commands; None keeps the one of the generation before.
-    A plan that was damaged since it was listed raises `IndexCorrupt`, once all that was made is listed.
+    A plan that was damaged since it was listed raises `IndexCorrupt`, once all that was made is listed. `listed` is a
+    generation that this process has read or written: while it is the newest it is not read again, but for one that was
+    written and is the last of a build.
     """
     own = {layer: list(records) for layer, records in made.items()}
     is_last = adopts is None or bool(adopts)
     taken: list[Snapshot] = []
 
     def drafted() -> tuple[int | None, Generation]:
-        taken[:] = [Snapshot.take(store, known=None if is_last else planned)]
+        unread = is_last and listed is not None and not listed.digest
+        taken[:] = [Snapshot.take(store, known=None if is_last else planned, listed=None if unread else listed)]
         return _next(taken[0], own, versions, skipped, planned, adopts, max_failures)
 
     generation = _published(store, drafted, read_back=is_last)
@@ -79,6 +83,22 @@ def publish(
         if taken[0].plan.digests[number : number + 1] != (digest,):
             raise IndexCorrupt(store.address, layout.plan_segment(number), "it is not the one that is published")
     return generation
+
+
+def handed_chunks(store: Store, about: HandedChunks, known: Collection[str]) -> dict[str, list[ChunkRecord]]:
+    """What other builders left to be listed, made alike, by key; `known` ones are not read again.
+
+    One that cannot be read, or is of another plan, is left to its owner, who lists its chunks itself when it ends.
+    """
+    own, found = str(this_process()), dict[str, list[ChunkRecord]]()
+    for entry in store.entries(layout.BUILDERS):
+        if layout.parse_handed(entry.key) in (None, own) or entry.key in known:
+            continue
+        with suppress(Missing, ForebayError, OSError):
+            of, records = decode_handed(load_index(store, entry.key), store.address, entry.key, hmac_key())
+            if of == about:
+                found[entry.key] = records
+    return found
 
 
 def publish_found(

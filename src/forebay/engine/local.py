@@ -27,6 +27,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 
 import msgspec
+import numpy as np
 
 from forebay.engine.base import (
     KEPT_BYTES,
@@ -142,6 +143,8 @@ def _start_worker(pipe: int, not_inherited: list[int]) -> int:
         os.setpgid(0, 0)
         for descriptor in not_inherited:
             os.close(descriptor)
+        if "numpy.random" in sys.modules:  # or all workers would draw the same; Python's `random` does it by itself
+            np.random.seed()
         main(pipe)
         code = 0
     except BaseException:  # it must not get into the loop of the seed
@@ -274,8 +277,9 @@ class LocalEngine:
         self._fill()
 
     def usage(self) -> EngineUsage:
-        pids = tuple(worker.process.pid for worker in self._workers.values() if worker.process.pid)
-        return EngineUsage(workers=len(self._workers), pids=pids)
+        # A worker that is not forked yet waits for the seed, which loads what all of them need.
+        pids = (worker.process.pid or (self._seed.pid if self._seed else 0) for worker in self._workers.values())
+        return EngineUsage(workers=len(self._workers), pids=tuple(dict.fromkeys(filter(None, pids))))
 
     def stop(self) -> None:
         for worker in self._workers.values():
@@ -343,6 +347,11 @@ class WorkerSeed:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # workers are started without it then
             self._pipe.send_bytes(preloads)
         self.is_gone = False
+
+    @property
+    def pid(self) -> int:
+        """0 where the process is gone."""
+        return 0 if self.is_gone else self._process.pid
 
     def fork(self, pipe: Connection, report: int) -> None:
         """Ask for a worker. If the process is gone, nothing is reported, and the pipe `report` ends."""

@@ -223,10 +223,28 @@ class Generation:
         return seal(self.metadata(), tensors, key)
 
     def _tensors(self, layer: str) -> dict[str, Array]:
-        table = self.layers[layer]
-        facts = {**table.numbers, **table.digests}
-        tensors = {f"{layer}.{name}": values for name, values in facts.items()}
-        return tensors | {f"{layer}.statistics.{name}": values for name, values in table.statistics.items()}
+        return _table_tensors(layer, self.layers[layer])
+
+
+class HandedChunks(msgspec.Struct, frozen=True):
+    """The header of a list of chunks that a builder made and leaves to another one to publish."""
+
+    layer: LayerName
+    plan: tuple[_Sha256, ...]  # by which they were made
+    versions: dict[str, str]  # of the libraries that made them
+
+    def encode(self, records: Iterable[ChunkRecord], key: bytes | None) -> Sequence[Buffer]:
+        about = {"format_version": FORMAT_VERSION, "type": "handed", **msgspec.to_builtins(self)}
+        return seal(about, _table_tensors(self.layer, ChunkTable.of(records)), key)
+
+
+def decode_handed(view: memoryview, root: str, where: str, key: bytes | None) -> tuple[HandedChunks, list[ChunkRecord]]:
+    metadata, tensors = unseal(view, root, where, "handed", key)
+    try:
+        about = msgspec.convert(metadata, HandedChunks)
+        return about, _table(about.layer, tensors).records()
+    except (msgspec.ValidationError, ValueError) as error:
+        raise IndexCorrupt(root, where, f"it is malformed: {one_line(error)}") from error
 
 
 def decode_generation(view: memoryview, root: str, where: str, key: bytes | None) -> Generation:
@@ -265,6 +283,12 @@ def _check_texts(generation: Generation) -> None:
     if unknown:
         raise ValueError(f"it has no recipe for layer '{sorted(unknown)[0]}'")
     check_no_cycle(recipes)
+
+
+def _table_tensors(layer: str, table: ChunkTable) -> dict[str, Array]:
+    facts = {**table.numbers, **table.digests}
+    tensors = {f"{layer}.{name}": values for name, values in facts.items()}
+    return tensors | {f"{layer}.statistics.{name}": values for name, values in table.statistics.items()}
 
 
 def _table(layer: str, tensors: Mapping[str, Array]) -> ChunkTable:

@@ -12,6 +12,7 @@ layers/<layer>/000035.r1.safetensors  revision 1 of the same chunk
 generations/000003.safetensors        what is published, create-only
 claims/<layer>/000035.1.json          the builder that computes a chunk
 builders/<owner>.json                 the heartbeat of a builder, with its progress
+builders/<owner>.000003.safetensors   chunks that it made, left to another builder to list; gone when they are listed
 planning/<hash>.bin                   what planning has found so far; gone when the plan is written
 seen.bin                              which content source files were found to have at a new time, advisory
 dataset.json                          the name of the data set, advisory
@@ -52,7 +53,9 @@ _CHUNK = re.compile(rf"layers/{_NAME}/{_NUMBER}(?:\.r([1-9][0-9]{{0,8}}))?\.safe
 _DROPPED = re.compile(rf"{DROPPED}({_NAME})\.(0|[1-9][0-9]{{0,8}})\.json")
 _CONSTANTS = re.compile(rf"layers/{_NAME}/constants\.[0-9a-f]{{16}}\.safetensors")
 _CLAIM = re.compile(rf"claims/{_NAME}/{_NUMBER}\.([1-9][0-9]{{0,8}})\.json")
-_BUILDER = re.compile(rf"{BUILDERS}([0-9A-Za-z]{{1,64}}-[1-9][0-9]{{0,9}}-(?:0|[1-9][0-9]{{0,18}}))\.json")
+_OWNER = r"([0-9A-Za-z]{1,64}-[1-9][0-9]{0,9}-(?:0|[1-9][0-9]{0,18}))"
+_BUILDER = re.compile(rf"{BUILDERS}{_OWNER}\.json")
+_HANDED = re.compile(rf"{BUILDERS}{_OWNER}\.{_NUMBER}\.safetensors")
 _IDENTITIES = re.compile(rf"identities/{_NUMBER}\.[0-9a-f]{{16}}\.safetensors")
 _PLANNING = re.compile(r"planning/[0-9a-f]{32}\.bin")
 _RECIPE = re.compile(rf"layers/({_NAME})/recipe\.json")
@@ -125,6 +128,10 @@ def builder(owner: str) -> str:
     return f"{BUILDERS}{owner}.json"
 
 
+def handed(owner: str, number: int) -> str:
+    return f"{BUILDERS}{owner}.{number:06d}.safetensors"
+
+
 def parse_generation(key: str) -> int | None:
     """The number of a generation's key, None for any other key."""
     return _number(_GENERATION, key)
@@ -164,6 +171,12 @@ def parse_builder(key: str) -> str | None:
     return found[1] if found else None
 
 
+def parse_handed(key: str) -> str | None:
+    """The owner of a key of chunks that are left to another builder to list, None for any other key."""
+    found = _HANDED.fullmatch(key)
+    return found[1] if found else None
+
+
 def parse_dropped(key: str) -> tuple[str, int] | None:
     """(layer, revision) of the key of a layer that was dropped, None for any other key."""
     found = _DROPPED.fullmatch(key)
@@ -179,7 +192,7 @@ def is_known(key: str, layers: set[str]) -> bool:
     """Whether this module can make a key, given the existing layers."""
     top, _, rest = key.partition("/")
     layer, _, name = rest.partition("/")
-    if parse_dropped(key) is not None or parse_builder(key) is not None or is_planning(key):
+    if any(parse(key) is not None for parse in (parse_dropped, parse_builder, parse_handed)) or is_planning(key):
         return True
     if not name:
         numbers = (parse_generation(key), parse_segment(key), parse_identities(key))

@@ -149,6 +149,22 @@ def parse_header(view: View, where: str, max_bytes: int = MAX_HEADER_BYTES) -> H
     return Header(metadata, tensors, data_start)
 
 
+def header_size(start: bytes) -> int:
+    """Where the header of a file ends, by its first bytes; as far as a header may reach."""
+    return min(8 + int.from_bytes(start[:8], "little"), 8 + MAX_HEADER_BYTES)
+
+
+def first_sides(text: bytes, where: str) -> dict[str, int]:
+    """The lengths of all tensors, by the header of a file alone."""
+    entries = _header_entries(_header_text(memoryview(text), where, MAX_HEADER_BYTES)[0], where)[1]
+    return {name: _tensor_shape(entry)[0] for name, entry in entries.items() if _tensor_shape(entry)}
+
+
+def _tensor_shape(entry: Any) -> list[int]:
+    shape = entry.get("shape") if isinstance(entry, dict) else None
+    return shape if isinstance(shape, list) and all(type(side) is int for side in shape) else []
+
+
 def _header_text(view: View, where: str, max_bytes: int) -> tuple[bytes, int]:
     if len(view) == 0:
         raise NotForebay(where, "it is empty")

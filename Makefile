@@ -71,7 +71,7 @@ check-js: $(BIN)/python  ## the types of the viewer's modules, which stand in JS
 		--moduleResolution bundler --lib es2022,dom,dom.iterable src/forebay/viewer/static/*.js
 
 test-long: $(VENV)/.dev  ## the campaigns that take minutes, and property tests with twenty times as many examples
-	$(BIN)/pytest --processes 2 -m long
+	TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=1 $(BIN)/pytest --processes 2 -m long
 	$(BIN)/pytest --processes 2 -m 'hypothesis and not long' --hypothesis-profile=long
 
 COVERAGE := $(BIN)/coverage

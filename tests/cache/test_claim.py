@@ -393,7 +393,7 @@ def test_the_claim_of_a_killed_builder_on_this_host_is_free_at_once(dead_owner):
 def test_an_expired_claim_is_taken_over_by_exactly_one_of_many(tmp_path, builders):
     store = LocalStore(tmp_path)
     claim_by_somebody_elsewhere(store, 35)
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(builders), context.Queue()
     racers = [
         context.Process(target=take_when_all_are_ready, args=(str(tmp_path), barrier, results, 0.2))

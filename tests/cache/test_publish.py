@@ -79,7 +79,7 @@ def test_a_chunk_that_a_second_builder_also_holds_for_its_own_is_listed_once(tmp
 @pytest.mark.parametrize("count", [5, pytest.param(12, marks=pytest.mark.long)])
 def test_many_who_publish_at_once_end_in_one_sequence_whose_newest_lists_everything(tmp_path, count):
     store = prepared(tmp_path / "cache", count)
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     barrier = context.Barrier(count)
     builders = [
         context.Process(target=build_one_then_publish_with_all, args=(str(tmp_path / "cache"), chunk, barrier))

@@ -4,16 +4,14 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.builders import script_environment
 from tests.layer_recipes import LengthLayer, LineRecipe, flip, number_cache, write_lines
 from tests.token_caches import NumberedTokens, token_cache, write_numbers
+from tests.warm_process import WarmProcess
 
 import forebay as fb
 from forebay.errors import SelectionEmpty, SelectionLost
@@ -295,12 +293,13 @@ if child == 0:
     sys.exit(0)
 os.waitpid(child, 0)
 assert len(pickle.loads(packed)) == {len(Split("train").select(numbers))}
-sys.stdout.buffer.write(packed)
+print(packed.hex())
 """
-    run = subprocess.run([sys.executable, "-c", code], env=script_environment(), capture_output=True)
-    assert run.returncode == 0, run.stderr.decode()
+    process = WarmProcess("-c", code)
+    out, errors = process.communicate()
+    assert process.returncode == 0, errors
     with pytest.raises(SelectionLost, match="make it again here"):
-        pickle.loads(run.stdout)
+        pickle.loads(bytes.fromhex(out))
 
 
 def test_a_folder_keeps_a_split_and_a_damaged_one_is_made_again(tmp_path: Path, numbers: fb.Cache) -> None:

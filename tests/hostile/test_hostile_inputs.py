@@ -18,7 +18,12 @@ SLOW = (
         "parquet page in two bytes",
         "parquet page of long words",
     ),  # as "text in four bytes"
-    *("text of one word", "text of spaces", "text of long words"),  # as "parquet of one word"
+    *(
+        "parquet of the longest texts",
+        "text of one word",
+        "text of spaces",
+        "text of long words",
+    ),  # as "parquet of one word"
 )
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="the campaign forks and watches children as Linux does")
 

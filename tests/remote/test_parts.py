@@ -133,7 +133,7 @@ def test_what_another_created_while_the_parts_were_sent_stays(
     assert store.read("large") == VALUE[::-1]
 
 
-@pytest.mark.parametrize("kind", ["lost-reply", "conflict"])
+@pytest.mark.parametrize(("service", "kind"), dealt(list(SERVICES), ["lost-reply", "conflict"]), indirect=["service"])
 def test_equal_bytes_of_another_are_not_its_own(
     proxy: FaultProxy, store: ObjectStore, service: tuple[str, str, str], kind: str
 ) -> None:
@@ -305,8 +305,9 @@ def test_an_open_question_about_one_way_to_copy_does_not_hide_the_other(
     assert open_store(f"{bucket}/other")._way_to_copy() == "multipart"
 
 
-@pytest.mark.parametrize("kind", ["conflict", "lost-reply", "reset-after", "server-error", "throttled"])
-@pytest.mark.parametrize("nth", range(4))
+@pytest.mark.parametrize(
+    ("kind", "nth"), dealt(["conflict", "lost-reply", "reset-after", "server-error", "throttled"], range(4))
+)
 def test_a_wrong_answer_does_not_vouch_for_a_condition_that_a_service_ignores(
     s3: str, bucket: str, in_parts: None, monkeypatch: pytest.MonkeyPatch, kind: str, nth: int
 ) -> None:

@@ -6,6 +6,7 @@ import lzma
 import os
 import random
 from collections.abc import Callable
+from functools import cache, partial
 
 import pytest
 import zstandard
@@ -17,6 +18,7 @@ from forebay.errors import SourceUnreadable
 WORDS = [os.urandom(3).hex() for _ in range(3000)]
 
 
+@cache
 def text_of(size: int, seed: int = 0) -> bytes:
     """Lines of words, compressed about as text is."""
     chosen = random.Random(seed).choices(WORDS, k=size // 7)
@@ -42,7 +44,7 @@ LAYOUTS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "zst, unsized": (".zst", unsized),
     "zst, many frames": (".zst", in_pieces(zstandard.compress)),
     "bz2": (".bz2", bz2.compress),
-    "xz": (".xz", lzma.compress),
+    "xz": (".xz", partial(lzma.compress, preset=1)),
 }
 
 

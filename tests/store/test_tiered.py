@@ -510,7 +510,7 @@ def read_in_a_process(far: FarFolder, tier: str, results: "multiprocessing.Queue
 
 
 def test_processes_of_a_machine_fetch_each_chunk_once(root: Path, far: FarFolder, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     results: multiprocessing.Queue[tuple[int, bytes]] = context.Queue()
     arguments = (far, str(tmp_path / "tier"), results)
     processes = [context.Process(target=read_in_a_process, args=arguments) for _ in range(3)]

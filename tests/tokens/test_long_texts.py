@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from tests.pairs import dealt, more
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import forebay as fb
@@ -31,6 +32,7 @@ from forebay.tokens.packing import (
 )
 from forebay.tokens.vocabulary import GPT2, Encoder, Vocabulary, load_vocabulary, open_encoder
 
+LIBRARIES = ["tokenizers", "fastokens"]
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 # Words, spaces, breaks, marks, apostrophes, numbers, combining marks, other scripts and half-way cases of all of them.
 ALPHABET = [
@@ -133,16 +135,14 @@ def assert_same_in_pieces(
     assert found == encoded(encoder, texts)
 
 
-@pytest.mark.parametrize("name", sorted(vocabularies()))
-@pytest.mark.parametrize("library", ["tokenizers", "fastokens"])
+@pytest.mark.parametrize(("name", "library"), dealt(sorted(vocabularies()), LIBRARIES))
 def test_pieces_have_the_ids_of_the_whole_text(monkeypatch: pytest.MonkeyPatch, name: str, library: Any) -> None:
     draw = random.Random(name)
     texts = ["".join(draw.choices(ALPHABET, k=draw.randrange(1, 60))) for _ in range(400)]
     assert_same_in_pieces(monkeypatch, library, vocabularies()[name], texts, 1000)
 
 
-@pytest.mark.parametrize("name", sorted(WITH_ADDED_TOKENS))
-@pytest.mark.parametrize("library", ["tokenizers", "fastokens"])
+@pytest.mark.parametrize(("name", "library"), dealt(sorted(WITH_ADDED_TOKENS), LIBRARIES))
 def test_no_added_token_is_cut(monkeypatch: pytest.MonkeyPatch, name: str, library: Any) -> None:
     vocabulary, words = WITH_ADDED_TOKENS[name]
     draw = random.Random(name)
@@ -313,7 +313,7 @@ def test_a_map_of_characters_that_keeps_letters_allows_to_cut() -> None:
     assert [*chain(*encoded(encoder, list(pieces(text, 1, places))))] == encoded(encoder, [text])[0]
 
 
-@pytest.mark.parametrize("name", ["llama 2", "llama 2, newer file"])
+@pytest.mark.parametrize("name", ["llama 2", *more("llama 2, newer file")])
 def test_a_book_of_five_megabytes_is_built_with_a_tokenizer_of_sentencepiece(tmp_path: Path, name: str) -> None:
     (tmp_path / "tokenizer.json").write_bytes(book_vocabulary(*BOOKS[name]).json)
     (tmp_path / "book.txt").write_text("\n".join(PROSE) * (5_000_000 // len("\n".join(PROSE))))

@@ -27,6 +27,7 @@ from diffusers import (
 )
 from PIL import Image
 from tests import tiny_pipelines
+from tests.pairs import dealt
 from tests.tiny_pipelines import CLASSES, saved
 from tests.torch.taught import images_cache, prompts_cache
 
@@ -41,6 +42,7 @@ SHARE = 0.25  # of noise at the second bucket: t = 0 is noise
 STEPS = 1000
 # float32 is summed in another order by batches of another size; what is stored as float16 is rounded to 11 bits.
 CLOSE = {"float32": 1e-6, "float16": 1e-3}
+TYPES = list(CLOSE)
 SINGLE: dict[str, dict[str, int]] = {"stable_diffusion": {"num_images_per_prompt": 1}, "sdxl": {}}
 
 
@@ -128,8 +130,7 @@ def away(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.abs(one.astype(np.float32) - other).max())
 
 
-@pytest.mark.parametrize("stored", ["float32", "float16"])
-@pytest.mark.parametrize("kind", ["stable_diffusion", "sdxl"])
+@pytest.mark.parametrize(("kind", "stored"), dealt(["stable_diffusion", "sdxl"], TYPES))
 def test_a_unet_on_prompts_is_what_its_pipeline_computes(tmp_path: Path, kind: str, stored: str) -> None:
     model = saved(tmp_path / "model", getattr(tiny_pipelines, kind))
     cache, recipes = built(prompts_cache(tmp_path), model, stored=stored, denoiser={"image_size": 16})
@@ -256,8 +257,7 @@ def test_a_dit_with_classes_is_what_its_pipeline_computes(
     assert away(cache.read(range(len(cache)), ["lune"])["lune"][:, 1], expected) < CLOSE[stored]
 
 
-@pytest.mark.parametrize("stored", ["float32", "float16"])
-@pytest.mark.parametrize("count", [1, 1000])
+@pytest.mark.parametrize(("count", "stored"), dealt([1, 1000], TYPES))
 def test_a_sit_is_what_its_sampler_computes(tmp_path: Path, stored: str, count: int) -> None:
     """A SiT is a DiT whose time runs from noise at 0 to data at 1, on a linear path: x(t) = t·data + (1-t)·noise.
 
@@ -295,8 +295,7 @@ def qwen_vae() -> AutoencoderKLQwenImage:
     ).eval()  # fmt: skip
 
 
-@pytest.mark.parametrize("stored", ["float32", "float16"])
-@pytest.mark.parametrize("kind", ["wan", "wan 2.2", "qwen"])
+@pytest.mark.parametrize(("kind", "stored"), dealt(["wan", "wan 2.2", "qwen"], TYPES))
 def test_latents_of_wan_and_qwen_are_what_their_pipelines_make(
     tmp_path: Path, kind: str, stored: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

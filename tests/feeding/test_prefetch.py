@@ -5,9 +5,13 @@ import threading
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
-from forebay.feeding.prefetch import Lanes, Prefetcher, PrefetchPlan
+from forebay.feeding.prefetch import Batch, BatchGroups, Lanes, Prefetcher, PrefetchPlan
+from forebay.feeding.shuffle import Ranks
+from forebay.feeding.stream import Located
+from forebay.order.bijection import Numbers
 
 Items = list[int]
 WITHIN = 60.0  # seconds; a deadlock would last
@@ -93,3 +97,41 @@ def test_no_more_batches_are_made_ahead_than_asked_for(threads: int, prefetch: i
     prefetcher.stop()
     assert made == taken
     assert most <= prefetch + 1, "one is being used"
+
+
+class SlowOrder:
+    """Rows in the order of their numbers, which takes a while to find out."""
+
+    caches, selections, seed = (), (), 0
+
+    def __init__(self) -> None:
+        self.located: list[int] = []
+
+    def locate(self, epoch: int, positions: Numbers) -> Located:
+        self.located.append(len(positions))
+        time.sleep(0.05)
+        return Located(positions)
+
+
+class RowNumbers:
+    def batches(self, stream: object, epoch: int, located: Located, size: int) -> Iterator[Batch]:
+        yield from ({"rows": located.rows[at : at + size].tolist()} for at in range(0, len(located.rows), size))
+
+
+def test_threads_that_begin_groups_at_once_locate_their_rows_once() -> None:
+    stream, plan = SlowOrder(), PrefetchPlan(threads=2, group=4, handoff=2, queued=2)
+    groups = BatchGroups(stream, 0, 0, 24, 2, plan, Ranks(0, 1), RowNumbers(), filled=False)  # type: ignore[arg-type]
+    begun, found = threading.Barrier(3), {}
+
+    def work(number: int) -> None:
+        begun.wait()
+        batches = [batch for handoff in groups.make(number, 0) for batch in reversed(handoff.batches)]
+        found[number] = np.concatenate([batch["rows"] for batch in batches]).tolist()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WITHIN)
+    assert found == {number: list(range(8 * number, 8 * number + 8)) for number in range(3)}
+    assert stream.located == [24]

@@ -168,6 +168,7 @@ class BatchGroups:
         size = self._group_positions * self._groups_at_once
         # Not a method: a method's cache would keep this object alive in a cycle.
         self._stretch = lru_cache(maxsize=2)(partial(_located, stream, epoch, start, stop, size, ranks, filled))
+        self._locating = threading.Lock()  # threads that begin groups at once would both locate their rows
 
     def __len__(self) -> int:
         return -(-(self._stop - self._start) // self._group_positions)
@@ -184,7 +185,9 @@ class BatchGroups:
         error = None
         clock, begun = time.perf_counter, time.perf_counter()
         try:
-            located = self._stretch(stretch).part(rows)
+            with self._locating:
+                whole = self._stretch(stretch)
+            located = whole.part(rows)
             if self._lanes > 1:
                 located = located.part(
                     _lane_rows(len(located.rows), self._handoff * self._local_size, lane, self._lanes)

@@ -1,6 +1,7 @@
 """The hot path of feeding training, against the least work that makes the same bytes.
 
     python -m benchmarks.loader --keep --prepare …      makes the data, once
+    python -m benchmarks.hot_path --folder … --prepare  makes images and latents beside it, once
     python -m benchmarks.hot_path --folder …            measures; a minute or two
     python -m benchmarks.hot_path --folder … --processor-time       beside other work: less of it disturbs these figures
 
@@ -26,37 +27,48 @@ import resource
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
+import msgspec
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 import forebay as fb
+from benchmarks.image_data import Images
 from benchmarks.loader import BATCH, ROUND_BATCHES, Batches, derived
 from benchmarks.measure import ROUNDS, Comparison, compare
-from benchmarks.prepared import into_memory
+from benchmarks.numbers import NumberSource
+from benchmarks.prepared import into_memory, prepared
 from benchmarks.token_rows import LENGTH, PACKED_BLOCK_ROWS, PlainRows, open_plain
 from forebay import compiled
+from forebay.columns import Codec
 from forebay.feeding.stream import PACKED_COLUMNS
-from forebay.torch import Loader
+from forebay.torch import ImageBatch, Loader
 from forebay.torch.batches import Buffers
 from forebay.torch.packed_batch import PackedTargets, batches_in_place
 
 RING = 8  # batches of the loop in C that are alive at once, as in a loader
 TICKS_SECONDS = 10.0
+PICTURES, LATENTS = 1000, 20_000
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", type=Path, required=True, help="that of `benchmarks.loader --keep --prepare`")
     parser.add_argument("--processor-time", action="store_true", help="of one thread, the least of many turns")
+    parser.add_argument("--prepare", action="store_true", help="make the images and latents, and measure nothing")
     options = parser.parse_args()
     folder = options.folder / "data"
+    if options.prepare:
+        image_cache(folder)
+        latent_caches(folder)
+        return
     for part in ("cache-none", "cache-zstd", "plain"):
         into_memory(folder / part)
     cache, plain = fb.open_cache(folder / "cache-none"), open_plain(folder / "plain")
@@ -74,10 +86,17 @@ def main() -> None:
     packed = fb.open_cache(folder / "cache-zstd")
     alone = {"labels": None, "derive": ()}
     print(decoding_in_two_threads(packed), flush=True)
+    pictures, latents = fb.open_cache(image_cache(folder)), latent_caches(folder)
+    for part in ("images/cache", *(f"latents-{codec}" for codec in latents)):
+        into_memory(folder / part)
+    scaled = ImageBatch(pictures, dtype=torch.float32, normalize="imagenet", tags=None)
     for name, one, options in (
         ("tokens alone", cache, alone),
         ("tokens, labels, positions", cache, {}),
         ("zstd, window shuffle, tokens alone", packed, alone),
+        ("images of 448 x 448, uint8", pictures, {"collate": ImageBatch(pictures, tags=None)}),
+        ("images of 448 x 448, normalised float32", pictures, {"collate": scaled}),
+        *((f"latents of 32 KiB, {codec}", fb.open_cache(root), {}) for codec, root in latents.items()),
     ):
         print(two_threads(one, name, options), flush=True)
     print(longest_holds(cache), flush=True)
@@ -253,8 +272,44 @@ def on_device(cache: fb.Cache, plain: PlainRows, how: How) -> Comparison:
 
 
 def two_threads(cache: fb.Cache, name: str, options: dict[str, object]) -> Comparison:
-    one, two = (_ours(cache, threads=threads, **options) for threads in (1, 2))
-    return _compare(f"{name}: two threads / one", two, one, 1.6, WALL)
+    """Each side has its own decoded blocks."""
+    one, two = (_ours(fb.open_cache(cache.root), threads=threads, **options) for threads in (1, 2))
+    batches = min(ROUND_BATCHES, max(50, (1 << 30) // (BATCH * cache.row_bytes(cache.default_columns))))
+    return _compare(f"{name}: two threads / one", two, one, 1.6, replace(WALL, batches=batches))
+
+
+class LatentRecipe(msgspec.Struct, frozen=True, kw_only=True):
+    """Latents of images of 512 x 512, as a VAE's in shape and spread: noise, the same for the same number."""
+
+    kind: ClassVar[str] = "latents"
+    revision: ClassVar[int] = 1
+    codec: Codec
+
+    def columns(self) -> tuple[fb.Column, ...]:
+        return (fb.Column(name="latents", dtype="float16", shape=(4, 64, 64), codec=self.codec),)
+
+    def chunk_target(self) -> fb.ChunkTarget:
+        return fb.ChunkTarget(rows=1000)
+
+    def make(self, samples: Iterable[fb.Sample]) -> fb.Rows:
+        drawn = [np.random.default_rng(sample.data).standard_normal((4, 64, 64), np.float32) for sample in samples]
+        return fb.Rows({"latents": np.array(drawn).astype(np.float16)})
+
+
+def image_cache(folder: Path) -> Path:
+    return Images(folder / "images", None, PICTURES, folder).cache()
+
+
+def latent_caches(folder: Path) -> dict[Codec, Path]:
+    codecs: tuple[Codec, ...] = ("none", "zstd")
+    return {
+        codec: prepared(
+            folder / f"latents-{codec}",
+            f"{LATENTS} latents",
+            lambda root, codec=codec: fb.build(root, NumberSource(LATENTS), LatentRecipe(codec=codec)),
+        )
+        for codec in codecs
+    }
 
 
 def stalls(cache: fb.Cache) -> str:
@@ -424,8 +479,8 @@ def _compare(name: str, ours: Iterator[object], theirs: Iterator[object], goal: 
         for _ in itertools.islice(batches, count):
             pass
 
-    take(ours, 2 * ROUND_BATCHES)  # every block is checked by now
-    options = {"rounds": how.rounds, "clock": how.clock, "chosen": how.chosen, "undisturbed": how is WALL}
+    take(ours, 2 * how.batches if how is not PROCESSOR else 2 * ROUND_BATCHES)  # every block is checked by now
+    options = {"rounds": how.rounds, "clock": how.clock, "chosen": how.chosen, "undisturbed": how is not PROCESSOR}
     amount = how.batches * BATCH
     return compare(name, lambda: take(ours), lambda: take(theirs), amount=amount, unit="rows", goal=goal, **options)
 

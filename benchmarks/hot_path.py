@@ -55,7 +55,7 @@ from forebay.torch.packed_batch import PackedTargets, batches_in_place
 
 RING = 8  # batches of the loop in C that are alive at once, as in a loader
 TICKS_SECONDS = 10.0
-PICTURES, LATENTS = 1000, 20_000
+PICTURES, LATENTS = 1000, 20_000  # more latents than stay decoded in memory
 
 
 def main() -> None:
@@ -306,7 +306,7 @@ def latent_caches(folder: Path) -> dict[Codec, Path]:
         codec: prepared(
             folder / f"latents-{codec}",
             f"{LATENTS} latents",
-            lambda root, codec=codec: fb.build(root, NumberSource(LATENTS), LatentRecipe(codec=codec)),
+            lambda root, codec=codec: fb.build(root, NumberSource(LATENTS), LatentRecipe(codec=codec), workers=0),
         )
         for codec in codecs
     }

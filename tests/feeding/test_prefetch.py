@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from forebay.feeding.prefetch import Batch, BatchGroups, Lanes, Prefetcher, PrefetchPlan
-from forebay.feeding.shuffle import Ranks
-from forebay.feeding.stream import Located
-from forebay.order.bijection import Numbers
+from forebay.feeding.stream import Located, Ranks
+from forebay.order.orders import Numbers
 
 Items = list[int]
 WITHIN = 60.0  # seconds; a deadlock would last

@@ -16,7 +16,7 @@ from tests.recipes import NOTES, ObedientRecipe, orders, write_orders
 import forebay as fb
 from forebay.building import build_options, builder
 from forebay.cache.catalog import generation_numbers, load_generation
-from forebay.cache.claims import BuilderBeat, Claims, OtherBuilders, read_claims
+from forebay.cache.claims import BuilderBeat, Claims, OtherBuilders, read_builder, read_claims
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.publish import builder_versions, handed_chunks, publish
 from forebay.engine import InlineEngine
@@ -547,6 +547,46 @@ def test_the_first_builder_lists_what_another_left_without_reading_its_chunks(tm
     assert handed_keys(store) == [layout.handed(other(1), 2)]
     first = [layout.chunk(LAYER, chunk) for chunk in range(3)]
     assert not [key for verb, key in store.asked if verb == "read" and key in first]
+
+
+WITH_NOTHING_TO_LIST = {"done": 8, "total": 8, "made": 2}
+
+
+@pytest.mark.parametrize("busy", [{}, WITH_NOTHING_TO_LIST | {"done": 7}, WITH_NOTHING_TO_LIST | {"unlisted": 1}])
+def test_what_a_dead_builder_left_is_listed_as_soon_as_no_other_could_list_it(tmp_path, monkeypatch, busy):
+    """Builders that had all ended their work would wait for one another, for a lease."""
+    monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
+    monkeypatch.setattr(builder, "WAIT_SECONDS", 0.05)
+    store, source, waits = MemoryStore(), source_of(tmp_path, 8), []
+    left_by_another(store, source, 3)
+    beat(store, 1, **busy)
+
+    def end_the_other(progress: fb.Progress) -> None:
+        waits.append(progress.phase == "waiting")
+        assert sum(waits) < 60, "it waits for a builder that has nothing to list"
+        if sum(waits) == 10:
+            beat(store, 1, 2, **WITH_NOTHING_TO_LIST)
+
+    report = fb.build(store, source, ObedientRecipe(), workers=0, lease_seconds=600, on_progress=end_the_other)
+    assert (report.made, report.present) == (5, 3)
+    assert sum(waits) >= 10, "it has not waited for a builder that could list what is left"
+    assert len(load_generation(store).table(LAYER)) == 8
+
+
+def test_a_builder_that_waits_for_others_says_at_once_that_it_has_nothing_to_list(tmp_path, monkeypatch):
+    monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
+    store, source, seen, waits = MemoryStore(), source_of(tmp_path, 8), [], itertools.count()
+    left_by_another(store, source, 3)
+
+    def look(progress: fb.Progress) -> None:
+        own = read_builder(store, str(this_process()))
+        if progress.phase == "waiting" and own is not None and own.done == own.total == 8:
+            seen.append(own.unlisted)
+            store.delete(layout.builder(other(1)))
+        assert progress.phase != "waiting" or next(waits) < 8, "it has said nothing"
+
+    fb.build(store, source, ObedientRecipe(), workers=0, lease_seconds=600, on_progress=look)
+    assert seen[0] == 0
 
 
 @pytest.mark.parametrize("forged", ["no tag", "another plan"])

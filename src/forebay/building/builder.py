@@ -31,7 +31,7 @@ from forebay.cache.catalog import (
     load_generation,
     sound_record,
 )
-from forebay.cache.claims import BuilderBeat, Claims, Heartbeat, OtherBuilders, builder_owners, is_dead
+from forebay.cache.claims import BuilderBeat, Claims, Heartbeat, OtherBuilders, builder_owners, is_dead, read_builder
 from forebay.cache.publish import differing_versions, handed_chunks, publish
 from forebay.cache.records import Progress
 from forebay.engine.base import Died, Done, Engine, Event, Failed, TaskDocument, peak_bytes
@@ -715,7 +715,7 @@ class Build:
         """Builders that are at work list their chunks: wait for it a while, rather than read and hash them here."""
         pause, patience = TICK_SECONDS / 8, max(self._terms.publish_seconds, self._terms.lease_seconds)
         end, seen = time.monotonic() + patience, UNPUBLISHED
-        others = self._others.look()
+        others, has_told = self._others.look(), False
         self._claims.pulses.take(others)
         while time.monotonic() < end and others:
             self._list_own()
@@ -724,13 +724,23 @@ class Build:
             is_last, seen = number == seen, number
             if all(map(self._claims.pulses.is_silent, others)) or (is_last and self._has_all_listed(number)):
                 return
+            if is_last and self._is_lister and not any(map(self._may_list, others)):
+                return  # what is left was made by builders that died, and they would all wait for one another
             pause = pause if is_last else TICK_SECONDS / 8
             self._waiting_for = tuple(sorted({beat.host for beat in others.values()}))
             self._show(engine)
+            if not has_told and not self._heart.unlisted and self._heart.is_alive():
+                self._heart.beat()  # others need not wait for this builder
+                has_told = True
             time.sleep(pause)
             pause = min(WAIT_SECONDS, 2 * pause)
             there = builder_owners(self._store)
             others = {owner: others[owner] for owner in there if owner in others and not is_dead(owner)}
+
+    def _may_list(self, owner: str) -> bool:
+        """Whether another builder has chunks to make or to list, as far as its last heartbeat says."""
+        beat = read_builder(self._store, owner)
+        return beat is not None and (beat.unlisted > 0 or beat.done < beat.total or not beat.total)
 
     def _has_all_listed(self, number: int) -> bool:
         """Whether a generation lists all that this builder waits for."""

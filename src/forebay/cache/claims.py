@@ -224,7 +224,7 @@ class Heartbeat(threading.Thread):
         self._processes = ProcessTree(self._owner.pid)
         self._beat, self._versions = 0, dict(versions or {})
         self._on_beat, self._lists = on_beat, lists
-        self._stopped = threading.Event()
+        self._stopped, self._beating = threading.Event(), threading.Lock()
 
     def run(self) -> None:
         for part in itertools.chain(EARLY_BEATS, itertools.repeat(1.0)):
@@ -236,8 +236,8 @@ class Heartbeat(threading.Thread):
 
     def beat(self) -> None:
         """Show that this builder lives; a full disk stops the build where it writes chunks, not here."""
-        self._beat += 1
-        with suppress(OSError, ForebayError):
+        with self._beating, suppress(OSError, ForebayError):
+            self._beat += 1
             self._store.replace(layout.builder(str(self._owner)), [msgspec.json.encode(self._now())], durable=False)
 
     def _now(self) -> BuilderBeat:

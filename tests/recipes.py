@@ -185,6 +185,19 @@ def _write_note(name: str, text: str) -> None:
         os.close(descriptor)
 
 
+class TogetherStore(LocalStore):
+    """Creates a key when everybody is about to: all have looked before, and nobody has seen it."""
+
+    def __init__(self, path: Path, key: str, barrier) -> None:
+        super().__init__(path)
+        self._key, self._barrier = key, barrier
+
+    def create(self, key: str, data: Sequence[Buffer], **options) -> bool:
+        if key == self._key:
+            self._barrier.wait(600)
+        return super().create(key, data, **options)
+
+
 class HesitantStore(LocalStore):
     """Writes a chunk only once the next one is being made, for each of three tries anew; the last one at once.
 

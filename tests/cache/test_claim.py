@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.recipes import TogetherStore
 
 from forebay.building.builder import with_retries
 from forebay.cache.claims import (
@@ -54,10 +55,9 @@ def beat_elsewhere(store: Store, beat: int, **progress: int) -> None:
 
 
 def take_when_all_are_ready(folder: str, barrier, results, lease_seconds: float) -> None:
-    mine = claims_on(LocalStore(folder), lease_seconds)
+    mine = claims_on(TogetherStore(folder, layout.claim(LAYER, 35, 2), barrier), lease_seconds)
     mine.take(35)
     time.sleep(lease_seconds)
-    barrier.wait()
     results.put(mine.take(35))
     barrier.wait()  # nobody leaves, and so dies, before all have asked
 
@@ -389,6 +389,7 @@ def test_the_claim_of_a_killed_builder_on_this_host_is_free_at_once(dead_owner):
     assert claims_on(dead_owner, lease_seconds=3600).take(35)
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 @pytest.mark.parametrize("builders", [5, pytest.param(12, marks=pytest.mark.long)])
 def test_an_expired_claim_is_taken_over_by_exactly_one_of_many(tmp_path, builders):
     store = LocalStore(tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.builders import chunk_digests
-from tests.recipes import ObedientRecipe, orders, write_orders
+from tests.recipes import ObedientRecipe, TogetherStore, orders, write_orders
 
 import forebay as fb
 from forebay.building.begin import prepare_base
@@ -46,15 +46,15 @@ def bytes_of_generations(root: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((root / "generations").iterdir())}
 
 
-def build_one_then_publish_with_all(root: str, chunk: int, barrier) -> None:
-    store = LocalStore(root)
+def build_one_then_publish_with_all(root: str, chunk: int, barrier, adopts) -> None:
+    store = TogetherStore(root, layout.generation(0), barrier)  # each is about to publish the first one
     plan = load_plan(store)
     source = fb.sources.lines(Path(root).parent / "source.txt")
     job = base_workplace(Snapshot(store, None), SourceListing(source, store), ObedientRecipe(), LAYER, plan).job
     encoded = job.encode(chunk)
-    barrier.wait()
     assert store.create(layout.chunk(LAYER, chunk), encoded.buffers)
-    publish(store, {}, {"made by": str(chunk)})
+    made = {} if adopts is None else {LAYER: [encoded.record(encoded.sha256())]}
+    publish(store, made, {"made by": str(chunk)}, planned=plan, adopts=adopts)
 
 
 def test_a_damaged_cache_document_is_named_and_not_published(tmp_path):
@@ -76,13 +76,15 @@ def test_a_chunk_that_a_second_builder_also_holds_for_its_own_is_listed_once(tmp
     assert bytes_of_generations(tmp_path / "cache") == before
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 @pytest.mark.parametrize("count", [5, pytest.param(12, marks=pytest.mark.long)])
-def test_many_who_publish_at_once_end_in_one_sequence_whose_newest_lists_everything(tmp_path, count):
+@pytest.mark.parametrize("adopts", [None, {}], ids=["whatever is there", "its own"])
+def test_many_who_publish_at_once_end_in_one_sequence_whose_newest_lists_everything(tmp_path, count, adopts):
     store = prepared(tmp_path / "cache", count)
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(count)
     builders = [
-        context.Process(target=build_one_then_publish_with_all, args=(str(tmp_path / "cache"), chunk, barrier))
+        context.Process(target=build_one_then_publish_with_all, args=(str(tmp_path / "cache"), chunk, barrier, adopts))
         for chunk in range(count)
     ]
     for builder in builders:

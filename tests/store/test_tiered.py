@@ -509,6 +509,7 @@ def read_in_a_process(far: FarFolder, tier: str, results: "multiprocessing.Queue
     results.put((cache.store.transfers().fetched, tokens.tobytes()))
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_processes_of_a_machine_fetch_each_chunk_once(root: Path, far: FarFolder, tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     results: multiprocessing.Queue[tuple[int, bytes]] = context.Queue()

@@ -149,9 +149,7 @@ def _png(width: int, height: int) -> bytes:
 
     row = bytes(1 + 4 * width)
     squeezer = zlib.compressobj(1, wbits=-15)
-    packed = squeezer.compress(row) + squeezer.flush(
-        zlib.Z_FULL_FLUSH
-    )  # the same for every row: none refers to another
+    packed = squeezer.compress(row) + squeezer.flush(zlib.Z_FULL_FLUSH)  # for every row: none refers to another
     adler = struct.pack(">HH", len(row) * height % 65521, 1)
     data = b"\x78\x01" + packed * height + b"\x03\x00" + adler
     head = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)
@@ -159,7 +157,7 @@ def _png(width: int, height: int) -> bytes:
 
 
 def _images(folder: Path, root: Path) -> Commands:
-    (folder / "huge.png").write_bytes(_png(60_000, 3_000))
+    (folder / "huge.png").write_bytes(_png(61_000, 4_400))  # a gigabyte, and just not what Pillow itself would refuse
     (folder / "largest.png").write_bytes(_png(9_000, 9_000))
     (folder / "film.jpg").write_bytes(b"\xff\xd8" + bytes(4 << 20))
     with (folder / "sparse.png").open("wb") as file:

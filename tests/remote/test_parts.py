@@ -306,7 +306,8 @@ def test_an_open_question_about_one_way_to_copy_does_not_hide_the_other(
 
 
 @pytest.mark.parametrize(
-    ("kind", "nth"), dealt(["conflict", "lost-reply", "reset-after", "server-error", "throttled"], range(4))
+    ("kind", "nth"),  # the conflict at the last request is in every run: only there it looks like a refusal
+    dealt(["lost-reply", "reset-after", "server-error", "conflict", "throttled"], range(4)),
 )
 def test_a_wrong_answer_does_not_vouch_for_a_condition_that_a_service_ignores(
     s3: str, bucket: str, in_parts: None, monkeypatch: pytest.MonkeyPatch, kind: str, nth: int
@@ -324,6 +325,7 @@ def test_a_wrong_answer_does_not_vouch_for_a_condition_that_a_service_ignores(
         assert store._way_to_copy() == "multipart"
         assert store.read("large") == VALUE
         assert aside(store) == []
+        assert proxy.injected[kind] == 1, dict(proxy.injected)
 
 
 def test_errors_of_a_moment_do_not_decide_how_all_large_values_are_sent(

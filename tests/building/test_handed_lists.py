@@ -1,0 +1,136 @@
+"""Lists of chunks that builders leave to each other: what is stale, forged or twice there is never published."""
+
+import time
+
+import msgspec
+import pytest
+from tests.building.test_requests import LAYER, about, beat, handed_keys, left_by_another, other, source_of
+from tests.builders import patient
+from tests.recipes import NOTES, ObedientRecipe, orders, write_orders
+
+import forebay as fb
+from forebay.building import build_options, builder
+from forebay.cache.catalog import generation_numbers, load_generation
+from forebay.cache.claims import BuilderBeat
+from forebay.cache.plan import load_plan
+from forebay.cache.publish import handed_chunks
+from forebay.format import layout
+from forebay.format.chunk import ChunkRecord
+from forebay.format.tensors import VARIABLE
+from forebay.store import LocalStore, MemoryStore
+from forebay.store.base import this_process
+
+KEY = "00" * 32
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["at work", "gone"])
+def test_with_a_key_a_chunk_that_is_in_a_list_and_was_made_again_is_listed_once(tmp_path, monkeypatch, is_there):
+    monkeypatch.setenv(VARIABLE, KEY)
+    monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
+    store, source = MemoryStore(), source_of(tmp_path, 8)
+    records = left_by_another(store, source, 3)
+    store.create(layout.handed(other(1), 1), about(store).encode(records, KEY.encode()))
+    if not is_there:
+        store.delete(layout.builder(other(1)))
+    fb.build(store, source, ObedientRecipe(), workers=0, lease_seconds=0.5)
+    assert load_generation(store).table(LAYER).chunks.tolist() == list(range(8))
+
+
+def test_a_list_that_was_made_with_another_recipe_is_not_taken_although_it_is_signed(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, KEY)
+    store, source = MemoryStore(), source_of(tmp_path, 4)
+    records = left_by_another(store, source, 3)
+    fb.build(plain := MemoryStore(), source, ObedientRecipe(codec="none"), workers=0)
+    assert load_plan(plain).digests == load_plan(store).digests, "nothing else tells them apart"
+    own = about(store)
+    told = msgspec.structs.replace(own, recipe=load_generation(plain).recipe(LAYER).fingerprint)
+    for number, one in enumerate((told, own)):
+        store.create(layout.handed(other(1), number), one.encode(records, KEY.encode()))
+    assert [*handed_chunks(store, own, {}, lambda owner: True)] == [layout.handed(other(1), 1)]
+
+
+def dead_owner() -> str:
+    mine = this_process()
+    return str(mine).replace(f"-{mine.pid}-", "-999999999-")
+
+
+@pytest.mark.parametrize("has_beat", [True, False])
+def test_a_list_of_a_dead_builder_is_not_believed_but_removed_and_its_chunks_are_hashed(
+    tmp_path, monkeypatch, has_beat
+):
+    """The chunks were made again since, with other bytes: the list has digests that are those of no file."""
+    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.0)
+    store, source = MemoryStore(), source_of(tmp_path, 8)
+    records = left_by_another(store, source, 3)
+    store.delete(layout.builder(other(1)))
+    stale = [msgspec.structs.replace(record, sha256=b"\0" * 32, chunk=record.chunk + 4) for record in records]
+    store.create(layout.handed(dead_owner(), 1), about(store).encode(stale, None))
+    if has_beat:
+        text = msgspec.json.encode(BuilderBeat(beat=1, host="here", pid=999999999, layer=LAYER))
+        store.create(layout.builder(dead_owner()), [text])
+    fb.build(store, source, ObedientRecipe(), workers=0)
+    fb.build(alone := MemoryStore(), source, ObedientRecipe(), workers=0)
+    assert load_generation(store).table(LAYER).records() == load_generation(alone).table(LAYER).records()
+    assert list(store.entries(layout.BUILDERS)) == []
+
+
+def forged(name: str, records: list[ChunkRecord]) -> list[ChunkRecord]:
+    """What a stranger may write without a key; only `unknown` names a file that is not there."""
+    first = records[0]
+    change = msgspec.structs.replace
+    match name:
+        case "statistic":
+            return [change(first, statistics={"bytes": [1, 2, 3]})]
+        case "nan":
+            return [change(first, statistics={"bytes": float("nan")})]
+        case "beyond":
+            return [change(first, chunk=100 + one.chunk) for one in records]
+        case "revision":
+            return [change(one, revision=10**8) for one in records]
+        case _:
+            return [change(first, statistics={"made.by": 2**62})]
+
+
+@pytest.mark.parametrize("name", ["statistic", "nan", "beyond", "revision", "maker"])
+@pytest.mark.parametrize("publish_seconds", [0.0, 60.0])
+def test_a_forged_list_stops_no_build_and_no_other_command(tmp_path, monkeypatch, name, publish_seconds):
+    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", publish_seconds)
+    monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
+    root, source = tmp_path / "cache", source_of(tmp_path, 8)
+    store = LocalStore(root)
+    records = left_by_another(store, source, 3)
+    store.create(layout.handed(other(1), 1), about(store).encode(forged(name, records), None))
+    store.create(layout.handed(other(1), 2), [b"\0" * 5000])
+    (root / layout.handed(other(1), 3)).mkdir()
+    (root / layout.handed(other(1), 4)).symlink_to("/dev/zero")
+    fb.build(root, source, ObedientRecipe(), workers=0, lease_seconds=0.5)
+    assert load_generation(store).table(LAYER).chunks.tolist() == list(range(8))
+    assert fb.status(root).complete
+    assert fb.verify(root, full=True).sound
+    fb.copy(root, tmp_path / "copy")
+    fb.clean(root, lease_seconds=0.2)
+
+
+def test_the_first_builder_lists_what_others_left_also_while_it_makes_nothing_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv(NOTES, str(tmp_path))
+    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.1)
+    monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
+    go_on, root = tmp_path / "go", tmp_path / "cache"
+    source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(4, c3=f"await {go_on} 2")))
+    go_on.touch()
+    store = LocalStore(root)
+    records = left_by_another(store, source, 3)
+    go_on.unlink()
+    store.create(layout.handed(other(1), 1), about(store).encode(records, None))
+    patience = patient(8)
+
+    def see(progress: fb.Progress) -> None:
+        if generation_numbers(store):
+            go_on.touch()
+        elif not go_on.exists():
+            beat(store, 1, time.monotonic_ns())
+            patience(progress)
+
+    fb.build(root, source, ObedientRecipe(), workers=1, on_progress=see, lease_seconds=0.5)
+    assert len(load_generation(store, 0).table(LAYER)) == 3
+    assert len(load_generation(store).table(LAYER)) == 4

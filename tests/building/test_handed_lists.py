@@ -1,12 +1,16 @@
 """Lists of chunks that builders leave to each other: what is stale, forged or twice there is never published."""
 
+import signal
 import time
+from collections import Counter
+from pathlib import Path
 
 import msgspec
 import pytest
-from tests.building.test_requests import LAYER, about, beat, handed_keys, left_by_another, other, source_of
-from tests.builders import patient
-from tests.recipes import NOTES, ObedientRecipe, orders, write_orders
+from tests.builders import chunk_count, ending, patient, start_builder, wait_until
+from tests.building.test_requests import LAYER, about, beat, left_by_another, other, source_of
+from tests.recipes import NOTES, ObedientRecipe, makes, orders, write_orders
+from tests.warm_process import WarmProcess
 
 import forebay as fb
 from forebay.building import build_options, builder
@@ -134,3 +138,99 @@ def test_the_first_builder_lists_what_others_left_also_while_it_makes_nothing_it
     fb.build(root, source, ObedientRecipe(), workers=1, on_progress=see, lease_seconds=0.5)
     assert len(load_generation(store, 0).table(LAYER)) == 3
     assert len(load_generation(store).table(LAYER)) == 4
+
+
+class Builders:
+    """Processes that hand over ten times a second."""
+
+    def __init__(self, folder: Path, chunks: int) -> None:
+        self.root, self.notes, self.chunks = folder / "cache", folder / "notes", chunks
+        self.notes.mkdir()
+        self.path = write_orders(folder / "source.txt", orders(chunks))
+        self.running: list[WarmProcess] = []
+
+    def start(self, processes: int = 1) -> None:
+        for _ in range(processes):
+            self.running.append(
+                start_builder(
+                    self.root,
+                    self.path,
+                    self.notes,
+                    {"seconds": 0.05},
+                    workers=1,
+                    publish_seconds=0.1,
+                    lease_seconds=1.5,
+                )
+            )
+
+    def lists(self) -> list[Path]:
+        return list(self.root.glob("builders/*.safetensors"))
+
+    def wait_for_lists(self) -> None:
+        wait_until(lambda: self.lists() or chunk_count(self.root) == self.chunks, 120)
+        assert chunk_count(self.root) < self.chunks, "too fast for this test"
+
+    def signal(self, process: WarmProcess, number: signal.Signals) -> WarmProcess:
+        process.send_signal(number)
+        self.running.remove(process)
+        return process
+
+    def lister(self) -> WarmProcess:
+        by_name = sorted(self.root.glob("builders/*.json"))
+        return next(one for beat in by_name for one in self.running if f"-{one.pid}-" in beat.name)
+
+    def end(self) -> None:
+        answers = [ending(one, 120) for one in self.running]
+        assert all("report" in answer for answer in answers), answers
+
+    def check(self) -> Counter[int]:
+        """How often each chunk was made; the cache is that of one builder, and nothing else is left."""
+        fb.build(alone := MemoryStore(), fb.sources.lines(self.path), ObedientRecipe(seconds=0.05), workers=0)
+        made = load_generation(LocalStore(self.root)).table(LAYER).records()
+        assert made == load_generation(alone).table(LAYER).records()
+        assert list(self.root.glob("builders/*")) == list(self.root.glob("claims/*/*")) == []
+        assert fb.verify(self.root, full=True).sound
+        assert fb.status(self.root).complete
+        return Counter(chunk for _, chunk in makes(self.notes))
+
+
+def test_builders_whose_lister_is_killed_again_and_again_list_every_chunk_once(tmp_path):
+    builders, times = Builders(tmp_path, 100), 3
+    builders.start(4)
+    for _ in range(times):
+        builders.wait_for_lists()
+        builders.signal(builders.lister(), signal.SIGKILL).communicate()
+        builders.start()
+        wait_until(lambda: not builders.lists() or chunk_count(builders.root) == builders.chunks, 120)
+    builders.end()
+    made = builders.check()
+    assert made.total() - len(made) <= 2 * times, "what the killed ones were making"
+
+
+def test_a_lister_that_stops_for_longer_than_a_lease_and_continues_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, KEY)
+    builders = Builders(tmp_path, 100)
+    builders.start(4)
+    builders.wait_for_lists()
+    stopped = builders.signal(builders.lister(), signal.SIGSTOP)
+    try:
+        builders.end()
+    finally:
+        stopped.send_signal(signal.SIGCONT)
+    builders.running = [stopped]
+    builders.end()
+    builders.check()
+
+
+def test_with_a_key_a_cache_whose_builders_were_all_killed_while_they_handed_over_is_finished(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, KEY)
+    builders = Builders(tmp_path, 100)
+    builders.start(4)
+    builders.wait_for_lists()
+    builders.signal(builders.lister(), signal.SIGKILL)
+    for one in list(builders.running):
+        builders.signal(one, signal.SIGKILL).communicate()
+    assert builders.lists()
+    builders.start(2)
+    builders.end()
+    builders.check()

@@ -463,7 +463,7 @@ class Claims:
         self._rewrite(chunk, "returned")
 
     def remove_abandoned(self, is_made: Callable[[int], bool]) -> None:
-        """Delete what nobody needs: heartbeats and lists of dead builders; on made chunks, claims of theirs or given back."""
+        """Delete what nobody needs: files of dead builders; on made chunks, their claims and those given back."""
         for key, claim in read_claims(self._store, self._layer).items():
             if (is_abandoned(claim) or claim.state == "returned") and is_made(claimed(key)[0]):
                 self._store.delete(key)

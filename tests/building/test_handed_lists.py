@@ -149,7 +149,7 @@ class Builders:
         self.path = write_orders(folder / "source.txt", orders(chunks))
         self.running: list[WarmProcess] = []
 
-    def start(self, processes: int = 1) -> None:
+    def start(self, processes: int = 1, publish_seconds: float = 0.1) -> None:
         for _ in range(processes):
             self.running.append(
                 start_builder(
@@ -158,7 +158,7 @@ class Builders:
                     self.notes,
                     {"seconds": 0.05},
                     workers=1,
-                    publish_seconds=0.1,
+                    publish_seconds=publish_seconds,
                     lease_seconds=1.5,
                 )
             )
@@ -227,10 +227,11 @@ def test_with_a_key_a_cache_whose_builders_were_all_killed_while_they_handed_ove
     builders = Builders(tmp_path, 100)
     builders.start(4)
     builders.wait_for_lists()
-    builders.signal(builders.lister(), signal.SIGKILL)
-    for one in list(builders.running):
-        builders.signal(one, signal.SIGKILL).communicate()
+    killed = [builders.signal(builders.lister(), signal.SIGKILL)]  # first, as it would list them
+    killed += [builders.signal(one, signal.SIGKILL) for one in list(builders.running)]
+    for one in killed:
+        one.communicate()
     assert builders.lists()
-    builders.start(2)
+    builders.start(publish_seconds=60.0)
     builders.end()
     builders.check()

@@ -26,7 +26,7 @@ __all__ = ["REPOSITORY", "script_environment"]  # of every process that a test s
 
 
 def start_builder(
-    root: Path, source: Path, notes: Path | None = None, recipe: Mapping[str, Any] | None = None, **build: Any
+    root: Path | str, source: Path, notes: Path | None = None, recipe: Mapping[str, Any] | None = None, **build: Any
 ) -> WarmProcess:
     """A builder that runs by itself; the end of its output is one line of JSON."""
     task = {"root": str(root), "source": str(source), "recipe": recipe or {}, "build": build}

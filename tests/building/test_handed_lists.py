@@ -8,14 +8,15 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.builders import chunk_count, ending, patient, start_builder, wait_until
-from tests.building.test_requests import LAYER, about, beat, left_by_another, other, source_of
+from tests.building.test_requests import LAYER, AskedStore, about, beat, left_by_another, other, source_of
 from tests.recipes import NOTES, ObedientRecipe, makes, orders, write_orders
 from tests.warm_process import WarmProcess
 
 import forebay as fb
 from forebay.building import build_options, builder
+from forebay.cache import publish
 from forebay.cache.catalog import generation_numbers, load_generation
-from forebay.cache.claims import BuilderBeat
+from forebay.cache.claims import BuilderBeat, OtherBuilders
 from forebay.cache.plan import load_plan
 from forebay.cache.publish import handed_chunks
 from forebay.format import layout
@@ -235,3 +236,30 @@ def test_with_a_key_a_cache_whose_builders_were_all_killed_while_they_handed_ove
     builders.start(publish_seconds=60.0)
     builders.end()
     builders.check()
+
+
+def test_lists_are_taken_of_builders_at_work_with_a_heartbeat_that_are_not_too_large_and_read_once(
+    tmp_path, monkeypatch
+):
+    store = AskedStore()
+    records = left_by_another(store, source_of(tmp_path, 4), 3)
+    beat(store, 2)
+    for number in (1, 2, 3):  # the third has no heartbeat
+        store.create(layout.handed(other(number), 1), about(store).encode(records, None))
+    first, second = layout.handed(other(1), 1), layout.handed(other(2), 1)
+    found = handed_chunks(store, about(store), {}, lambda owner: True)
+    assert found == {first: records, second: records}
+    store.forget()
+    assert handed_chunks(store, about(store), found, lambda owner: owner != other(2)) == {first: records}
+    assert store.count("read", layout.BUILDERS) == 0
+    monkeypatch.setattr(publish, "_MOST_HANDED_BYTES", 100)
+    assert handed_chunks(store, about(store), {}, lambda owner: True) == {}
+
+
+def test_a_builder_is_at_work_while_its_counter_moves(tmp_path):
+    store = MemoryStore()
+    beat(store, 1)
+    others = OtherBuilders(store, LAYER, lease_seconds=0.0)
+    assert not OtherBuilders(store, LAYER).is_at_work(dead_owner())
+    assert not others.is_at_work(other(1)), "a lease has passed since it moved"
+    assert OtherBuilders(store, LAYER).is_at_work(other(1))

@@ -665,7 +665,8 @@ class Build:
         self._looked = now
         self._look_at_lists()
         if self._is_lister:
-            fresh = len(self._fresh) + sum(map(len, chain(self._found.values(), self._handed.values())))
+            handed = chain(map(len, self._found.values()), map(len, self._handed.values()))
+            fresh = len(self._fresh) + sum(handed)
             if fresh and fresh >= GROWTH * self._listed_count:
                 self._publish()
         elif self._fresh and len(self._fresh) >= GROWTH * (len(self._tally.records) - len(self._fresh)):

@@ -19,13 +19,14 @@ from tests.recipes import NOTES, ObedientRecipe
 from tests.warm_process import REPOSITORY, WarmProcess, script_environment
 
 import forebay as fb
+from forebay.building import build_options
 from forebay.cache.records import Progress
 
 __all__ = ["REPOSITORY", "script_environment"]  # of every process that a test starts
 
 
 def start_builder(
-    root: Path, source: Path, notes: Path | None = None, recipe: Mapping[str, Any] | None = None, **build: Any
+    root: Path | str, source: Path, notes: Path | None = None, recipe: Mapping[str, Any] | None = None, **build: Any
 ) -> WarmProcess:
     """A builder that runs by itself; the end of its output is one line of JSON."""
     task = {"root": str(root), "source": str(source), "recipe": recipe or {}, "build": build}
@@ -125,6 +126,7 @@ def is_running(pid: int) -> bool:
 def main(text: str) -> None:
     task = json.loads(text)
     recipe = ObedientRecipe(**task["recipe"])
+    build_options.PUBLISH_SECONDS = task["build"].pop("publish_seconds", build_options.PUBLISH_SECONDS)
     try:
         report = fb.build(task["root"], fb.sources.lines(task["source"]), recipe, **task["build"])
         answer = {"report": {"made": report.made, "present": report.present, "deaths": list(report.deaths)}}

@@ -26,7 +26,7 @@ from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import HandedChunks, decode_handed
 from forebay.format.tensors import VARIABLE
-from forebay.recipe import versions_of
+from forebay.recipe import fingerprint, versions_of
 from forebay.store import LocalStore, MemoryStore
 from forebay.store.base import Entry, this_process
 
@@ -445,7 +445,8 @@ def handed_keys(store) -> list[str]:
 
 
 def about(store) -> HandedChunks:
-    return HandedChunks(LAYER, load_plan(store).digests, builder_versions(versions_of(ObedientRecipe())))
+    recipe = fingerprint(ObedientRecipe())
+    return HandedChunks(LAYER, recipe, load_plan(store).digests, builder_versions(versions_of(ObedientRecipe())))
 
 
 @pytest.mark.parametrize("key", [None, "00" * 32])
@@ -597,7 +598,7 @@ def test_chunks_that_somebody_else_claims_to_have_left_are_not_listed(tmp_path, 
     own = about(store)
     told = own if forged == "no tag" else msgspec.structs.replace(own, plan=("00" * 32,))
     store.create(layout.handed(other(1), 1), told.encode(records, None if forged == "no tag" else b"\0" * 32))
-    assert handed_chunks(store, own, ()) == {}
+    assert handed_chunks(store, own, {}, lambda owner: True) == {}
 
 
 def test_clean_removes_what_a_dead_builder_left_to_be_listed(tmp_path):

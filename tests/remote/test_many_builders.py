@@ -5,8 +5,8 @@ import os
 import subprocess
 import sys
 
-from tests.builders import script_environment, wait_until
-from tests.recipes import orders, write_orders
+from tests.builders import ending, script_environment, start_builder, wait_until
+from tests.recipes import ObedientRecipe, makes, orders, write_orders
 
 import forebay as fb
 from forebay.cache.catalog import load_generation
@@ -25,8 +25,8 @@ def start(url: str, source: str, rank: int) -> "subprocess.Popen[str]":
     )
 
 
-def digests(store: fb.Store) -> list[bytes]:
-    table = load_generation(store).table("raw")
+def digests(store: fb.Store, layer: str = "raw") -> list[bytes]:
+    table = load_generation(store).table(layer)
     return [record.sha256 for record in table.records()]
 
 
@@ -46,3 +46,26 @@ def test_three_processes_share_a_bucket_and_one_is_killed(bucket, tmp_path):
     status = fb.status(url)
     assert (status.complete, status.claims, status.builders) == (True, (), ())
     assert os.listdir(tmp_path) == ["source.txt"]
+
+
+def test_a_bucket_whose_first_builder_is_killed_while_others_hand_over_to_it_has_every_chunk_once(bucket, tmp_path):
+    source, url, notes = write_orders(tmp_path / "source.txt", orders(60)), f"{bucket}/cache", tmp_path / "notes"
+    notes.mkdir()
+    settings = {"workers": 1, "publish_seconds": 0.1, "lease_seconds": 3.0}
+    running = [start_builder(url, source, notes, {"seconds": 0.1}, **settings) for _ in range(3)]
+    store = open_store(url)
+
+    def builders(ending: str) -> list[str]:
+        return sorted(entry.key for entry in store.entries(layout.BUILDERS) if entry.key.endswith(ending))
+
+    wait_until(lambda: builders(".safetensors"), 60)
+    first = next(one for key in builders(".json") for one in running if f"-{one.pid}-" in key)
+    first.kill()
+    first.communicate()
+    running.remove(first)
+    assert all("report" in ending(one, 120) for one in running)
+    fb.build(alone := MemoryStore(), fb.sources.lines(source), ObedientRecipe(seconds=0.1), workers=0)
+    assert digests(store, "obedient") == digests(alone, "obedient")
+    assert len(makes(notes)) - 60 <= 2, "what the killed one was making"
+    assert [entry.key for prefix in (layout.BUILDERS, layout.CLAIMS) for entry in store.entries(prefix)] == []
+    assert fb.status(url).complete

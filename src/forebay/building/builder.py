@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, count
 from typing import Any, Literal, TypeVar
 
@@ -43,12 +43,13 @@ from forebay.errors import (
     ForebayError,
     MemoryTooSmall,
     NotForebay,
+    RecipeInvalid,
     SourceChanged,
     WorkersFailed,
 )
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
-from forebay.format.generation import HandedChunks
+from forebay.format.generation import Generation, HandedChunks
 from forebay.format.tensors import hmac_key
 from forebay.store.base import Missing, Store, is_full, this_process
 
@@ -310,8 +311,6 @@ class Build:
         self._others = OtherBuilders(self._store, self._layer, terms.lease_seconds)
         self._has_range = terms.planned is not None and tally.total < len(terms.planned)
         self._first_present, self._listed_count = tally.present, tally.present
-        digests = terms.planned.digests if terms.planned is not None else ()
-        self._about = HandedChunks(self._layer, digests, dict(terms.versions))
         self._shares_lists = isinstance(job, BuildJob) and not self._has_range
         self._heart = Heartbeat(
             self._store,
@@ -661,13 +660,14 @@ class Build:
         now = time.monotonic()
         if min(now - self._published, now - self._looked) < self._terms.publish_seconds:
             return
-        if not self._fresh and not self._found:
+        if not self._fresh and not self._shares_lists:
             return
         self._looked = now
         self._look_at_lists()
         if self._is_lister:
-            fresh = len(self._fresh) + sum(map(len, self._found.values()))
-            if fresh >= GROWTH * self._listed_count:
+            handed = chain(map(len, self._found.values()), map(len, self._handed.values()))
+            fresh = len(self._fresh) + sum(handed)
+            if fresh and fresh >= GROWTH * self._listed_count:
                 self._publish()
         elif self._fresh and len(self._fresh) >= GROWTH * (len(self._tally.records) - len(self._fresh)):
             self._hand_over()
@@ -682,12 +682,19 @@ class Build:
             return
         self._is_lister = not with_retries(partial(self._others.is_there_lister, self._terms.versions))
         if self._is_lister:
-            self._found |= with_retries(partial(handed_chunks, self._store, self._about, self._found))
+            at_work = self._others.is_at_work
+            self._found = with_retries(partial(handed_chunks, self._store, self._about, self._found, at_work))
         elif self._handed:
             prefix = f"{layout.BUILDERS}{this_process()}."
             there = {entry.key for entry in with_retries(lambda: list(self._store.entries(prefix)))}
             for key in self._handed.keys() - there:
                 self._release_listed(self._handed.pop(key))
+
+    @cached_property
+    def _about(self) -> HandedChunks:
+        planned = self._terms.planned
+        digests = planned.digests if planned is not None else ()
+        return HandedChunks(self._layer, self._job.chunks.fingerprint, digests, dict(self._terms.versions))
 
     def _hand_over(self) -> None:
         """Leave what was made to the builder that lists; until it has, the claims are kept."""
@@ -754,21 +761,13 @@ class Build:
 
     def _publish(self) -> None:
         """List what was made; only then are the claims released that kept others from it."""
-        made = {self._layer: [*chain.from_iterable(self._found.values()), *self._tally.records.values()]}
-        terms = self._terms
-        listed = with_retries(
-            partial(
-                publish,
-                self._store,
-                made,
-                terms.versions,
-                None,
-                terms.planned,
-                {},
-                terms.kept_limit,
-                self._tally.newest,
-            )
-        )
+        try:
+            listed = self._with_found()
+        except RecipeInvalid:  # another's statistics do not fit to these: it lists its chunks itself, or nobody can
+            if not self._found:
+                raise
+            self._found.clear()
+            listed = self._with_found()
         self._tally.newest = listed
         for key in (*self._found, *self._handed):
             with suppress(Missing):
@@ -778,6 +777,14 @@ class Build:
         self._release_listed(list(self._unlisted))
         self._published = time.monotonic()
         self._fresh, self._listed_count = [], len(listed.table(self._layer))
+
+    def _with_found(self) -> Generation:
+        """A generation with what was made here and what others handed over."""
+        made = {self._layer: [*chain.from_iterable(self._found.values()), *self._tally.records.values()]}
+        terms, newest = self._terms, self._tally.newest
+        return with_retries(
+            partial(publish, self._store, made, terms.versions, None, terms.planned, {}, terms.kept_limit, newest)
+        )
 
     def _release_listed(self, chunks: Iterable[int]) -> None:
         for chunk in chunks:

@@ -180,6 +180,10 @@ class BaseJob:
             raise IndexCorrupt(self.store.address, layout.PLAN, "it was exchanged for another plan during the build")
         return plan.first(len(self.planned)) if self.planned else plan
 
+    @property
+    def fingerprint(self) -> str:
+        return self._kept.fingerprint
+
     @cached_property
     def _kept(self) -> RecipeDocument:
         return _kept_recipe(self.store, self.layer)
@@ -304,6 +308,10 @@ class LayerJob:
     @cached_property
     def _pinned(self) -> Generation:
         return load_generation(self.store, self.generation)
+
+    @property
+    def fingerprint(self) -> str:
+        return self._kept.fingerprint
 
     @cached_property
     def _kept(self) -> RecipeDocument:

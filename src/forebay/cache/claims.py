@@ -83,6 +83,13 @@ def builder_owners(store: Store) -> list[str]:
     return list(islice((owner for owner in owners if owner is not None), MOST_BUILDERS))
 
 
+def builder_files(store: Store) -> dict[str, str]:
+    """The keys of heartbeats, and of what builders left to others to list -> their owners."""
+    keys = (entry.key for entry in store.entries(layout.BUILDERS))
+    owners = ((key, layout.parse_builder(key) or layout.parse_handed(key)) for key in keys)
+    return {key: owner for key, owner in owners if owner is not None}
+
+
 def read_builders(store: Store) -> dict[str, BuilderBeat]:
     """The heartbeats that can be read, by owner."""
     found = ((owner, read_builder(store, owner)) for owner in builder_owners(store))
@@ -177,6 +184,10 @@ class OtherBuilders:
         others = (owner for owner in builder_owners(self._store) if owner != own and not is_dead(owner))
         beats = ((owner, read_builder(self._store, owner)) for owner in others)
         return ((owner, beat) for owner, beat in beats if beat is not None and beat.layer == self._layer)
+
+    def is_at_work(self, owner: str) -> bool:
+        """Whether the owner of a heartbeat is not known to be dead, and has moved its counter within a lease."""
+        return not is_dead(owner) and not self._pulses.is_silent(owner)
 
     def is_there_lister(self, versions: Mapping[str, str]) -> bool:
         """Whether one that comes before this builder by name, and makes chunks alike, lists those of others."""
@@ -452,14 +463,14 @@ class Claims:
         self._rewrite(chunk, "returned")
 
     def remove_abandoned(self, is_made: Callable[[int], bool]) -> None:
-        """Delete what nobody needs: heartbeats of dead builders; on made chunks, their claims and those given back."""
+        """Delete what nobody needs: files of dead builders; on made chunks, their claims and those given back."""
         for key, claim in read_claims(self._store, self._layer).items():
             if (is_abandoned(claim) or claim.state == "returned") and is_made(claimed(key)[0]):
                 self._store.delete(key)
         silent = self.pulses.silent_owners()
-        for owner in builder_owners(self._store):
+        for key, owner in builder_files(self._store).items():
             if owner in silent or is_dead(owner):
-                self._store.delete(layout.builder(owner))
+                self._store.delete(key)
 
     def fail(self, chunk: int, reason: str) -> None:
         """Record that a chunk cannot be made."""

@@ -20,7 +20,7 @@ from forebay.cache.catalog import (
     read_cache_document,
     read_recipe_document,
 )
-from forebay.cache.claims import Claim, claimed, is_abandoned, is_dead, read_builders, read_claims
+from forebay.cache.claims import Claim, builder_files, claimed, is_abandoned, is_dead, read_builders, read_claims
 from forebay.cache.plan import load_plan
 from forebay.cache.publish import publish_without
 from forebay.cache.records import CleanReport, DropReport
@@ -179,14 +179,14 @@ def _expired(store: Store, lease_seconds: float) -> list[str]:
         or claim.state == "returned"
         or (claim.state == "failed" and _is_done(store, key.split("/")[1], key))
     ]
-    owners = _builder_files(store)
+    owners = builder_files(store)
     gone += [key for key, owner in owners.items() if is_dead(owner)]
     owners |= {key: claim.owner for key, claim in claims.items() if claim.state == "working"}
     remote = {key: owner for key, owner in owners.items() if key not in gone and _is_remote(owner)}
     if remote:
         before = _counters(store, claims)
         time.sleep(lease_seconds)  # once, for all layers
-        now, there = _all_claims(store), _builder_files(store)
+        now, there = _all_claims(store), builder_files(store)
         after = _counters(store, now)
         gone += [
             key
@@ -199,13 +199,6 @@ def _expired(store: Store, lease_seconds: float) -> list[str]:
     for key in claims.keys() - set(gone):
         last[_chunk_of(key)] = max(claimed(key)[1], last.get(_chunk_of(key), 0))
     return [key for key in gone if key not in claims or claimed(key)[1] > last.get(_chunk_of(key), 0)]
-
-
-def _builder_files(store: Store) -> dict[str, str]:
-    """The keys of heartbeats, and of what builders left to others to list -> their owners."""
-    keys = (entry.key for entry in store.entries(layout.BUILDERS))
-    owners = ((key, layout.parse_builder(key) or layout.parse_handed(key)) for key in keys)
-    return {key: owner for key, owner in owners if owner is not None}
 
 
 def _chunk_of(key: str) -> str:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -21,6 +22,7 @@ from forebay.cache.catalog import (
     read_recipe_document,
     sound_record,
 )
+from forebay.cache.claims import MOST_BUILDERS
 from forebay.cache.plan import Plan
 from forebay.columns import Array
 from forebay.errors import (
@@ -38,6 +40,7 @@ from forebay.format.tensors import hmac_key
 from forebay.store.base import Buffer, Missing, Pieces, Store, holds, load_index, this_process
 
 _FEW_FILES = 8
+_MOST_HANDED_BYTES = 64 << 20  # of one list of chunks, about 400,000 of them
 _LISTED_AT_ONCE = 1000  # keys that a bucket lists in one answer
 LOST_SECONDS = 5.0  # to wait at most after another was first
 LOOKS = 6  # at a name that is taken and not listed, before the next one is used
@@ -85,19 +88,29 @@ def publish(
     return generation
 
 
-def handed_chunks(store: Store, about: HandedChunks, known: Collection[str]) -> dict[str, list[ChunkRecord]]:
-    """What other builders left to be listed, made alike, by key; `known` ones are not read again.
+def handed_chunks(
+    store: Store, about: HandedChunks, known: Mapping[str, list[ChunkRecord]], is_at_work: Callable[[str], bool]
+) -> dict[str, list[ChunkRecord]]:
+    """What other builders at work left to be listed, made alike, by key; `known` ones are not read again.
 
-    One that cannot be read, or is of another plan, is left to its owner, who lists its chunks itself when it ends.
+    One that cannot be read, or is of another plan or recipe, is left to its owner, who lists its chunks itself when it
+    ends. Chunks of a builder that is gone may have been made again since: they are read and hashed like any other.
     """
     own, found = str(this_process()), dict[str, list[ChunkRecord]]()
-    for entry in store.entries(layout.BUILDERS):
-        if layout.parse_handed(entry.key) in (None, own) or entry.key in known:
+    keys = {entry.key: entry.size for entry in store.entries(layout.BUILDERS)}
+    for key, size in islice(keys.items(), MOST_BUILDERS):
+        owner = layout.parse_handed(key)
+        if owner in (None, own) or size > _MOST_HANDED_BYTES or layout.builder(owner) not in keys:
+            continue
+        if not is_at_work(owner):
+            continue
+        if key in known:
+            found[key] = known[key]
             continue
         with suppress(Missing, ForebayError, OSError):
-            of, records = decode_handed(load_index(store, entry.key), store.address, entry.key, hmac_key())
+            of, records = decode_handed(load_index(store, key), store.address, key, hmac_key())
             if of == about:
-                found[entry.key] = records
+                found[key] = records
     return found
 
 
@@ -438,7 +451,10 @@ def _with_unlisted(
         and (record.chunk >= len(asked) or record.revision >= asked[record.chunk])
     ]
     there = _which_exist(snapshot.store, layer, own, len(asked))
-    table = _with(table, [record for record in own if record.key(layer) in there])
+    by_chunk = {
+        record.chunk: record for record in sorted(own, key=lambda one: one.revision) if record.key(layer) in there
+    }
+    table = _with(table, list(by_chunk.values()))  # a chunk that two builders made is listed once
     if allowed is None:
         return table
     listed = set(table.chunks.tolist()) - set(outdated_chunks(table, asked).tolist())

@@ -230,6 +230,7 @@ class HandedChunks(msgspec.Struct, frozen=True):
     """The header of a list of chunks that a builder made and leaves to another one to publish."""
 
     layer: LayerName
+    recipe: str  # the fingerprint of what they were made with
     plan: tuple[_Sha256, ...]  # by which they were made
     versions: dict[str, str]  # of the libraries that made them
 

@@ -1,0 +1,265 @@
+"""Lists of chunks that builders leave to each other: what is stale, forged or twice there is never published."""
+
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.builders import chunk_count, ending, patient, start_builder, wait_until
+from tests.building.test_requests import LAYER, AskedStore, about, beat, left_by_another, other, source_of
+from tests.recipes import NOTES, ObedientRecipe, makes, orders, write_orders
+from tests.warm_process import WarmProcess
+
+import forebay as fb
+from forebay.building import build_options, builder
+from forebay.cache import publish
+from forebay.cache.catalog import generation_numbers, load_generation
+from forebay.cache.claims import BuilderBeat, OtherBuilders
+from forebay.cache.plan import load_plan
+from forebay.cache.publish import handed_chunks
+from forebay.format import layout
+from forebay.format.chunk import ChunkRecord
+from forebay.format.tensors import VARIABLE
+from forebay.store import LocalStore, MemoryStore
+from forebay.store.base import this_process
+
+KEY = "00" * 32
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["at work", "gone"])
+def test_with_a_key_a_chunk_that_is_in_a_list_and_was_made_again_is_listed_once(tmp_path, monkeypatch, is_there):
+    monkeypatch.setenv(VARIABLE, KEY)
+    monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
+    store, source = MemoryStore(), source_of(tmp_path, 8)
+    records = left_by_another(store, source, 3)
+    store.create(layout.handed(other(1), 1), about(store).encode(records, KEY.encode()))
+    if not is_there:
+        store.delete(layout.builder(other(1)))
+    fb.build(store, source, ObedientRecipe(), workers=0, lease_seconds=0.5)
+    assert load_generation(store).table(LAYER).chunks.tolist() == list(range(8))
+
+
+def test_a_list_that_was_made_with_another_recipe_is_not_taken_although_it_is_signed(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, KEY)
+    store, source = MemoryStore(), source_of(tmp_path, 4)
+    records = left_by_another(store, source, 3)
+    fb.build(plain := MemoryStore(), source, ObedientRecipe(codec="none"), workers=0)
+    assert load_plan(plain).digests == load_plan(store).digests, "nothing else tells them apart"
+    own = about(store)
+    told = msgspec.structs.replace(own, recipe=load_generation(plain).recipe(LAYER).fingerprint)
+    for number, one in enumerate((told, own)):
+        store.create(layout.handed(other(1), number), one.encode(records, KEY.encode()))
+    assert [*handed_chunks(store, own, {}, lambda owner: True)] == [layout.handed(other(1), 1)]
+
+
+def dead_owner() -> str:
+    mine = this_process()
+    return str(mine).replace(f"-{mine.pid}-", "-999999999-")
+
+
+@pytest.mark.parametrize("has_beat", [True, False])
+def test_a_list_of_a_dead_builder_is_not_believed_but_removed_and_its_chunks_are_hashed(
+    tmp_path, monkeypatch, has_beat
+):
+    """The chunks were made again since, with other bytes: the list has digests that are those of no file."""
+    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.0)
+    store, source = MemoryStore(), source_of(tmp_path, 8)
+    records = left_by_another(store, source, 3)
+    store.delete(layout.builder(other(1)))
+    stale = [msgspec.structs.replace(record, sha256=b"\0" * 32, chunk=record.chunk + 4) for record in records]
+    store.create(layout.handed(dead_owner(), 1), about(store).encode(stale, None))
+    if has_beat:
+        text = msgspec.json.encode(BuilderBeat(beat=1, host="here", pid=999999999, layer=LAYER))
+        store.create(layout.builder(dead_owner()), [text])
+    fb.build(store, source, ObedientRecipe(), workers=0)
+    fb.build(alone := MemoryStore(), source, ObedientRecipe(), workers=0)
+    assert load_generation(store).table(LAYER).records() == load_generation(alone).table(LAYER).records()
+    assert list(store.entries(layout.BUILDERS)) == []
+
+
+def forged(name: str, records: list[ChunkRecord]) -> list[ChunkRecord]:
+    """What a stranger may write without a key; only `unknown` names a file that is not there."""
+    first = records[0]
+    change = msgspec.structs.replace
+    match name:
+        case "statistic":
+            return [change(first, statistics={"bytes": [1, 2, 3]})]
+        case "nan":
+            return [change(first, statistics={"bytes": float("nan")})]
+        case "beyond":
+            return [change(first, chunk=100 + one.chunk) for one in records]
+        case "revision":
+            return [change(one, revision=10**8) for one in records]
+        case _:
+            return [change(first, statistics={"made.by": 2**62})]
+
+
+@pytest.mark.parametrize("name", ["statistic", "nan", "beyond", "revision", "maker"])
+@pytest.mark.parametrize("publish_seconds", [0.0, 60.0])
+def test_a_forged_list_stops_no_build_and_no_other_command(tmp_path, monkeypatch, name, publish_seconds):
+    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", publish_seconds)
+    monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
+    root, source = tmp_path / "cache", source_of(tmp_path, 8)
+    store = LocalStore(root)
+    records = left_by_another(store, source, 3)
+    store.create(layout.handed(other(1), 1), about(store).encode(forged(name, records), None))
+    store.create(layout.handed(other(1), 2), [b"\0" * 5000])
+    (root / layout.handed(other(1), 3)).mkdir()
+    (root / layout.handed(other(1), 4)).symlink_to("/dev/zero")
+    fb.build(root, source, ObedientRecipe(), workers=0, lease_seconds=0.5)
+    assert load_generation(store).table(LAYER).chunks.tolist() == list(range(8))
+    assert fb.status(root).complete
+    assert fb.verify(root, full=True).sound
+    fb.copy(root, tmp_path / "copy")
+    fb.clean(root, lease_seconds=0.2)
+
+
+def test_the_first_builder_lists_what_others_left_also_while_it_makes_nothing_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv(NOTES, str(tmp_path))
+    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.1)
+    monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
+    go_on, root = tmp_path / "go", tmp_path / "cache"
+    source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(4, c3=f"await {go_on} 2")))
+    go_on.touch()
+    store = LocalStore(root)
+    records = left_by_another(store, source, 3)
+    go_on.unlink()
+    store.create(layout.handed(other(1), 1), about(store).encode(records, None))
+    patience = patient(8)
+
+    def see(progress: fb.Progress) -> None:
+        if generation_numbers(store):
+            go_on.touch()
+        elif not go_on.exists():
+            beat(store, 1, time.monotonic_ns())
+            patience(progress)
+
+    fb.build(root, source, ObedientRecipe(), workers=1, on_progress=see, lease_seconds=0.5)
+    assert len(load_generation(store, 0).table(LAYER)) == 3
+    assert len(load_generation(store).table(LAYER)) == 4
+
+
+class Builders:
+    """Processes that hand over ten times a second."""
+
+    def __init__(self, folder: Path, chunks: int) -> None:
+        self.root, self.notes, self.chunks = folder / "cache", folder / "notes", chunks
+        self.notes.mkdir()
+        self.path = write_orders(folder / "source.txt", orders(chunks))
+        self.running: list[WarmProcess] = []
+
+    def start(self, processes: int = 1, publish_seconds: float = 0.1) -> None:
+        for _ in range(processes):
+            self.running.append(
+                start_builder(
+                    self.root,
+                    self.path,
+                    self.notes,
+                    {"seconds": 0.05},
+                    workers=1,
+                    publish_seconds=publish_seconds,
+                    lease_seconds=1.5,
+                )
+            )
+
+    def lists(self) -> list[Path]:
+        return list(self.root.glob("builders/*.safetensors"))
+
+    def wait_for_lists(self) -> None:
+        wait_until(lambda: self.lists() or chunk_count(self.root) == self.chunks, 120)
+        assert chunk_count(self.root) < self.chunks, "too fast for this test"
+
+    def signal(self, process: WarmProcess, number: signal.Signals) -> WarmProcess:
+        process.send_signal(number)
+        self.running.remove(process)
+        return process
+
+    def lister(self) -> WarmProcess:
+        by_name = sorted(self.root.glob("builders/*.json"))
+        return next(one for beat in by_name for one in self.running if f"-{one.pid}-" in beat.name)
+
+    def end(self) -> None:
+        answers = [ending(one, 120) for one in self.running]
+        assert all("report" in answer for answer in answers), answers
+
+    def check(self) -> Counter[int]:
+        """How often each chunk was made; the cache is that of one builder, and nothing else is left."""
+        fb.build(alone := MemoryStore(), fb.sources.lines(self.path), ObedientRecipe(seconds=0.05), workers=0)
+        made = load_generation(LocalStore(self.root)).table(LAYER).records()
+        assert made == load_generation(alone).table(LAYER).records()
+        assert list(self.root.glob("builders/*")) == list(self.root.glob("claims/*/*")) == []
+        assert fb.verify(self.root, full=True).sound
+        assert fb.status(self.root).complete
+        return Counter(chunk for _, chunk in makes(self.notes))
+
+
+def test_builders_whose_lister_is_killed_again_and_again_list_every_chunk_once(tmp_path):
+    builders, times = Builders(tmp_path, 100), 3
+    builders.start(4)
+    for _ in range(times):
+        builders.wait_for_lists()
+        builders.signal(builders.lister(), signal.SIGKILL).communicate()
+        builders.start()
+        wait_until(lambda: not builders.lists() or chunk_count(builders.root) == builders.chunks, 120)
+    builders.end()
+    made = builders.check()
+    assert made.total() - len(made) <= 2 * times, "what the killed ones were making"
+
+
+def test_a_lister_that_stops_for_longer_than_a_lease_and_continues_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, KEY)
+    builders = Builders(tmp_path, 100)
+    builders.start(4)
+    builders.wait_for_lists()
+    stopped = builders.signal(builders.lister(), signal.SIGSTOP)
+    try:
+        builders.end()
+    finally:
+        stopped.send_signal(signal.SIGCONT)
+    builders.running = [stopped]
+    builders.end()
+    builders.check()
+
+
+def test_with_a_key_a_cache_whose_builders_were_all_killed_while_they_handed_over_is_finished(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, KEY)
+    builders = Builders(tmp_path, 100)
+    builders.start(4)
+    builders.wait_for_lists()
+    killed = [builders.signal(builders.lister(), signal.SIGKILL)]  # first, as it would list them
+    killed += [builders.signal(one, signal.SIGKILL) for one in list(builders.running)]
+    for one in killed:
+        one.communicate()
+    assert builders.lists()
+    builders.start(publish_seconds=60.0)
+    builders.end()
+    builders.check()
+
+
+def test_lists_are_taken_of_builders_at_work_with_a_heartbeat_that_are_not_too_large_and_read_once(
+    tmp_path, monkeypatch
+):
+    store = AskedStore()
+    records = left_by_another(store, source_of(tmp_path, 4), 3)
+    beat(store, 2)
+    for number in (1, 2, 3):  # the third has no heartbeat
+        store.create(layout.handed(other(number), 1), about(store).encode(records, None))
+    first, second = layout.handed(other(1), 1), layout.handed(other(2), 1)
+    found = handed_chunks(store, about(store), {}, lambda owner: True)
+    assert found == {first: records, second: records}
+    store.forget()
+    assert handed_chunks(store, about(store), found, lambda owner: owner != other(2)) == {first: records}
+    assert store.count("read", layout.BUILDERS) == 0
+    monkeypatch.setattr(publish, "_MOST_HANDED_BYTES", 100)
+    assert handed_chunks(store, about(store), {}, lambda owner: True) == {}
+
+
+def test_a_builder_is_at_work_while_its_counter_moves(tmp_path):
+    store = MemoryStore()
+    beat(store, 1)
+    others = OtherBuilders(store, LAYER, lease_seconds=0.0)
+    assert not OtherBuilders(store, LAYER).is_at_work(dead_owner())
+    assert not others.is_at_work(other(1)), "a lease has passed since it moved"
+    assert OtherBuilders(store, LAYER).is_at_work(other(1))

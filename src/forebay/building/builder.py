@@ -366,7 +366,6 @@ class Build:
                 self._compare_versions(self._others.look())
             while self._step(engine, governor):
                 self._show(engine)
-            self._list_own()
             self._wait_for_makers(engine)
             self._publish_unlisted()
         finally:

@@ -9,7 +9,9 @@ import hashlib
 import re
 import sys
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from typing import ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
@@ -21,6 +23,7 @@ class Service(BaseHTTPRequestHandler):
     # bucket -> key -> (generation, value, metadata)
     buckets: ClassVar[dict[str, dict[str, tuple[int, bytes, dict[str, str]]]]] = {}
     generation: ClassVar[int] = 1_700_000_000_000_000
+    numbers: ClassVar[Iterator[int]] = count()  # of uploads: one that is used again would mix the parts of two
     # upload -> (metadata, part number -> value)
     uploads: ClassVar[dict[str, tuple[dict[str, str], dict[int, bytes]]]] = {}
 
@@ -69,7 +72,7 @@ class Service(BaseHTTPRequestHandler):
             if bucket not in self.buckets:
                 self._error(404, "NoSuchBucket")
             elif "uploads" in query:
-                upload = f"upload-{len(self.uploads)}"
+                upload = f"upload-{next(self.numbers)}"
                 self.uploads[upload] = (self._metadata(), {})
                 found = f"<Bucket>{bucket}</Bucket><Key>{escape(key)}</Key><UploadId>{upload}</UploadId>"
                 self._answer("InitiateMultipartUploadResult", found)

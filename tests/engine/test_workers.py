@@ -605,29 +605,22 @@ def test_forked_workers_draw_different_random_numbers():
 
 
 @linux_only
-def test_a_seed_that_is_loading_ends_with_its_builder():
+@pytest.mark.parametrize(
+    "code",
+    ["e = seeded(seconds=3600); pids = [e._seed._process.pid]",
+     "e = seeded(); e.start(Forked(), 2); pids = one_chunk_of_each(e)[0][:2]"],
+    ids=["loading", "with workers"],
+)  # fmt: skip
+def test_a_seed_and_its_workers_end_with_their_builder(code: str):
+    code = f"from tests.engine.test_workers import *; {code}; print(*pids, flush=True); time.sleep(3600)"
     started = subprocess.Popen(
-        [sys.executable, "-c", "from tests.engine.test_workers import *; e = seeded(seconds=3600); "
-         "print(e._seed._process.pid, flush=True); time.sleep(3600)"],
-        env=script_environment(), stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code], env=script_environment(), stdout=subprocess.PIPE, text=True
+    )
     with started:
-        seed = int(started.stdout.readline())
+        pids = [int(number) for number in started.stdout.readline().split()]
         started.kill()
-    wait_until(lambda: not is_running(seed))
-
-
-@linux_only
-def test_a_seed_ends_with_its_builder():
-    started = subprocess.Popen(
-        [sys.executable, "-c", "from tests.engine.test_workers import *; e = seeded(); e.start(Forked(), 2); "
-         "print(*one_chunk_of_each(e)[0][:2], flush=True); time.sleep(600)"],
-        env=script_environment(), stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    with started:
-        seed, worker = map(int, started.stdout.readline().split())
-        started.kill()
-    wait_until(lambda: not is_running(seed) and not is_running(worker))
+    assert pids
+    wait_until(lambda: not any(map(is_running, pids)))
 
 
 LIMITS = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS", "OPENBLAS_NUM_THREADS")

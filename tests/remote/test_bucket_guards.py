@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from obstore.exceptions import AlreadyExistsError
 from tests.remote.test_bad_buckets import refused, service  # noqa: F401, a fixture
 from tests.remote.test_lying_services import LastPage
 from tests.remote.test_lying_services import service as lying  # noqa: F401, a fixture
@@ -270,3 +271,18 @@ def test_a_create_that_appears_late_is_its_own(service, monkeypatch: pytest.Monk
     service.do_PUT = service.do_HEAD = service.do_GET = late
     assert ObjectStore("s3://bucket", probed=True).create("k", [b"mine"])
     assert asked.count("PUT") == 2
+
+
+def test_a_service_that_refuses_a_copy_and_makes_it_is_not_asked_for_copies(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer is right, and what it does would replace the chunk of another builder."""
+
+    def copy(source: str, key: str, size: int, copying: str) -> None:
+        is_there = store.stat(key) is not None
+        store._writer(size).copy(source, key, overwrite=True)
+        if is_there:
+            raise AlreadyExistsError("412 Precondition Failed")
+
+    monkeypatch.setattr(store, "_copy", copy)
+    assert store._probe_copy("") is False

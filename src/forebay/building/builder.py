@@ -305,6 +305,7 @@ class Build:
         self._fresh: list[int] = []  # chunks made and neither listed nor handed over to be listed
         self._handed: dict[str, list[int]] = {}  # key -> chunks that another builder is to list
         self._found: dict[str, list[ChunkRecord]] = {}  # key -> chunks that others handed over, not listed yet
+        self._kept_lists: set[str] = set()  # that are listed and could not be removed
         self._looked = 0.0  # when that was last looked for
         self._is_lister = True  # lists what it makes itself, and for others
         self._met = 0  # chunks of others, since all that is there was listed
@@ -682,7 +683,9 @@ class Build:
         self._is_lister = not with_retries(partial(self._others.is_there_lister, self._terms.versions))
         if self._is_lister:
             at_work = self._others.is_at_work
-            self._found = with_retries(partial(handed_chunks, self._store, self._about, self._found, at_work))
+            known = {**self._found, **{key: [] for key in self._kept_lists}}
+            found = with_retries(partial(handed_chunks, self._store, self._about, known, at_work))
+            self._found = {key: records for key, records in found.items() if key not in self._kept_lists}
         elif self._handed:
             prefix = f"{layout.BUILDERS}{this_process()}."
             there = {entry.key for entry in with_retries(lambda: list(self._store.entries(prefix)))}
@@ -769,8 +772,10 @@ class Build:
             listed = self._with_found()
         self._tally.newest = listed
         for key in (*self._found, *self._handed):
-            with suppress(Missing):
+            try:
                 with_retries(partial(self._store.delete, key))
+            except (OSError, ForebayError):  # its owner removes it when it ends
+                self._kept_lists.add(key)
         self._found.clear()
         self._handed.clear()
         self._release_listed(list(self._unlisted))

@@ -22,7 +22,7 @@ from forebay.cache.catalog import (
     read_recipe_document,
     sound_record,
 )
-from forebay.cache.claims import MOST_BUILDERS
+from forebay.cache.claims import MOST_BUILDERS, is_dead
 from forebay.cache.plan import Plan
 from forebay.columns import Array
 from forebay.errors import (
@@ -98,10 +98,10 @@ def handed_chunks(
     """
     own, found = str(this_process()), dict[str, list[ChunkRecord]]()
     keys = {entry.key: entry.size for entry in store.entries(layout.BUILDERS)}
-    for key, size in islice(keys.items(), MOST_BUILDERS):
-        owner = layout.parse_handed(key)
-        if owner in (None, own) or size > _MOST_HANDED_BYTES or layout.builder(owner) not in keys:
-            continue
+    owners = ((key, layout.parse_handed(key)) for key, size in keys.items() if size <= _MOST_HANDED_BYTES)
+    # Thousands of lists that dead builders left are passed over before a stranger's are limited.
+    beating = ((key, owner) for key, owner in owners if owner not in (None, own) and layout.builder(owner) in keys)
+    for key, owner in islice(((key, owner) for key, owner in beating if not is_dead(owner)), MOST_BUILDERS):
         if not is_at_work(owner):
             continue
         if key in known:

@@ -20,7 +20,7 @@ from forebay.engine import InlineEngine, LocalEngine
 from forebay.engine.base import Engine
 from forebay.errors import LibraryMissing, TooManyFailures
 from forebay.format.chunk import FAILED, ChunkRecord, is_counted_by_recipe
-from forebay.format.generation import Generation
+from forebay.format.generation import Generation, ListedLayer
 from forebay.recipe import AnyRecipe, fields_of, hooks_of
 from forebay.source import Failure, Source
 
@@ -156,6 +156,8 @@ class BuildProgress:
     sums: Counter[str] = field(default_factory=Counter)  # of the statistics of the chunks made
     reasons: Counter[str] = field(default_factory=Counter)  # why samples of them failed
     newest: Generation | None = None  # the last generation that this builder read or wrote
+    wanted: str = ""  # `revisions_digest` of all chunks that should be listed
+    listed: ListedLayer | None = None  # what another builder has announced of the generation with all of them
 
     @property
     def done(self) -> int:

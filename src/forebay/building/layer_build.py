@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import numpy as np
+
 from forebay.building.build_options import BuildOptions, BuildProgress, Reasons, allows_all
 from forebay.building.builder import Build, Weigh, with_retries
 from forebay.building.chunk_maker import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob, has_file
@@ -24,8 +26,15 @@ from forebay.cache.catalog import (
     sound_record,
 )
 from forebay.cache.claims import OtherBuilders, is_abandoned, read_claims
-from forebay.cache.plan import Plan, Segment, unreadable_note
-from forebay.cache.publish import differing_versions, listed_plan, listed_revision, publish, publish_found
+from forebay.cache.plan import Plan, Segment, load_plan, unreadable_note
+from forebay.cache.publish import (
+    check_listed_plan,
+    differing_versions,
+    listed_plan,
+    listed_revision,
+    publish,
+    publish_found,
+)
 from forebay.cache.records import BuildReport
 from forebay.cache.source_check import Freshness, check_freshness, check_kind, reported, source_changed
 from forebay.columns import Array
@@ -46,7 +55,7 @@ from forebay.errors import (
 )
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
-from forebay.format.generation import ChunkTable, Generation
+from forebay.format.generation import ChunkTable, Generation, LayerTotals, ListedLayer, revisions_digest
 from forebay.format.layout import MAX_REVISION
 from forebay.format.tensors import hmac_key
 from forebay.recipe import LayerRecipe, Recipe, fields_of, hooks_of
@@ -294,6 +303,7 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
     _check_inputs(place, missing)
     unlisted = frozenset(there).intersection(order) - listed - set(missing)
     tally = BuildProgress(total=len(order), present=len(order) - len(missing), unlisted=unlisted, newest=found.newest)
+    tally.wanted = _wanted(order, revisions)
     lost = [chunk for chunk in order if chunk in gone]
     notes = [*place.notes, *_unsound_notes(layer, unsound.intersection(order))]
     if missing and (differing := differing_versions(found.newest.versions if found.newest else (), terms.versions)):
@@ -327,6 +337,8 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
         if isinstance(error, SourceEmpty) and tally.failures:
             check_something_made(store, layer, ChunkTable.of(list(tally.records.values())))  # says why
         raise
+    if tally.listed is not None:
+        return _announced_report(place, tally, tally.listed, time.monotonic() - started, notes, terms.clock.seconds)
     made, refused = {layer: tally.records.values()}, set[str]()
     with terms.clock.during("publishing"):
         listing = partial(publish, store, made, terms.versions, refused, terms.planned, adopts, terms.kept_limit)
@@ -336,7 +348,8 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
     beside = sum(record.revision > later.get(record.chunk, 0) for record in tally.records.values())
     notes += [f"{beside:,} chunk(s) are a later revision: what has their name was left as it is"] if beside else []
     notes += tally.warnings
-    report = _report(place, tally, generation, time.monotonic() - started, notes, terms.clock.seconds)
+    seconds, totals = time.monotonic() - started, table.summary()
+    report = _report(place, tally, generation.number, totals, seconds, notes, terms.clock.seconds)
     if tally.failed:
         raise BuildFailed(store.address, tally.failed)
     if len(table) == len(place.chunks) and isinstance(place.job, BaseJob):
@@ -346,6 +359,13 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
             unbind(store, layer)
             raise
     return report
+
+
+def _wanted(order: Sequence[int], revisions: Array) -> str:
+    """`revisions_digest` of the chunks that should be listed; empty where the plan does not have all of them."""
+    numbers = np.sort(np.array(order, np.int64))
+    is_planned = len(numbers) > 0 and int(numbers[-1]) < len(revisions)
+    return revisions_digest(numbers, revisions[numbers]) if is_planned else ""
 
 
 def _changed_source(place: LayerBuild, changed: Mapping[str, str]) -> SourceChanged:
@@ -511,36 +531,49 @@ def in_order(chunks: Sequence[int], mode: str, start: int | None, end: int | Non
     return chosen[::-1] if mode == "inverse" else chosen
 
 
-def _report(
+def _announced_report(
     place: LayerBuild,
     tally: BuildProgress,
-    generation: Generation,
+    listed: ListedLayer,
     seconds: float,
     notes: list[str],
     phases: Mapping[str, float],
 ) -> BuildReport:
-    store, layer, recipe = place.job.store, place.job.layer, place.job.recipe
-    table = generation.table(layer)
-    statistics = {name: value for name, value in table.totals().items() if not isinstance(value, list)}
-    holds = {"chunks": len(table), "rows": int(table.rows.sum()), "bytes": int(table.numbers["size"].sum())}
+    """The report of a builder for which another has listed all, and has read it back."""
+    store = place.job.store
+    check_listed_plan(store, load_plan(store, place.plan.as_read()), listed.made.plan)
+    return _report(place, tally, listed.generation, listed.totals, seconds, [*notes, *tally.warnings], phases)
+
+
+def _report(
+    place: LayerBuild,
+    tally: BuildProgress,
+    generation: int,
+    totals: LayerTotals,
+    seconds: float,
+    notes: list[str],
+    phases: Mapping[str, float],
+) -> BuildReport:
+    recipe, statistics = place.job.recipe, totals.statistics
+    holds = {"chunks": totals.chunks, "rows": totals.rows, "bytes": totals.size}
     return BuildReport(
-        root=store.address,
-        layer=layer,
+        root=place.job.store.address,
+        layer=place.job.layer,
         chunks=tally.total,
         made=len(tally.records),
         present=tally.present,
         failed=dict(tally.failed),
-        rows=int(table.rows.sum()),
-        failures=int(table.numbers["failures"].sum()),
-        samples=int(table.numbers["samples"].sum()),
+        rows=totals.rows,
+        failures=totals.failures,
+        samples=totals.samples,
         written_bytes=tally.written_bytes,
         seconds=seconds,
-        generation=None if generation.number == UNPUBLISHED else generation.number,
+        generation=None if generation == UNPUBLISHED else generation,
         deaths=tuple(tally.deaths),
         notes=tuple(notes),
         made_statistics=dict(tally.sums),
         statistics=statistics,
-        figures=hooks_of(recipe).figures(fields_of(recipe), statistics, holds) if len(table) else {},
+        figures=hooks_of(recipe).figures(fields_of(recipe), statistics, holds) if totals.chunks else {},
         reasons=dict(tally.reasons.most_common()),
         made_rows=sum(record.rows for record in tally.records.values()),
         made_failures=sum(record.failures for record in tally.records.values()),

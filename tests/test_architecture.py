@@ -37,10 +37,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "images": WORDS | {"masks"},
     "chat": INDEX | {"compiled", "read", "tokens", "masks", "sources"},  # reads a built cache to pack it again
     "teachers": INDEX | {"read", "hub", "masks", "order"},  # reads a cache; `torch` runs the models
-    "kinds": WORDS,
+    "kinds": WORDS | {"store"},  # of store, whether a root is a URL
     "api": CORE | {"feeding", "kinds", "preview"},  # of preview, the progress bar
     "testing": CORE | {"raw"},  # the simplest recipe
-    "tiers": WORDS | {"format", "cache", "building", "engine"},  # knows no store: an LMDB of its own
+    "tiers": INDEX | {"building", "engine"},  # an LMDB of its own; of store, whether a path is a URL
     "feeding": INDEX | {"read", "order", "masks"},  # numpy only
     "torch": INDEX
     | {"compiled", "read", "api", "feeding", "images", "masks", "order", "sources", "teachers", "tokens"},

@@ -25,13 +25,12 @@ from forebay.errors import (
     IndexCorrupt,
     KeyRefused,
     NothingPublished,
-    is_url,
 )
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import Generation
 from forebay.format.tensors import MIN_BYTES, VARIABLE
-from forebay.store.base import Missing, Pieces, Store, holds, is_full, load_index, read_document
+from forebay.store.base import Missing, Pieces, Store, holds, is_full, is_url, load_index, read_document
 
 
 def copy_cache(store: Store, destination: Store, on_progress: OnProgress) -> CopyReport:

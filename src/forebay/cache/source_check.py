@@ -41,13 +41,13 @@ from forebay.cache.catalog import (
 from forebay.cache.plan import Plan
 from forebay.cache.records import GONE
 from forebay.columns import Array
-from forebay.errors import Damaged, ForebayError, HubNotFound, HubUnreachable, SourceChanged, SourceUnreadable, is_url
+from forebay.errors import Damaged, ForebayError, HubNotFound, HubUnreachable, SourceChanged, SourceUnreadable
 from forebay.format import layout
 from forebay.format.chunk import ChunkFile, ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
 from forebay.format.tensors import hmac_key, tag
 from forebay.source import WHOLE_FILE, Part, PartDigest, Source, SourceFile, settling_seconds
-from forebay.store.base import MAX_DOCUMENT_BYTES, Missing, Store, read_document
+from forebay.store.base import MAX_DOCUMENT_BYTES, Missing, Store, is_url, read_document
 
 _ENTRY_BYTES = 16
 _MOST_ENTRIES = MAX_DOCUMENT_BYTES // _ENTRY_BYTES

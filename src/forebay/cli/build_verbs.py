@@ -49,14 +49,14 @@ from forebay.cli.verb import (
     struct_options,
     verb,
 )
-from forebay.errors import RangeInvalid, RecipeMismatch, closest, is_url
+from forebay.errors import RangeInvalid, RecipeMismatch, closest
 from forebay.fields import declared
 from forebay.format import layout
 from forebay.preview.row_records import DryRun
 from forebay.preview.words import command_line, human_bytes
 from forebay.recipe import differing_fields, fingerprint
 from forebay.store import open_store
-from forebay.store.base import holds
+from forebay.store.base import holds, is_url
 
 
 def dry_run_of(settings: Settings) -> DryRun:

@@ -13,9 +13,9 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, BinaryIO, cast
 
-from forebay.errors import SourceNotFound, is_url
+from forebay.errors import SourceNotFound
 from forebay.source import SourceFile
-from forebay.store.base import Entry, Missing
+from forebay.store.base import Entry, Missing, is_url
 
 SCHEMES = ("s3", "gs", "az", "memory")
 _FIRST_BYTES = 256 << 10  # fetched at a seek; doubled while reading goes on

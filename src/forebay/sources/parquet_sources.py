@@ -25,7 +25,7 @@ import numpy as np
 import xxhash
 
 from forebay.columns import Array
-from forebay.errors import LibraryMissing, SourceUnreadable, is_url
+from forebay.errors import LibraryMissing, SourceUnreadable
 from forebay.source import Annotated, Failure, Part, Sample, SourceFile, Unit, settling_seconds
 from forebay.sources.bucket_files import ObjectReader, entry_of, open_file
 from forebay.sources.compression import most_unpacked
@@ -41,6 +41,7 @@ from forebay.sources.paths import (
     named_below,
     too_large,
 )
+from forebay.store.base import is_url
 
 try:
     import pyarrow as pa

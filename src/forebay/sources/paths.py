@@ -31,7 +31,7 @@ from typing import ClassVar, NamedTuple, Self
 import msgspec
 import xxhash
 
-from forebay.errors import SourceInvalid, SourceNotFound, SourceUnreadable, is_url, meant_url
+from forebay.errors import SourceInvalid, SourceNotFound, SourceUnreadable
 from forebay.source import Failure, FileTable, Listing, Source, SourceFile, Unit, listing_of, not_read
 from forebay.sources.bucket_files import (
     as_file,
@@ -44,7 +44,7 @@ from forebay.sources.bucket_files import (
     split_url,
 )
 from forebay.sources.compression import FORMATS, estimated_size
-from forebay.store.base import Entry
+from forebay.store.base import Entry, is_url, meant_url
 
 STREAM_SUFFIXES = tuple(FORMATS)
 NO_SUFFIX = "no suffix"

@@ -25,7 +25,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 import psutil
 
-from forebay.errors import IndexCorrupt, NotForebay, StoreFull, StoreRefused, is_url, meant_url
+from forebay.errors import IndexCorrupt, NotForebay, StoreFull, StoreRefused
 
 Buffer = bytes | bytearray | memoryview
 MAX_KEY_PARTS = 4  # keys of a cache have at most three
@@ -535,7 +535,28 @@ _LOCAL = "forebay.store.local:LocalStore"  # named, not imported: stores import 
 SCHEMES = dict.fromkeys(("s3", "gs", "az", "memory"), "forebay.store.object_store:ObjectStore")
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "azure": "az", "abfs": "az", "abfss": "az", "wasb": "az"}
 
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _PASSWORD = re.compile(r"(?<=/)[^/@]*:[^/@]*@")  # and its user, of a URL that an error shows
+
+
+def is_url(name: str) -> bool:
+    """Whether a name has a scheme, also where a `Path` has taken one of its slashes.
+
+    >>> is_url("s3://bucket/cache"), is_url("s3:/bucket/cache"), is_url("./s3:/x"), is_url("C:/x")
+    (True, True, False, False)
+    """
+    return _SCHEME.match(name) is not None
+
+
+def meant_url(name: object) -> str:
+    """The URL that a text with one slash was meant to be, else "". A `Path` is not a text: it takes the other slash.
+
+    >>> meant_url("s3:/bucket/cache"), meant_url("s3://bucket/cache")
+    ('s3://bucket/cache', '')
+    """
+    if not isinstance(name, str) or not is_url(name) or "://" in name:
+        return ""
+    return name.replace(":/", "://", 1)
 
 
 def open_store(root: Root) -> Store:

@@ -27,7 +27,7 @@ import xxhash
 from forebay.columns import Array
 from forebay.errors import LibraryMissing, SourceUnreadable
 from forebay.source import Annotated, Failure, Part, Sample, SourceFile, Unit, settling_seconds
-from forebay.sources.bucket_files import ObjectReader, entry_of, open_file
+from forebay.sources.bucket_files import ObjectReader, entry_of
 from forebay.sources.compression import most_unpacked
 from forebay.sources.image_files import stamp
 from forebay.sources.parquet_columns import holds_bytes, holds_json
@@ -39,6 +39,7 @@ from forebay.sources.paths import (
     checked_limit,
     full_path,
     named_below,
+    open_file,
     too_large,
 )
 from forebay.store.base import is_url

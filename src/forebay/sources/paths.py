@@ -26,7 +26,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import ClassVar, NamedTuple, Self
+from typing import BinaryIO, ClassVar, NamedTuple, Self
 
 import msgspec
 import xxhash
@@ -39,7 +39,7 @@ from forebay.sources.bucket_files import (
     join_url,
     look_at,
     objects_below,
-    open_file,
+    open_object,
     relative_url,
     split_url,
 )
@@ -430,6 +430,11 @@ def full_path(root: str, name: str) -> str:
     '/data/more/a.jsonl'
     """
     return join_url(root, name) if is_url(root) else os.path.abspath(os.path.join(root, name))
+
+
+def open_file(path: str) -> BinaryIO:
+    """A file or an object for reading, without a buffer between."""
+    return open_object(path) if is_url(path) else open(path, "rb", buffering=0)
 
 
 def _fixed_folder(pattern: str) -> str:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from forebay.errors import ForebayError, SourceChanged, SourceInvalid
 from forebay.source import Failure, Part, PartDigest, Sample, SourceFile, TextBatch
-from forebay.sources.bucket_files import open_file
 from forebay.sources.compression import OpenStream, preview_stream, stream_at
 from forebay.sources.paths import (
     BOM,
@@ -27,6 +26,7 @@ from forebay.sources.paths import (
     full_path,
     named_below,
     not_utf8,
+    open_file,
     too_large,
     with_stream_suffixes,
     without_stream_suffix,

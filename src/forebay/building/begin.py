@@ -21,7 +21,7 @@ import msgspec
 
 from forebay.building.build_options import ENOUGH_SAMPLES, allows_all, released
 from forebay.building.builder import with_retries
-from forebay.building.dedup import Draft, ReadAhead, deduplicate, scratch_folder
+from forebay.building.dedup import ReadAhead, deduplicate
 from forebay.building.planning import (
     OnCut,
     SourceListing,
@@ -30,6 +30,7 @@ from forebay.building.planning import (
     cut_source,
     limited_chunks,
     sample_heads,
+    scratch_folder,
     try_readable,
     wait_until_settled,
 )
@@ -45,7 +46,7 @@ from forebay.cache.catalog import (
     read_cache_document,
     read_recipe_document,
 )
-from forebay.cache.plan import KeptResults, Plan, Segment, Unreadable, keeping_results
+from forebay.cache.plan import KeptResults, Plan, Segment, Unreadable, decode_segment, keeping_results, load_identities
 from forebay.cache.source_check import check_kind
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import (
@@ -84,13 +85,14 @@ from forebay.recipe import (
     differing_fields,
     document,
     hooks_of,
+    identity_of,
     input_names,
     is_same_recipe,
     reads_of,
     same_document,
 )
 from forebay.source import Sample, Source, SourceFile
-from forebay.store.base import Buffer, Store, holds, is_full
+from forebay.store.base import Buffer, Store, holds, is_full, load_index
 from forebay.store.local import LocalStore
 
 PROBE_BYTES = 1 << 16
@@ -260,6 +262,73 @@ def unsigned_plan(store: Store, plan: Plan, number: int, compared: bool = False)
     return KeyRefused(store.address, layout.plan_segment(at), problem)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """A segment that is not in the plan yet, and the file of identities that goes with it, if any."""
+
+    segment: Segment
+    identities: Sequence[Buffer] = ()
+
+    def append(self, store: Store) -> bool:
+        """Make it part of the plan; False where another planner was first. The identities are there before it is."""
+        number, digest = self.segment.number, self.segment.identities
+        key = layout.identities(number, digest)
+        if self.identities and not store.create(key, self.identities) and not _is_sound(store, self.segment):
+            store.replace(key, self.identities)
+        place = layout.plan_segment(number)
+        created = store.create(place, self.segment.encode())
+        if not created and self.identities:
+            first, _ = decode_segment(load_index(store, place), store.address, place)
+            if first.identities != digest:
+                store.delete(key)
+        return created
+
+
+def draft_segment(
+    store: Store,
+    source: Source,
+    recipe: Recipe,
+    segment: Segment,
+    earlier: Plan,
+    on_cut: OnCut,
+    memory_limit: int | None = None,
+    kept_results: KeptResults | None = None,
+    read_ahead: ReadAhead | None = None,
+) -> Draft:
+    """The next segment of a plan, without what repeats earlier samples if its recipe leaves that out."""
+    _check_as_before(store, recipe, earlier)
+    identity = identity_of(recipe)
+    if identity is None:
+        return Draft(segment)
+    found = deduplicate(
+        store, source, recipe, identity, segment, earlier, on_cut, memory_limit, kept_results, read_ahead
+    )
+    return Draft(*found)
+
+
+def _check_as_before(store: Store, recipe: Recipe, earlier: Plan) -> None:
+    """Refuse where older samples were compared by another rule: new ones could not be compared with them."""
+    judged = [bool(segment.identities) for segment in earlier.segments]
+    if identity_of(recipe) is not None and not all(judged):
+        raise RecipeInvalid(
+            f"the recipe '{recipe.kind}' leaves out duplicates, but the cache at '{store.address}' was planned without "
+            f"looking for them; build a new cache"
+        )
+    if identity_of(recipe) is None and any(judged):
+        raise RecipeInvalid(
+            f"the cache at '{store.address}' was planned without duplicates, but the recipe '{recipe.kind}' has no "
+            f"`identity` to find more of them; give it back, or build a new cache"
+        )
+
+
+def _is_sound(store: Store, segment: Segment) -> bool:
+    try:
+        load_identities(store, segment)
+    except Damaged:
+        return False
+    return True
+
+
 def _first_draft(
     store: Store,
     source: Source,
@@ -278,7 +347,7 @@ def _first_draft(
             first = first_segment(source, files, recipe, on_cut, trial, unreadable, kept)
             if not len(first):
                 raise SourceEmpty(store.address, f"none of the {len(files):,} file(s) of the source has a sample")
-            return deduplicate(store, source, recipe, first, Plan((), ()), on_cut, memory_limit, kept, read_ahead)
+            return draft_segment(store, source, recipe, first, Plan((), ()), on_cut, memory_limit, kept, read_ahead)
         except SourceUnreadable as error:
             unreadable.take(error, files)
 

@@ -18,10 +18,12 @@ from typing import Any, cast
 import msgspec
 
 from forebay.building.begin import (
+    Draft,
     check_destination,
     check_kept_texts,
     check_start,
     check_trial,
+    draft_segment,
     is_unsigned,
     kept_recipe,
     prepare_base,
@@ -39,7 +41,7 @@ from forebay.building.build_options import (
     show_note,
     show_planning,
 )
-from forebay.building.dedup import ChunkIdentities, Draft, chunk_question, deduplicate
+from forebay.building.dedup import ChunkIdentities, chunk_question
 from forebay.building.layer_build import (
     LayerBuild,
     base_workplace,
@@ -205,7 +207,7 @@ def _drafted(
             if not len(segment) and is_known:
                 return None, []
             try:
-                return deduplicate(store, source, recipe, segment, plan, on_cut, memory_limit, kept), fresh_files
+                return draft_segment(store, source, recipe, segment, plan, on_cut, memory_limit, kept), fresh_files
             except SourceUnreadable as error:
                 unreadable.take(error, fresh_files)
 

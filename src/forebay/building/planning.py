@@ -446,6 +446,20 @@ LOOKS = 3  # how often a file that changes while it is cut is looked at again
 OnCut = Callable[[int, int, int], None]  # files cut so far, files in all, weight passed so far
 
 
+def scratch_folder(store: Store) -> str | None:
+    """A folder on the disk that the cache is on, None (the system's choice) where it is on none.
+
+    It is never made for the purpose: a cache that is not there yet will be made in the folder above it.
+    """
+    root = store.local_path("")
+    if root is None:
+        return None
+    folder = os.path.abspath(root)
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    return folder
+
+
 def cut_source(
     source: Source,
     files: Sequence[SourceFile],

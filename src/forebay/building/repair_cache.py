@@ -19,6 +19,7 @@ from typing import Any, cast
 import msgspec
 
 from forebay.building.begin import (
+    draft_segment,
     first_segment,
     kept_recipe,
     kept_source,
@@ -29,7 +30,6 @@ from forebay.building.begin import (
     source_for,
 )
 from forebay.building.build_options import BuildOptions, BuildRequest
-from forebay.building.dedup import deduplicate
 from forebay.building.layer_build import (
     LayerBuild,
     base_workplace,
@@ -480,7 +480,7 @@ def _identity_bytes(means: RepairInputs, generation: Generation, key: str) -> Se
     recipe = means.recipe_of(read_cache_document(means.store).base)
     assert isinstance(recipe, Recipe)
     earlier = plan.first(segment.number)
-    draft = deduplicate(means.store, source, recipe, segment, earlier, lambda *_: None)
+    draft = draft_segment(means.store, source, recipe, segment, earlier, lambda *_: None)
     if draft.segment.identities != segment.identities:
         raise Damaged(f"'{key}' cannot be put back: the source now has other samples; name a copy with --from COPY")
     return list(draft.identities)
@@ -506,7 +506,7 @@ def _planned_again(means: RepairInputs, generation: Generation, key: str) -> Seq
     assert isinstance(recipe, Recipe)
     try:
         first = first_segment(source, SourceListing(source, means.store).apart, recipe, lambda *_: None)
-        planned = deduplicate(means.store, source, recipe, first, Plan((), ()), lambda *_: None).segment
+        planned = draft_segment(means.store, source, recipe, first, Plan((), ()), lambda *_: None).segment
     except ForebayError as error:
         raise Damaged(f"{advice} (the source cannot be planned again: {error})") from error
     for segment in (planned, planned.without_change_times()):

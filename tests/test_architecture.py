@@ -19,7 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compiled": {"_native"},
     "fields": {"errors"},
     "columns": {"errors"},
-    "source": set(),
+    "source": {"errors"},
     "recipe": {"errors", "columns", "source", "fields"},
     "first_answer": set(),
     "store": {"errors", "first_answer"},

@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
+from functools import cache
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, overload, runtime_checkable
 
@@ -25,6 +26,8 @@ import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
+
+from forebay.errors import HubNotFound, HubUnreachable, SourceUnreadable
 
 Unit = Literal["bytes", "samples"]
 _UNREADABLE = "unreadable: "
@@ -369,6 +372,63 @@ class Source(Protocol):
         `files` are its files as they were listed: a source may read the beginnings of a few, and walks no folder.
         """
         return ()
+
+
+SameLook = Callable[[SourceFile, SourceFile], bool]
+
+
+def differing_files(
+    source: Source,
+    planned: Iterable[SourceFile],
+    listed: Iterable[SourceFile] = (),
+    is_same: SameLook = SourceFile.same_identity,
+) -> Iterator[tuple[SourceFile, SourceFile | Exception]]:
+    """The planned files that look different, each as it is now, or with the error of looking at it.
+
+    `listed` are files as they were found after they were planned: one that was as planned is not looked at again.
+    """
+    look, was_found = cache(source.looking), _Following(listed)
+    for known in planned:
+        before = was_found.named(known.path)
+        if before is not None and not before.problem and is_same(known, before):
+            continue
+        try:
+            found = look()(known.path)
+        except (HubNotFound, HubUnreachable):
+            raise  # nobody can be asked about any file
+        except (OSError, SourceUnreadable) as error:
+            yield known, error
+            continue
+        if not is_same(known, found):
+            yield known, found
+
+
+class _Following:
+    """Finds files in a listing, which is read once, from its beginning to its end, and both are in order of paths.
+
+    A path that comes before the last one that was asked for is not found, and then the file is looked at again.
+    """
+
+    def __init__(self, listed: Iterable[SourceFile]) -> None:
+        self._left = iter(listed)
+        self._next = next(self._left, None)
+
+    def named(self, path: str) -> SourceFile | None:
+        while self._next is not None and self._next.path < path:  # a file that is not planned
+            self._next = next(self._left, None)
+        found = self._next
+        if found is None or found.path != path:
+            return None
+        self._next = next(self._left, None)
+        return found
+
+
+def part_sum(source: Source, part: Part, read: PartDigest | None = None) -> int:
+    """The digest of a part of the source: of the whole file where the plan knows that, else as it was `read`."""
+    if part.file.digest is not None:
+        return part.file.digest
+    known = None if read is None else read.value
+    return source.digest(part.file, part.start, part.stop) if known is None else known
 
 
 def not_read(counts: Mapping[str, int]) -> str:

@@ -47,7 +47,6 @@ from forebay.cache.catalog import (
     read_recipe_document,
 )
 from forebay.cache.plan import KeptResults, Plan, Segment, Unreadable, decode_segment, keeping_results, load_identities
-from forebay.cache.source_check import check_kind
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import (
     Damaged,
@@ -203,6 +202,28 @@ def _planned(store: Store) -> Snapshot:
         cause = f"'{layout.plan_segment(0)}' is written, and its listing does not show it"
         raise StoreUnavailable(store.address, "list the plan", cause, "run the same command again")
     return begun
+
+
+def check_kind(store: Store, source: Source, plan: Plan) -> None:
+    """Parts count in the unit of their source, and `repair` reads all of them with one source.
+
+    So does a build that resumes: it reads the rest as it has read the chunks that exist.
+    """
+    if not plan.segments:
+        return
+    planned, given = plan.source, source.describe()
+    old, new = planned.get("kind"), given.get("kind")
+    if old != new:
+        raise ForebayError(
+            f"the cache at '{store.address}' was built from a source of kind '{old}', and this one is of kind '{new}'; "
+            f"pass a source of kind '{old}', or build into a new root"
+        )
+    for name in source.read_by:
+        if planned.get(name) != given.get(name):
+            raise ForebayError(
+                f"the cache at '{store.address}' was built from a source with {name}={planned.get(name)!r} and cannot "
+                f"continue with {name}={given.get(name)!r}; pass the same value again, or build a new cache"
+            )
 
 
 def check_destination(store: Store) -> None:

@@ -21,6 +21,7 @@ from forebay.building.begin import (
     Draft,
     check_destination,
     check_kept_texts,
+    check_kind,
     check_start,
     check_trial,
     draft_segment,
@@ -79,7 +80,7 @@ from forebay.cache.catalog import (
 from forebay.cache.clean import drop_layers
 from forebay.cache.plan import KeptResults, Plan, Segment, Unreadable, decode_segment, keeping_results, named_in
 from forebay.cache.records import BuildReport, RepairReport
-from forebay.cache.source_check import check_freshness, check_kind, reported, source_changed
+from forebay.cache.source_check import check_freshness, reported, source_changed
 from forebay.engine.base import Died, Done, Engine, Failed, TaskDocument
 from forebay.errors import (
     BuildFailed,

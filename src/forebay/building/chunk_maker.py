@@ -28,7 +28,7 @@ from forebay.cache.catalog import (
     read_recipe_document,
 )
 from forebay.cache.plan import Plan, load_plan, named_in
-from forebay.cache.source_check import is_made_from, part_sum, reusable_rows
+from forebay.cache.source_check import is_made_from, reusable_rows
 from forebay.columns import Array, Columns, Ragged
 from forebay.errors import (
     ChunkCorrupt,
@@ -68,6 +68,7 @@ from forebay.source import (
     SampleBatch,
     Source,
     SourceFile,
+    part_sum,
 )
 from forebay.store.base import Missing, Pieces, Store, holds
 

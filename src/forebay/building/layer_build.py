@@ -6,7 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
+from forebay.building.begin import check_kind
 from forebay.building.build_options import BuildOptions, BuildProgress, Reasons, allows_all
 from forebay.building.builder import Build, Weigh, with_retries
 from forebay.building.chunk_maker import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob, has_file
@@ -27,7 +29,7 @@ from forebay.cache.claims import OtherBuilders, is_abandoned, read_claims
 from forebay.cache.plan import Plan, Segment, unreadable_note
 from forebay.cache.publish import differing_versions, listed_plan, listed_revision, publish, publish_found
 from forebay.cache.records import BuildReport
-from forebay.cache.source_check import Freshness, check_freshness, check_kind, reported, source_changed
+from forebay.cache.source_check import Freshness, compare_content, reported, source_changed
 from forebay.columns import Array
 from forebay.engine.base import Engine
 from forebay.errors import (
@@ -50,7 +52,7 @@ from forebay.format.generation import ChunkTable, Generation
 from forebay.format.layout import MAX_REVISION
 from forebay.format.tensors import hmac_key
 from forebay.recipe import LayerRecipe, Recipe, fields_of, hooks_of
-from forebay.source import CHANGED_MEANWHILE, FileTable, SourceFile
+from forebay.source import CHANGED_MEANWHILE, FileTable, Source, SourceFile, differing_files
 from forebay.store.base import Store, is_full
 
 
@@ -193,7 +195,7 @@ def base_workplace(
     check_kind(store, source, plan)
     is_known = known is not None and known.digests == plan.digests
     listed = listing.walked if is_known else ()
-    fresh = check_freshness(store, source, plan, layer, snapshot.table(layer), made=made, listed=listed)
+    fresh, changed = _since_planned(snapshot, source, layer, plan, made, listed)
     job = BaseJob(
         store, layer, recipe, source, fresh.now, plan.digests, skip_unreadable, newest.number if newest else None, plan
     )
@@ -208,12 +210,30 @@ def base_workplace(
         range(len(plan)),
         plan.streams(),
         plan.weight_of,
-        reported(source, plan, fresh.changed),
+        changed,
         _notes(listing.apart, plan, fresh),
         frozenset(fresh.missing),
         again=again,
         changed_paths=frozenset(fresh.changed),
     )
+
+
+def _since_planned(
+    snapshot: Snapshot,
+    source: Source,
+    layer: str,
+    plan: Plan,
+    made: Mapping[int, ChunkRecord] | None,
+    listed: Iterable[SourceFile],
+) -> tuple[Freshness, dict[str, str]]:
+    """What has become of the planned files, and those with other content by the name of what was edited."""
+    differing = differing_files(source, (file for _, file in plan.files.items()), listed)
+    first = next(differing, None)
+    if first is None:
+        return Freshness(), {}
+    found = chain([first], differing)  # one after the other: there may be millions
+    fresh = compare_content(snapshot.store, source, plan, layer, snapshot.table(layer), found, made)
+    return fresh, reported(source, plan, fresh.changed)
 
 
 def with_same_source(place: LayerBuild, plan: Plan, listing: SourceListing) -> LayerBuild:

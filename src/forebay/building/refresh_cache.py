@@ -18,6 +18,7 @@ from typing import cast
 
 from forebay.building.begin import (
     check_kept_texts,
+    check_kind,
     is_unsigned,
     kept_recipe,
     kept_workers,
@@ -51,7 +52,6 @@ from forebay.cache.source_check import (
     can_be_read,
     can_grow,
     check_freshness,
-    check_kind,
     reported,
     rows_in,
     source_changed,

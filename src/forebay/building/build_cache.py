@@ -49,7 +49,6 @@ from forebay.building.layer_build import (
     build_chunks,
     in_order,
     layer_workplace,
-    take_back,
     with_same_source,
 )
 from forebay.building.planning import (
@@ -77,7 +76,7 @@ from forebay.cache.catalog import (
     read_cache_document,
     read_recipe_document,
 )
-from forebay.cache.clean import drop_layers
+from forebay.cache.clean import drop_layers, take_back
 from forebay.cache.plan import KeptResults, Plan, Segment, Unreadable, decode_segment, keeping_results, named_in
 from forebay.cache.records import BuildReport, RepairReport
 from forebay.cache.source_check import check_freshness, reported, source_changed

@@ -30,7 +30,7 @@ from forebay.building.begin import (
 )
 from forebay.building.build_cache import named_alike, read_like
 from forebay.building.build_options import BuildOptions, BuildRequest, check_failures, released
-from forebay.building.layer_build import base_workplace, build_chunks, layer_workplace, take_back
+from forebay.building.layer_build import base_workplace, build_chunks, layer_workplace
 from forebay.building.planning import SourceListing
 from forebay.building.repair_cache import layer_height
 from forebay.cache.catalog import (
@@ -41,6 +41,7 @@ from forebay.cache.catalog import (
     published_record,
     read_cache_document,
 )
+from forebay.cache.clean import take_back
 from forebay.cache.plan import Plan, Segment
 from forebay.cache.publish import builder_versions, listed_plan
 from forebay.cache.records import GONE, RefreshReport

@@ -1,17 +1,40 @@
 """From what a caller asks for to runs of a build: which chunks, by which job, in which order."""
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from typing import cast
 
-from forebay.building.begin import check_kind
-from forebay.building.build_options import BuildOptions, BuildProgress, Reasons, allows_all
+import msgspec
+
+from forebay.building.begin import (
+    check_destination,
+    check_kind,
+    check_start,
+    prepare_base,
+    prepare_layer,
+    resolve_recipe,
+)
+from forebay.building.build_options import (
+    BuildOptions,
+    BuildProgress,
+    BuildRequest,
+    PhaseClock,
+    Reasons,
+    allows_all,
+    check_failures,
+    released,
+    show_note,
+    show_planning,
+)
 from forebay.building.builder import Build, Weigh, with_retries
 from forebay.building.chunk_maker import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob, has_file
 from forebay.building.planning import SourceListing
+from forebay.building.task import CensusTakers, preload_document
 from forebay.cache.catalog import (
     UNPUBLISHED,
     Snapshot,
@@ -19,9 +42,10 @@ from forebay.cache.catalog import (
     newest_generation,
     open_chunk,
     outdated_chunks,
+    read_recipe_document,
 )
 from forebay.cache.claims import OtherBuilders
-from forebay.cache.clean import unbind
+from forebay.cache.clean import drop_layers, unbind
 from forebay.cache.plan import Plan, unreadable_note
 from forebay.cache.publish import differing_versions, listed_plan, listed_revision, publish, publish_found
 from forebay.cache.records import BuildReport
@@ -36,6 +60,7 @@ from forebay.errors import (
     ForebayError,
     InputIncomplete,
     NothingMade,
+    RecipeInvalid,
     SourceChanged,
     SourceEmpty,
     SourceMoving,
@@ -44,26 +69,21 @@ from forebay.errors import (
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
-from forebay.format.tensors import hmac_key
-from forebay.recipe import LayerRecipe, Recipe, fields_of, hooks_of
+from forebay.format.tensors import hmac_key, short_key_note
+from forebay.recipe import (
+    AnyRecipe,
+    LayerRecipe,
+    Recipe,
+    RecipeDocument,
+    fields_of,
+    hooks_of,
+    input_layers,
+    is_same_recipe,
+    reads_of,
+    versions_of,
+)
 from forebay.source import CHANGED_MEANWHILE, FileTable, Source, SourceFile, differing_files
 from forebay.store.base import Store, is_full
-
-
-def check_something_made(store: Store, layer: str, table: ChunkTable) -> None:
-    """Raise where a base layer has no row: there is nothing to train on."""
-    samples, failures = (int(table.numbers[name].sum()) for name in ("samples", "failures"))
-    if int(table.rows.sum()):
-        return
-    if not samples:
-        raise SourceEmpty(store.address, "the source has no samples")
-    if not failures:
-        raise SourceEmpty(store.address, f"the recipe made no row of {samples:,} sample(s)")
-    reasons = Reasons(one for record in table.records() for one in open_chunk(store, layer, record).failures())
-    raise NothingMade(store.address, failures, *reasons.most_frequent(), reasons.advice())
-
-
-LOOKS = 3  # how often a source that changes while it is read is looked at again
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +113,170 @@ class LayerBuild:
 
     def noting(self, notes: tuple[str, ...]) -> "LayerBuild":
         return replace(self, notes=(*notes, *self.notes))
+
+
+LONG_WORK_BYTES = 64 * 1024 * 1024
+# Checks the chunks that are there, repairs them, and returns what there is to say of it.
+CheckFirst = Callable[[Store, Source | None, AnyRecipe, Engine, BuildOptions], tuple[str, ...]]
+
+
+def build_layer(
+    store: Store,
+    source: Source | None,
+    recipe: AnyRecipe,
+    layer: str,
+    mode: str,
+    start_chunk: int | None,
+    end_chunk: int | None,
+    request: BuildRequest,
+    check_first: CheckFirst | None = None,
+) -> BuildReport:
+    """Make what is missing of a layer, in an inclusive range of chunks; `check_first` sees to those that are there."""
+    _check_range(start_chunk, end_chunk)
+    refuse_tier(store)
+    source = None if source is None else check_is_source(source)
+    request = with_workers(request, recipe, source)
+    with closing(request.open_engine()) as engine, released(recipe) as said:
+        snapshot = Snapshot.take(store)
+        if snapshot.newest is None:
+            check_destination(store)
+        listing = None if source is None else SourceListing(source, store)
+        clock = PhaseClock()
+        if listing is not None:
+            with clock.during("listing"):
+                is_long = _is_long_work(listing)
+            if is_long and snapshot.newest is None:
+                with suppress(ForebayError):  # what has no document is refused when the work starts
+                    engine.preload(preload_document(recipe), 1 if request.memory_limit else request.slots(engine))
+        with clock.during("planning"):
+            settled, notes = resolve_recipe(store, listing, recipe, layer)
+            notes = (*notes, *(listing.notes if listing is not None else ()), *short_key_note(hmac_key()))
+            options = replace(request.options(versions_of(settled), source, engine), clock=clock)
+            place = _prepared(snapshot, listing, settled, layer, options, request.skip_unreadable, start_chunk, engine)
+        check_start(store.address, start_chunk, max(place.chunks, default=-1) + 1)
+        place = place.noting(notes)
+        if check_first is not None and snapshot.newest is not None:
+            place = place.noting(check_first(store, source, settled, engine, options))
+        report = build_chunks(place, in_order(place.chunks, mode, start_chunk, end_chunk), engine, options)
+    # Also of chunks that were there: the same command must not succeed when it is run again.
+    check_failures(store.address, report.failures, report.samples, request.max_failures)
+    return msgspec.structs.replace(report, notes=(*report.notes, *said))
+
+
+def replace_layers(store: Store, recipes: Mapping[str, AnyRecipe]) -> tuple[str, ...]:
+    """Drop those layers that other recipes have made, or that were made from a layer that is dropped."""
+    kept = {layer: one for layer in recipes if (one := read_recipe_document(store, layer)) is not None}
+    others = {layer for layer in kept if _is_other(store, kept[layer], recipes[layer])}
+    for layer in sorted(kept, key=lambda name: len(input_layers(kept[name]))):
+        others |= {layer} if others & input_layers(kept[layer]).keys() else set()
+    if others:
+        drop_layers(store, sorted(others))
+    return tuple(sorted(others))
+
+
+def _is_other(store: Store, kept: RecipeDocument, recipe: AnyRecipe) -> bool:
+    settled, _ = resolve_recipe(store, None, recipe, kept.layer)
+    return not is_same_recipe(kept, settled)
+
+
+def check_is_source(source: object) -> Source:
+    if not isinstance(source, Source):
+        raise TypeError(
+            f"a source is needed, for instance fb.sources.lines('data/*.jsonl'), not {type(source).__name__}"
+        )
+    return source
+
+
+def check_is_recipe(recipe: object) -> None:
+    if not isinstance(recipe, Recipe | LayerRecipe):
+        raise TypeError(f"a recipe is needed, for instance fb.ImageRecipe(size=224), not {type(recipe).__name__}")
+
+
+def refuse_tier(store: Store) -> None:
+    """A cache among the files of a tier would be taken for neither."""
+    folder = store.local_path("")
+    if folder is not None and all(os.path.isfile(os.path.join(folder, name)) for name in ("data.mdb", "users")):
+        raise ForebayError(
+            f"'{store.address}' holds a tier (data.mdb), which CachedImages and `forebay warm` fill; "
+            "build the cache into another folder"
+        )
+
+
+def with_workers(request: BuildRequest, recipe: AnyRecipe, source: Source | None = None) -> BuildRequest:
+    """The processes that a recipe or a source asks for here, where nobody says; a cluster has its resources."""
+    if request.engine not in (None, "local") or request.workers is not None:
+        return request
+    wanted = hooks_of(recipe).workers
+    if wanted is None and source is not None and request.memory_limit is None:
+        wanted = source.workers()
+    return replace(request, workers=wanted)
+
+
+def _is_long_work(listing: SourceListing) -> bool:
+    """Whether there is enough to do that workers should start while it is planned."""
+    return sum(file.size for file in listing.files) >= LONG_WORK_BYTES
+
+
+def _prepared(
+    snapshot: Snapshot,
+    listing: SourceListing | None,
+    recipe: AnyRecipe,
+    layer: str,
+    options: BuildOptions,
+    skip_unreadable: bool,
+    start_chunk: int | None,
+    engine: Engine,
+) -> LayerBuild:
+    """A layer's work, begun now if it is new."""
+    if reads_of(recipe):
+        if snapshot.newest is not None:
+            table = snapshot.newest.table(snapshot.newest.base)
+            check_start(snapshot.store.address, start_chunk, max(table.chunks.tolist(), default=-1) + 1)
+        prepare_layer(snapshot.store, recipe, layer)
+        return layer_workplace(snapshot, cast(LayerRecipe, recipe), layer)
+    if listing is None:
+        raise RecipeInvalid(f"the recipe '{recipe.kind}' makes base rows and needs a source")
+    base, show = cast(Recipe, recipe), partial(show_planning, options)
+    slots = 1 if options.memory_limit else options.workers
+    begun = prepare_base(
+        snapshot,
+        listing,
+        base,
+        layer,
+        show,
+        options.memory_limit,
+        options.max_failures,
+        skip_unreadable,
+        on_note=partial(show_note, options),
+        start_chunk=start_chunk,
+        read_ahead=CensusTakers(engine, slots, snapshot.store, listing.source, base, show),
+    )
+    place = base_workplace(begun, listing, base, layer, begun.plan, skip_unreadable, known=snapshot.plan)
+    return with_same_source(place, begun.plan, listing)
+
+
+def _check_range(start: int | None, end: int | None) -> None:
+    for name, chunk in (("start_chunk", start), ("end_chunk", end)):
+        if chunk is not None and chunk < 0:
+            raise ValueError(f"{name} must be at least 0 (got {chunk})")
+    if start is not None and end is not None and start > end:
+        raise ValueError(f"start_chunk must be at most end_chunk (got {start} and {end})")
+
+
+def check_something_made(store: Store, layer: str, table: ChunkTable) -> None:
+    """Raise where a base layer has no row: there is nothing to train on."""
+    samples, failures = (int(table.numbers[name].sum()) for name in ("samples", "failures"))
+    if int(table.rows.sum()):
+        return
+    if not samples:
+        raise SourceEmpty(store.address, "the source has no samples")
+    if not failures:
+        raise SourceEmpty(store.address, f"the recipe made no row of {samples:,} sample(s)")
+    reasons = Reasons(one for record in table.records() for one in open_chunk(store, layer, record).failures())
+    raise NothingMade(store.address, failures, *reasons.most_frequent(), reasons.advice())
+
+
+LOOKS = 3  # how often a source that changes while it is read is looked at again
 
 
 def base_workplace(

@@ -28,8 +28,8 @@ from forebay.building.begin import (
     source_for,
     unsigned_plan,
 )
-from forebay.building.build_cache import named_alike, read_like
 from forebay.building.build_options import BuildOptions, BuildRequest, check_failures, released
+from forebay.building.grow_cache import named_alike, read_like
 from forebay.building.layer_build import base_workplace, build_chunks, layer_workplace
 from forebay.building.planning import SourceListing
 from forebay.building.repair_cache import layer_height

@@ -801,3 +801,25 @@ def _stale(snapshot: Snapshot, source: Source | None) -> dict[str, str]:
     except Damaged:  # a plan that could not be put back, which is said already
         return {}
     return {path: f"it {how}; {advice}" for path, how in found.items() if how != GONE}
+
+
+def repair_before_build(
+    store: Store, source: Source | None, recipe: AnyRecipe, engine: Engine, options: BuildOptions
+) -> tuple[str, ...]:
+    """Check every chunk that is there, put right what is bad, and return what there is to say of it."""
+    repaired, _ = repair_with(store, source, recipe, None, lambda index: (engine, options))
+    if repaired.failed:
+        raise BuildFailed(store.address, _by_chunk(repaired.failed))
+    return _repair_notes(repaired)
+
+
+def _repair_notes(report: RepairReport) -> tuple[str, ...]:
+    """What an inverse build found damaged or lost, and put right."""
+    notes = [f"{len(report.restored):,} damaged or lost file(s) were put back as they were"] if report.restored else []
+    notes += [f"'{key}' was replaced by other bytes: {why}" for key, why in report.replaced.items()]
+    return tuple(notes)
+
+
+def _by_chunk(failed: Mapping[str, str]) -> dict[int, str]:
+    parsed = {key: layout.parse_chunk(key) for key in failed}
+    return {chunk[0] if (chunk := parsed[key]) else -1: reason for key, reason in failed.items()}

@@ -16,9 +16,16 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast, get_args
 import msgspec
 
 from forebay.building.begin import kept_source, new_files, resolve_recipe, why_unchecked
-from forebay.building.build_options import BuildRequest, silent, worker_count
 from forebay.building.grow_cache import grow_base
-from forebay.building.layer_build import build_layer, check_is_recipe, check_is_source, replace_layers
+from forebay.building.layer_build import (
+    BuildRequest,
+    build_layer,
+    check_is_recipe,
+    check_is_source,
+    replace_layers,
+    silent,
+    worker_count,
+)
 from forebay.building.planning import SourceListing, estimate_build, of_missing
 from forebay.building.refresh_cache import refresh_cache
 from forebay.building.repair_cache import repair_before_build, repair_cache

@@ -14,6 +14,7 @@ A listing of millions is collected in columns, and a plan keeps the same columns
 
 from abc import abstractmethod
 from array import array
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -182,6 +183,59 @@ class Failure(msgspec.Struct, frozen=True):
     sample: str
     reason: str
     detail: str = ""
+
+
+_MOST_CHARS = 300
+_ADVICE = {
+    "no-text": "name a field that the objects have as the text (text=…, --text …)",
+    "not-text": "name another field as the text (text=…, --text …)",
+    "null": "name another field as the text (text=…, --text …)",
+    "no-messages": "name the field that holds the messages (names={'messages': …}, --names messages=…)",
+    "bad-json": "check that the files are JSON lines, one object in each line",
+    "not-utf8": "convert the files to UTF-8, or read them as what they are",
+    "outside-root": "name the folder that the paths are below (root=…, --root …)",
+}
+
+
+class Reasons:
+    """Why samples failed: how often each reason, and the first sample of each."""
+
+    def __init__(self, failures: Iterable[Failure] = ()) -> None:
+        self._counts: Counter[str] = Counter()
+        self._examples: dict[str, Failure] = {}
+        for failure in failures:
+            self.add(failure)
+
+    def __len__(self) -> int:
+        return self._counts.total()
+
+    def add(self, failure: Failure) -> None:
+        self._counts[failure.reason] += 1
+        self._examples.setdefault(failure.reason, failure)
+
+    def counts(self) -> dict[str, int]:
+        """How often each reason was given, the most frequent first."""
+        return dict(self._counts.most_common())
+
+    def most_frequent(self) -> tuple[str, int, str]:
+        """The reason that most failures have, how many, and the first sample of them in words."""
+        reason, count = self._counts.most_common(1)[0]
+        return reason, count, _words(self._examples[reason])
+
+    def advice(self) -> str:
+        """What to do about the most frequent reason."""
+        reason, _, _ = self.most_frequent()
+        example = self._examples[reason]
+        if reason == "bad-json" and "`array`" in example.detail:
+            return "it looks like one JSON array, not JSON lines: write one object in each line"
+        if reason == "not-found" and example.detail.startswith("line "):
+            return _ADVICE["outside-root"]
+        return _ADVICE.get(reason, "check that the samples are what the recipe reads")
+
+
+def _words(example: Failure) -> str:
+    words = f"'{example.sample}': {example.detail}" if example.detail else f"'{example.sample}'"
+    return words if len(words) <= _MOST_CHARS else f"{words[:_MOST_CHARS]}…"
 
 
 class Listing(NamedTuple):

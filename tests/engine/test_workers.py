@@ -38,9 +38,8 @@ from tests.recipes import NOTES, HesitantStore, LengthLayer, ObedientRecipe, mak
 
 import forebay as fb
 from forebay.building import layer_build
-from forebay.building.builder import MemoryGovernor
 from forebay.building.task import preload_document
-from forebay.engine.base import WORKER, ChunkWorker, Died, Done, Failed, TaskDocument
+from forebay.engine.base import WORKER, ChunkWorker, Died, Done, Failed, MemoryGovernor, TaskDocument
 from forebay.engine.local import LocalEngine, WorkerSeed
 from forebay.errors import BuildFailed, MemoryTooSmall, RecipeInvalid
 from forebay.format import layout

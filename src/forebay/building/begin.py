@@ -10,8 +10,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -19,8 +19,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from forebay.building.build_options import ENOUGH_SAMPLES, allows_all, released
-from forebay.building.builder import with_retries
+from forebay.building.builder import allows_all, with_retries
 from forebay.building.dedup import ReadAhead, deduplicate
 from forebay.building.planning import (
     OnCut,
@@ -95,6 +94,7 @@ from forebay.store.base import Buffer, Store, holds, is_full, load_index
 from forebay.store.local import LocalStore
 
 PROBE_BYTES = 1 << 16
+ENOUGH_SAMPLES = 16  # fewer samples that all failed say nothing about the others
 
 
 def prepare_base(
@@ -596,6 +596,16 @@ def constants_file(store: Store, layer: str) -> str | None:
     with open(copied, "wb") as file:
         file.write(store.view(key))
     return copied
+
+
+@contextmanager
+def released(recipe: AnyRecipe) -> Iterator[list[str]]:
+    """Release what a recipe has loaded here when the work ends, however it ends; the list then holds its notes."""
+    said: list[str] = []
+    try:
+        yield said
+    finally:
+        said += hooks_of(recipe).release()
 
 
 def recipe_until(

@@ -10,7 +10,6 @@ from typing import TypeGuard
 import msgspec
 import numpy as np
 
-from forebay.building.build_options import Reasons
 from forebay.building.dedup import DuplicateFilter
 from forebay.building.planning import wait_until_settled
 from forebay.cache.catalog import (
@@ -64,6 +63,7 @@ from forebay.source import (
     Failure,
     Part,
     PartDigest,
+    Reasons,
     Sample,
     SampleBatch,
     Source,

@@ -18,21 +18,17 @@ from forebay.building.begin import (
     is_unsigned,
     kept_recipe,
     prepare_layer,
+    released,
     resolve_recipe,
     unsigned_plan,
 )
-from forebay.building.build_options import (
-    BuildRequest,
-    PhaseClock,
-    allows_all,
-    check_failures,
-    released,
-    show_planning,
-)
+from forebay.building.builder import PhaseClock, allows_all, check_failures
 from forebay.building.layer_build import (
+    BuildRequest,
     base_workplace,
     build_chunks,
     check_is_source,
+    show_planning,
     with_workers,
 )
 from forebay.building.planning import (

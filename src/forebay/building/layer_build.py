@@ -1,13 +1,15 @@
 """From what a caller asks for to runs of a build: which chunks, by which job, in which order."""
 
 import os
+import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from itertools import chain
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -17,21 +19,20 @@ from forebay.building.begin import (
     check_start,
     prepare_base,
     prepare_layer,
+    released,
     resolve_recipe,
 )
-from forebay.building.build_options import (
+from forebay.building.builder import (
+    PUBLISH_SECONDS,
+    Build,
     BuildOptions,
     BuildProgress,
-    BuildRequest,
     PhaseClock,
-    Reasons,
+    Weigh,
     allows_all,
     check_failures,
-    released,
-    show_note,
-    show_planning,
+    with_retries,
 )
-from forebay.building.builder import Build, Weigh, with_retries
 from forebay.building.chunk_maker import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob, has_file
 from forebay.building.planning import SourceListing
 from forebay.building.task import CensusTakers, preload_document
@@ -44,13 +45,21 @@ from forebay.cache.catalog import (
     outdated_chunks,
     read_recipe_document,
 )
-from forebay.cache.claims import OtherBuilders
+from forebay.cache.claims import LEASE_SECONDS, OtherBuilders
 from forebay.cache.clean import drop_layers, unbind
 from forebay.cache.plan import Plan, unreadable_note
-from forebay.cache.publish import differing_versions, listed_plan, listed_revision, publish, publish_found
-from forebay.cache.records import BuildReport
+from forebay.cache.publish import (
+    builder_versions,
+    differing_versions,
+    listed_plan,
+    listed_revision,
+    publish,
+    publish_found,
+)
+from forebay.cache.records import BuildReport, OnProgress, Progress
 from forebay.cache.source_check import Freshness, compare_content, reported, source_changed
 from forebay.columns import Array
+from forebay.engine import InlineEngine, LocalEngine
 from forebay.engine.base import Engine
 from forebay.errors import (
     BuildFailed,
@@ -59,6 +68,7 @@ from forebay.errors import (
     DiskFull,
     ForebayError,
     InputIncomplete,
+    LibraryMissing,
     NothingMade,
     RecipeInvalid,
     SourceChanged,
@@ -82,8 +92,101 @@ from forebay.recipe import (
     reads_of,
     versions_of,
 )
-from forebay.source import CHANGED_MEANWHILE, FileTable, Source, SourceFile, differing_files
+from forebay.source import CHANGED_MEANWHILE, FileTable, Reasons, Source, SourceFile, differing_files
 from forebay.store.base import Store, is_full
+
+ENGINES = ("inline", "local", "ray")
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRequest:
+    """The arguments that `build`, `grow`, `refresh` and `repair` share."""
+
+    workers: int | None = None  # 0: in this process; None: as many as the recipe asks for, or one per core
+    memory_limit: int | None = None
+    max_failures: int | float | None = None
+    skip_unreadable: bool = False
+    lease_seconds: float = LEASE_SECONDS
+    on_progress: OnProgress | None = None
+    engine: "str | Engine | None" = None  # a name of ENGINES, an engine, None: by `workers`
+    begin_at: float | None = None  # the share of the chunks after which to begin; None: at the first, or anywhere
+
+    def holding(self, newest: Generation | None) -> "BuildRequest":
+        """The same request, with the limit of failures that the cache was built with where the caller names none."""
+        kept = None if newest is None else newest.max_failures
+        return replace(self, max_failures=kept) if self.max_failures is None else self
+
+    def options(self, versions: Mapping[str, str], source: Source | None, engine: Engine) -> BuildOptions:
+        """What a build runs by; `versions` are those of the recipe."""
+        return BuildOptions(
+            workers=self.slots(engine),
+            host=socket.gethostname(),
+            versions=builder_versions(versions),
+            memory_limit=self.memory_limit,
+            max_failures=self.max_failures,
+            lease_seconds=self.lease_seconds,
+            publish_seconds=PUBLISH_SECONDS,
+            begin_at=self.begin_at,
+            on_progress=_in_bytes(source, self.on_progress or silent),
+        )
+
+    def open_engine(self) -> Engine:
+        """The engine that makes chunks; one that the caller passed is used as it is."""
+        if isinstance(self.engine, Engine):
+            return self.engine
+        name = self.engine or "local"
+        if name not in ENGINES:
+            raise ValueError(f"engine is {name!r}; one of {', '.join(map(repr, ENGINES))} or an Engine is expected")
+        if name == "ray":
+            return ray_engine()
+        return InlineEngine() if name == "inline" or self.workers == 0 else LocalEngine()
+
+    def slots(self, engine: Engine) -> int:
+        """How many chunks are made at once."""
+        return engine.capacity() if self.workers is None else worker_count(self.workers)
+
+
+def ray_engine(**options: Any) -> Engine:
+    """A `RayEngine`; the library is imported only now."""
+    try:
+        module = import_module("forebay.engine.ray")
+    except ModuleNotFoundError as error:
+        raise LibraryMissing("ray", "engine='ray'", "ray") from error
+    engine: Engine = module.RayEngine(**options)
+    return engine
+
+
+def worker_count(workers: int | None) -> int:
+    """How many processes make chunks."""
+    if workers is None:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not isinstance(workers, int) or workers < 0:
+        raise ValueError(f"workers is {workers!r}; give a whole number, 0 to work in this process, None: one per core")
+    return max(1, workers)
+
+
+def silent(progress: Progress) -> None:
+    """Nobody listens."""
+
+
+def show_planning(options: BuildOptions, done: int, total: int, passed: int) -> None:
+    options.on_progress(Progress(phase="planning", done=done, total=total, unit="files", read_bytes=passed))
+
+
+def show_note(options: BuildOptions, note: str) -> None:
+    options.on_progress(Progress(phase="planning", done=0, total=0, unit="files", note=note))
+
+
+def _in_bytes(source: Source | None, on_progress: OnProgress) -> OnProgress:
+    """Progress of a source that counts samples has no number of bytes."""
+    if source is None or source.unit == "bytes":
+        return on_progress
+
+    def reported(progress: Progress) -> None:
+        reads_the_cache = progress.phase == "verifying"
+        on_progress(progress if reads_the_cache else msgspec.structs.replace(progress, read_bytes=0))
+
+    return reported
 
 
 @dataclass(frozen=True, slots=True)

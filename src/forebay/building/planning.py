@@ -23,7 +23,6 @@ from typing import get_args
 import msgspec
 import numpy as np
 
-from forebay.building.build_options import Reasons
 from forebay.cache.catalog import read_recipe_document
 from forebay.cache.plan import KeptResults, Plan, Unreadable, identity_facts, load_plan, unreadable_note
 from forebay.cache.records import Estimate
@@ -37,6 +36,7 @@ from forebay.source import (
     Failure,
     Listing,
     Part,
+    Reasons,
     Sample,
     SampleBatch,
     Source,

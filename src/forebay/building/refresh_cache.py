@@ -24,13 +24,14 @@ from forebay.building.begin import (
     kept_workers,
     prepare_layer,
     recipe_until,
+    released,
     resolve_recipe,
     source_for,
     unsigned_plan,
 )
-from forebay.building.build_options import BuildOptions, BuildRequest, check_failures, released
+from forebay.building.builder import BuildOptions, check_failures
 from forebay.building.grow_cache import named_alike, read_like
-from forebay.building.layer_build import base_workplace, build_chunks, layer_workplace
+from forebay.building.layer_build import BuildRequest, base_workplace, build_chunks, layer_workplace
 from forebay.building.planning import SourceListing
 from forebay.building.repair_cache import layer_height
 from forebay.cache.catalog import (

@@ -29,8 +29,9 @@ from forebay.building.begin import (
     sealed_constants,
     source_for,
 )
-from forebay.building.build_options import BuildOptions, BuildRequest
+from forebay.building.builder import BuildOptions
 from forebay.building.layer_build import (
+    BuildRequest,
     LayerBuild,
     base_workplace,
     build_chunks,

@@ -11,8 +11,7 @@ from click.shell_completion import CompletionItem
 
 from forebay import api
 from forebay.building.begin import resolve_recipe
-from forebay.building.build_options import worker_count
-from forebay.building.layer_build import in_order
+from forebay.building.layer_build import in_order, worker_count
 from forebay.building.planning import SourceListing, estimate_build, of_missing
 from forebay.cache.catalog import read_recipe_document
 from forebay.cache.plan import load_plan

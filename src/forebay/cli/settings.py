@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from forebay.building.begin import begun_plan, check_kept_texts, constants_file, source_for
-from forebay.building.build_options import ray_engine
+from forebay.building.layer_build import ray_engine
 from forebay.cache.catalog import layers_of, read_cache_document, read_recipe_document
 from forebay.cli.legacy import Refused, modernized
 from forebay.cli.verb import say

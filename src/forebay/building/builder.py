@@ -1,5 +1,7 @@
 """Make chunks with an engine: claim, schedule, retry, publish.
 
+`BuildOptions` is what a build runs by, `BuildProgress` what happened so far.
+
 lane None       3 7 8          chunks that can be made anywhere, any time
 lane a.gz       0 1 2          one worker reads a.gz from its beginning
 lane b.gz       4 5 6          nobody else takes from its lane: that would decompress it again from the start
@@ -62,42 +64,7 @@ from forebay.format.tensors import hmac_key
 from forebay.recipe import AnyRecipe, fields_of, hooks_of
 from forebay.store.base import Missing, Store, is_full, this_process
 
-
-def check_failures(
-    root: str, failures: int, samples: int, allowed: int | float | None, expected: int | None = None
-) -> None:
-    """Raise where more failed than is allowed: a count, or a share of the samples that there are or will be."""
-    of = samples if expected is None else expected
-    if allowed is not None and failures > (allowed if isinstance(allowed, int) else allowed * of):
-        raise TooManyFailures(root, failures, samples, f"{allowed:,}" if isinstance(allowed, int) else f"{allowed:.2%}")
-
-
-def allows_all(allowed: int | float | None) -> bool:
-    """Whether the caller said that every sample may fail: a share of 100 %."""
-    return isinstance(allowed, float) and allowed >= 1
-
-
 PUBLISH_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildOptions:
-    """How to run a build; nothing of it changes a byte."""
-
-    workers: int
-    host: str
-    versions: Mapping[str, str]
-    memory_limit: int | None = None
-    max_failures: int | float | None = None  # a count, or a share below 1
-    lease_seconds: float = LEASE_SECONDS
-    publish_seconds: float = PUBLISH_SECONDS
-    begin_at: float | None = None  # the share of the chunks after which to begin
-    planned: Plan | None = None  # the plan that the caller wrote or compared with the source
-    kept_limit: int | float | None = None  # of failures, for later commands
-    clock: "PhaseClock" = field(default_factory=lambda: PhaseClock())
-    on_progress: OnProgress = lambda progress: None
-
-
 PHASES = ("listing", "planning", "making", "writing", "publishing")  # in the order of reports
 
 
@@ -118,6 +85,24 @@ class PhaseClock:
     def add(self, phase: str, seconds: float) -> None:
         known = {**self.seconds, phase: self.seconds.get(phase, 0.0) + seconds}
         self.seconds = {name: known[name] for name in PHASES if name in known}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """How to run a build; nothing of it changes a byte."""
+
+    workers: int
+    host: str
+    versions: Mapping[str, str]
+    memory_limit: int | None = None
+    max_failures: int | float | None = None  # a count, or a share below 1
+    lease_seconds: float = LEASE_SECONDS
+    publish_seconds: float = PUBLISH_SECONDS
+    begin_at: float | None = None  # the share of the chunks after which to begin
+    planned: Plan | None = None  # the plan that the caller wrote or compared with the source
+    kept_limit: int | float | None = None  # of failures, for later commands
+    clock: PhaseClock = field(default_factory=PhaseClock)
+    on_progress: OnProgress = lambda progress: None
 
 
 @dataclass(slots=True)
@@ -160,6 +145,20 @@ class BuildProgress:
         """What the recipe derives from the chunks made so far."""
         holds = {"chunks": len(self.records), "rows": self.rows, "bytes": self.written_bytes}
         return hooks_of(recipe).figures(fields_of(recipe), self.sums, holds) if self.records else {}
+
+
+def check_failures(
+    root: str, failures: int, samples: int, allowed: int | float | None, expected: int | None = None
+) -> None:
+    """Raise where more failed than is allowed: a count, or a share of the samples that there are or will be."""
+    of = samples if expected is None else expected
+    if allowed is not None and failures > (allowed if isinstance(allowed, int) else allowed * of):
+        raise TooManyFailures(root, failures, samples, f"{allowed:,}" if isinstance(allowed, int) else f"{allowed:.2%}")
+
+
+def allows_all(allowed: int | float | None) -> bool:
+    """Whether the caller said that every sample may fail: a share of 100 %."""
+    return isinstance(allowed, float) and allowed >= 1
 
 
 Answer = Literal["mine", "done", "busy"]

@@ -1,4 +1,8 @@
-"""From what a caller asks for to runs of a build: which chunks, by which job, in which order."""
+"""Build a layer: from what a caller asks for to runs of a build.
+
+BuildRequest ─▶ build_layer ─▶ begin.py: recipe, plan ─▶ LayerBuild ─▶ build_chunks ─▶ builder.py: Build, in runs
+                                                         which chunks, by which job, in which order
+"""
 
 import os
 import socket
@@ -182,11 +186,11 @@ def _in_bytes(source: Source | None, on_progress: OnProgress) -> OnProgress:
     if source is None or source.unit == "bytes":
         return on_progress
 
-    def reported(progress: Progress) -> None:
+    def without_bytes(progress: Progress) -> None:
         reads_the_cache = progress.phase == "verifying"
         on_progress(progress if reads_the_cache else msgspec.structs.replace(progress, read_bytes=0))
 
-    return reported
+    return without_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,8 @@ from forebay.sources.paths import (
     check_readable,
     checked_limit,
     full_path,
+    hashed_range,
     named_below,
-    open_file,
     too_large,
 )
 from forebay.store.base import is_url
@@ -349,7 +349,6 @@ def _type_problem(schema: pa.Schema, column: str) -> str:
     return "" if holds_text(kind) else f"its column '{column}' holds {kind}, not text"
 
 
-_PIECE = 1 << 22
 Span = tuple[int, int]
 State = tuple[int, ...]
 
@@ -395,14 +394,7 @@ def _layout(path: str, state: State, column: str | None) -> tuple[list[int], lis
 
 @lru_cache(maxsize=256)
 def _span_digest(path: str, state: State, span: Span) -> bytes:
-    running = xxhash.xxh3_64()
-    position, end = span
-    with open_file(path) as raw:
-        raw.seek(position)
-        while position < end and (content := raw.read(min(_PIECE, end - position))):
-            running.update(content)
-            position += len(content)
-    value: bytes = running.digest()
+    value: bytes = hashed_range(path, *span).digest()
     return value
 
 

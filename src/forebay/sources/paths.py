@@ -596,11 +596,15 @@ def _found(root: str, name: str, decompressed: bool) -> SourceFile | None:
 
 def digest(root: str, file: SourceFile, start: int, stop: int) -> int:
     """A hash of a range of the stored bytes."""
+    value: int = hashed_range(full_path(root, file.path), start, stop).intdigest()
+    return value
+
+
+def hashed_range(path: str, start: int, stop: int) -> xxhash.xxh3_64:
     running = xxhash.xxh3_64()
-    with open_file(full_path(root, file.path)) as raw:
+    with open_file(path) as raw:
         raw.seek(start)
         while start < stop and (content := raw.read(min(_HASHED_BYTES, stop - start))):
             running.update(content)
             start += len(content)
-    value: int = running.intdigest()
-    return value
+    return running

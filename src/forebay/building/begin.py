@@ -49,7 +49,6 @@ from forebay.cache.plan import KeptResults, Plan, Segment, Unreadable, decode_se
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import (
     Damaged,
-    DiskFull,
     ForebayError,
     IndexCorrupt,
     KeyRefused,
@@ -90,7 +89,7 @@ from forebay.recipe import (
     same_document,
 )
 from forebay.source import Sample, Source, SourceFile
-from forebay.store.base import Buffer, Store, holds, is_full, load_index
+from forebay.store.base import Buffer, Store, holds, load_index, naming_full_disk
 from forebay.store.local import LocalStore
 
 PROBE_BYTES = 1 << 16
@@ -116,39 +115,6 @@ def prepare_base(
     that ends before `start_chunk`. `read_ahead` has workers read what deduplication needs.
     """
     unreadable = Unreadable(skip_unreadable)
-    try:
-        return _begun(
-            snapshot,
-            listing,
-            recipe,
-            layer,
-            on_cut,
-            memory_limit,
-            max_failures,
-            unreadable,
-            on_note,
-            start_chunk,
-            read_ahead,
-        )
-    except OSError as error:
-        if not is_full(error):
-            raise
-        raise DiskFull(snapshot.store.address, listing.weight(), snapshot.store.free_bytes() or 0) from error
-
-
-def _begun(
-    snapshot: Snapshot,
-    listing: SourceListing,
-    recipe: Recipe,
-    layer: str,
-    on_cut: OnCut,
-    memory_limit: int | None,
-    max_failures: int | float | None,
-    unreadable: Unreadable,
-    on_note: Callable[[str], None],
-    start_chunk: int | None,
-    read_ahead: ReadAhead | None,
-) -> Snapshot:
     check_index(snapshot)
     store, newest, plan, source = snapshot.store, snapshot.newest, snapshot.plan, listing.source
     check_recipe(recipe)
@@ -234,13 +200,11 @@ def check_destination(store: Store) -> None:
     folder = scratch_folder(store)
     if folder is None:
         return
-    try:
-        with TemporaryDirectory(prefix=".forebay-probe-", dir=folder) as inside:
-            LocalStore(inside).create("probe", [bytes(PROBE_BYTES)], durable=False)
-    except OSError as error:
-        if not is_full(error):
-            raise
-        raise DiskFull(store.address, PROBE_BYTES, store.free_bytes() or 0) from error
+    with (
+        naming_full_disk(store, lambda: PROBE_BYTES),
+        TemporaryDirectory(prefix=".forebay-probe-", dir=folder) as inside,
+    ):
+        LocalStore(inside).create("probe", [bytes(PROBE_BYTES)], durable=False)
 
 
 def check_start(root: str, start_chunk: int | None, planned: int) -> None:

@@ -52,7 +52,6 @@ from forebay.cache.records import BuildReport
 from forebay.cache.source_check import check_freshness, reported, source_changed
 from forebay.errors import (
     ChunkFailed,
-    DiskFull,
     ForebayError,
     SourceChanged,
     SourceUnreadable,
@@ -66,7 +65,7 @@ from forebay.recipe import (
     versions_of,
 )
 from forebay.source import Part, Source, SourceFile
-from forebay.store.base import Store, is_full, wait_until_listed
+from forebay.store.base import Store, naming_full_disk, wait_until_listed
 
 TRIES = 100  # to append a segment, while others append theirs
 
@@ -90,15 +89,13 @@ def append_to_plan(
 
     New data of which every sample that is tried fails is refused, unless all of them may fail.
     """
+    unreadable = Unreadable(skip_unreadable)
     try:
-        return _appended(snapshot, listing, recipe, on_cut, memory_limit, Unreadable(skip_unreadable), max_failures)
+        with naming_full_disk(snapshot.store, listing.weight):
+            return _appended(snapshot, listing, recipe, on_cut, memory_limit, unreadable, max_failures)
     except SourceChanged as error:
         # A source names its own folder.
         raise source_changed(snapshot.store.address, snapshot.plan, error.files) from error
-    except OSError as error:
-        if not is_full(error):
-            raise
-        raise DiskFull(snapshot.store.address, listing.weight(), snapshot.store.free_bytes() or 0) from error
 
 
 def _appended(

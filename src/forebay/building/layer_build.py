@@ -69,7 +69,6 @@ from forebay.errors import (
     BuildFailed,
     BuildStopped,
     ChunkFailed,
-    DiskFull,
     ForebayError,
     InputIncomplete,
     LibraryMissing,
@@ -97,7 +96,7 @@ from forebay.recipe import (
     versions_of,
 )
 from forebay.source import CHANGED_MEANWHILE, FileTable, Reasons, Source, SourceFile, differing_files
-from forebay.store.base import Store, is_full
+from forebay.store.base import Store, naming_full_disk
 
 ENGINES = ("inline", "local", "ray")
 
@@ -345,19 +344,20 @@ def _prepared(
         raise RecipeInvalid(f"the recipe '{recipe.kind}' makes base rows and needs a source")
     base, show = cast(Recipe, recipe), partial(show_planning, options)
     slots = 1 if options.memory_limit else options.workers
-    begun = prepare_base(
-        snapshot,
-        listing,
-        base,
-        layer,
-        show,
-        options.memory_limit,
-        options.max_failures,
-        skip_unreadable,
-        on_note=partial(show_note, options),
-        start_chunk=start_chunk,
-        read_ahead=CensusTakers(engine, slots, snapshot.store, listing.source, base, show),
-    )
+    with naming_full_disk(snapshot.store, listing.weight):
+        begun = prepare_base(
+            snapshot,
+            listing,
+            base,
+            layer,
+            show,
+            options.memory_limit,
+            options.max_failures,
+            skip_unreadable,
+            on_note=partial(show_note, options),
+            start_chunk=start_chunk,
+            read_ahead=CensusTakers(engine, slots, snapshot.store, listing.source, base, show),
+        )
     place = base_workplace(begun, listing, base, layer, begun.plan, skip_unreadable, known=snapshot.plan)
     return with_same_source(place, begun.plan, listing)
 
@@ -494,14 +494,9 @@ def layer_workplace(snapshot: Snapshot, recipe: LayerRecipe, layer: str) -> Laye
 
 def build_chunks(place: LayerBuild, wanted: Iterable[int], engine: Engine, terms: BuildOptions) -> BuildReport:
     """Make what is missing of the wanted chunks, in the order given, and publish."""
-    try:
+    store = place.job.store
+    with naming_full_disk(store, lambda: max((one.size for one in store.entries(layout.GENERATIONS)), default=0)):
         return _build_missing(place, wanted, engine, terms)
-    except OSError as error:
-        store = place.job.store
-        if not is_full(error):
-            raise
-        next_generation = max((entry.size for entry in store.entries(layout.GENERATIONS)), default=0)
-        raise DiskFull(store.address, next_generation, store.free_bytes() or 0) from error
 
 
 def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, terms: BuildOptions) -> BuildReport:

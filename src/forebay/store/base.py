@@ -13,7 +13,8 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache, cached_property, lru_cache
@@ -25,7 +26,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 import psutil
 
-from forebay.errors import IndexCorrupt, NotForebay, StoreFull, StoreRefused
+from forebay.errors import DiskFull, IndexCorrupt, NotForebay, StoreFull, StoreRefused
 
 Buffer = bytes | bytearray | memoryview
 MAX_KEY_PARTS = 4  # keys of a cache have at most three
@@ -211,6 +212,17 @@ def _key_problem(key: str) -> str | None:
 def is_full(error: OSError) -> bool:
     """Whether an error means that there is no room for a value."""
     return isinstance(error, StoreFull) or error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def naming_full_disk(store: Store, needed: Callable[[], int]) -> Iterator[None]:
+    """Raise `DiskFull` with the bytes that are needed and free, where an action finds no room."""
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise DiskFull(store.address, needed(), store.free_bytes() or 0) from error
 
 
 PIECE_BYTES = 4 << 20

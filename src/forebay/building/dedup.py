@@ -24,14 +24,7 @@ import xxhash
 from numpy.typing import DTypeLike
 
 from forebay.building.planning import OnCut, scratch_folder
-from forebay.cache.plan import (
-    Identities,
-    KeptResults,
-    LeftOut,
-    Plan,
-    Segment,
-    kept_identities,
-)
+from forebay.cache.plan import Identities, KeptResults, LeftOut, Plan, Segment, kept_identities
 from forebay.columns import Array
 from forebay.errors import ForebayError, RecipeInvalid
 from forebay.format.tensors import as_bytes

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -40,30 +40,16 @@ from forebay.building.planning import (
     try_parts,
     wait_until_settled,
 )
-from forebay.cache.catalog import (
-    Snapshot,
-    check_index,
-    newest_generation,
-    read_cache_document,
-)
+from forebay.cache.catalog import Snapshot, check_index, newest_generation, read_cache_document
 from forebay.cache.clean import take_back
 from forebay.cache.plan import Plan, Segment, Unreadable, keeping_results, named_in
 from forebay.cache.records import BuildReport
 from forebay.cache.source_check import check_freshness, reported, source_changed
-from forebay.errors import (
-    ChunkFailed,
-    ForebayError,
-    SourceChanged,
-    SourceUnreadable,
-)
+from forebay.errors import ChunkFailed, ForebayError, SourceChanged, SourceUnreadable
 from forebay.format import layout
 from forebay.format.generation import Generation
 from forebay.format.tensors import hmac_key, short_key_note
-from forebay.recipe import (
-    Recipe,
-    hooks_of,
-    versions_of,
-)
+from forebay.recipe import Recipe, hooks_of, versions_of
 from forebay.source import Part, Source, SourceFile
 from forebay.store.base import Store, naming_full_disk, wait_until_listed
 
@@ -76,51 +62,47 @@ def named_alike(source: Source, plan: Plan) -> Source:
     return source if root is None else source.rebased(root)
 
 
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What is appended to a plan, and by what."""
+
+    listing: SourceListing
+    recipe: Recipe
+    on_cut: OnCut
+    memory_limit: int | None
+    unreadable: Unreadable
+
+
 def append_to_plan(
-    snapshot: Snapshot,
-    listing: SourceListing,
-    recipe: Recipe,
-    on_cut: OnCut,
-    memory_limit: int | None = None,
-    skip_unreadable: bool = False,
-    max_failures: int | float | None = None,
+    snapshot: Snapshot, growth: Growth, max_failures: int | float | None = None
 ) -> tuple[Plan, list[SourceFile]]:
     """The plan with whatever is new in the source, and the files that are new or grew.
 
     New data of which every sample that is tried fails is refused, unless all of them may fail.
     """
-    unreadable = Unreadable(skip_unreadable)
     try:
-        with naming_full_disk(snapshot.store, listing.weight):
-            return _appended(snapshot, listing, recipe, on_cut, memory_limit, unreadable, max_failures)
+        with naming_full_disk(snapshot.store, growth.listing.weight):
+            return _appended(snapshot, growth, max_failures)
     except SourceChanged as error:
         # A source names its own folder.
         raise source_changed(snapshot.store.address, snapshot.plan, error.files) from error
 
 
-def _appended(
-    snapshot: Snapshot,
-    listing: SourceListing,
-    recipe: Recipe,
-    on_cut: OnCut,
-    memory_limit: int | None,
-    unreadable: Unreadable,
-    max_failures: int | float | None,
-) -> tuple[Plan, list[SourceFile]]:
-    store, number = snapshot.store, 0
+def _appended(snapshot: Snapshot, growth: Growth, max_failures: int | float | None) -> tuple[Plan, list[SourceFile]]:
+    store, source, number = snapshot.store, growth.listing.source, 0
     for _ in range(TRIES):
         check_index(snapshot)  # what continues another plan would be of no use
         plan = snapshot.plan
-        check_kind(store, listing.source, plan)
+        check_kind(store, source, plan)
         if is_unsigned(snapshot.newest, plan):
-            _check_unsigned(snapshot, listing, recipe, on_cut, memory_limit, unreadable)
+            _check_unsigned(snapshot, growth)
         number = len(plan.segments)
-        draft, fresh_files = _drafted(snapshot, listing, recipe, plan, on_cut, memory_limit, unreadable)
+        draft, fresh_files = _drafted(snapshot, growth, plan)
         if draft is None:
             return plan, []
         if not allows_all(max_failures):
             parts = [part for chunk in range(len(draft.segment)) for part in draft.segment.parts(chunk)]
-            _check_new(store, listing.source, recipe, parts, unreadable)
+            _check_new(store, source, growth.recipe, parts, growth.unreadable)
         if draft.append(store):
             segments, digests = (*plan.segments, draft.segment), (*plan.digests, draft.segment.digest())
             return Plan(segments, digests, plan.dropped), fresh_files
@@ -132,19 +114,12 @@ def _appended(
     )
 
 
-def _drafted(
-    snapshot: Snapshot,
-    listing: SourceListing,
-    recipe: Recipe,
-    plan: Plan,
-    on_cut: OnCut,
-    memory_limit: int | None,
-    unreadable: Unreadable,
-) -> tuple[Draft | None, list[SourceFile]]:
+def _drafted(snapshot: Snapshot, growth: Growth, plan: Plan) -> tuple[Draft | None, list[SourceFile]]:
     """The next segment of a plan, None where nothing is new, and the files that are new or grew."""
-    store, source = snapshot.store, listing.source
+    store, source, recipe, on_cut = snapshot.store, growth.listing.source, growth.recipe, growth.on_cut
+    unreadable = growth.unreadable
     while True:
-        fresh_files, starts = _what_is_new(snapshot, listing, plan)
+        fresh_files, starts = _what_is_new(snapshot, growth.listing, plan)
         unreadable.take_listed(source, fresh_files)
         wait_until_settled(fresh_files)
         readable = unreadable.without(fresh_files)
@@ -162,7 +137,8 @@ def _drafted(
             if not len(segment) and is_known:
                 return None, []
             try:
-                return draft_segment(store, source, recipe, segment, plan, on_cut, memory_limit, kept), fresh_files
+                draft = draft_segment(store, source, recipe, segment, plan, on_cut, growth.memory_limit, kept)
+                return draft, fresh_files
             except SourceUnreadable as error:
                 unreadable.take(error, fresh_files)
 
@@ -200,14 +176,7 @@ def _check_each(store: Store, source: Source, recipe: Recipe, parts: Sequence[Pa
             check_trial(store, try_parts(source, by_file[path], recipe), sys.maxsize, like)
 
 
-def _check_unsigned(
-    snapshot: Snapshot,
-    listing: SourceListing,
-    recipe: Recipe,
-    on_cut: OnCut,
-    memory_limit: int | None,
-    unreadable: Unreadable,
-) -> None:
+def _check_unsigned(snapshot: Snapshot, growth: Growth) -> None:
     """With a key, a segment that no tagged generation covers must be what the source gives now."""
     store, newest, plan = snapshot.store, snapshot.newest, snapshot.plan
     number = len(newest.plan) if newest else 0
@@ -215,8 +184,8 @@ def _check_unsigned(
         raise unsigned_plan(store, plan, number)
     if len(plan.segments) != number + 1:
         raise unsigned_plan(store, plan, number, compared=True)
-    again = Unreadable(unreadable.skip)
-    draft, _ = _drafted(snapshot, listing, recipe, plan.first(number), on_cut, memory_limit, again)
+    again = replace(growth, unreadable=Unreadable(growth.unreadable.skip))
+    draft, _ = _drafted(snapshot, again, plan.first(number))
     if draft is None or draft.segment.digest() != plan.digests[number]:
         raise unsigned_plan(store, plan, number, compared=True)
 
@@ -252,11 +221,10 @@ def grow_base(store: Store, source: Source, recipe: Recipe | None, request: Buil
             prepare_layer(store, own, base)
             options = replace(request.options(versions_of(own), source, engine), clock=clock)
             notes = (*notes, *listing.notes, *short_key_note(hmac_key()))
-            on_cut = partial(show_planning, options)
-            plan, _ = append_to_plan(
-                snapshot, listing, own, on_cut, request.memory_limit, request.skip_unreadable, request.max_failures
-            )
-            begun, skips = snapshot.with_plan(plan), request.skip_unreadable
+            skips, on_cut = request.skip_unreadable, partial(show_planning, options)
+            growth = Growth(listing, own, on_cut, request.memory_limit, Unreadable(skips))
+            plan, _ = append_to_plan(snapshot, growth, request.max_failures)
+            begun = snapshot.with_plan(plan)
             place = base_workplace(begun, listing, own, base, plan, skips, known=snapshot.plan)
         try:
             report = build_chunks(place.noting(notes), place.chunks, engine, options)

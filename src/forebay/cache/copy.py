@@ -17,15 +17,7 @@ from forebay.cache.claims import is_abandoned, read_claims
 from forebay.cache.plan import Plan
 from forebay.cache.records import CopyReport, OnProgress, Progress, RekeyReport
 from forebay.cache.verify import identity_problems, verify_generation
-from forebay.errors import (
-    ChunkCorrupt,
-    ChunkMissing,
-    Damaged,
-    ForebayError,
-    IndexCorrupt,
-    KeyRefused,
-    NothingPublished,
-)
+from forebay.errors import ChunkCorrupt, ChunkMissing, Damaged, ForebayError, IndexCorrupt, KeyRefused, NothingPublished
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import Generation

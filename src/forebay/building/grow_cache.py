@@ -63,7 +63,7 @@ def named_alike(source: Source, plan: Plan) -> Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class PlanGrowth:
     """What is appended to a plan, and by what."""
 
     listing: SourceListing
@@ -74,7 +74,7 @@ class Growth:
 
 
 def append_to_plan(
-    snapshot: Snapshot, growth: Growth, max_failures: int | float | None = None
+    snapshot: Snapshot, growth: PlanGrowth, max_failures: int | float | None = None
 ) -> tuple[Plan, list[SourceFile]]:
     """The plan with whatever is new in the source, and the files that are new or grew.
 
@@ -88,7 +88,9 @@ def append_to_plan(
         raise source_changed(snapshot.store.address, snapshot.plan, error.files) from error
 
 
-def _appended(snapshot: Snapshot, growth: Growth, max_failures: int | float | None) -> tuple[Plan, list[SourceFile]]:
+def _appended(
+    snapshot: Snapshot, growth: PlanGrowth, max_failures: int | float | None
+) -> tuple[Plan, list[SourceFile]]:
     store, source, number = snapshot.store, growth.listing.source, 0
     for _ in range(TRIES):
         check_index(snapshot)  # what continues another plan would be of no use
@@ -114,7 +116,7 @@ def _appended(snapshot: Snapshot, growth: Growth, max_failures: int | float | No
     )
 
 
-def _drafted(snapshot: Snapshot, growth: Growth, plan: Plan) -> tuple[Draft | None, list[SourceFile]]:
+def _drafted(snapshot: Snapshot, growth: PlanGrowth, plan: Plan) -> tuple[Draft | None, list[SourceFile]]:
     """The next segment of a plan, None where nothing is new, and the files that are new or grew."""
     store, source, recipe, on_cut = snapshot.store, growth.listing.source, growth.recipe, growth.on_cut
     unreadable = growth.unreadable
@@ -176,7 +178,7 @@ def _check_each(store: Store, source: Source, recipe: Recipe, parts: Sequence[Pa
             check_trial(store, try_parts(source, by_file[path], recipe), sys.maxsize, like)
 
 
-def _check_unsigned(snapshot: Snapshot, growth: Growth) -> None:
+def _check_unsigned(snapshot: Snapshot, growth: PlanGrowth) -> None:
     """With a key, a segment that no tagged generation covers must be what the source gives now."""
     store, newest, plan = snapshot.store, snapshot.newest, snapshot.plan
     number = len(newest.plan) if newest else 0
@@ -222,7 +224,7 @@ def grow_base(store: Store, source: Source, recipe: Recipe | None, request: Buil
             options = replace(request.options(versions_of(own), source, engine), clock=clock)
             notes = (*notes, *listing.notes, *short_key_note(hmac_key()))
             skips, on_cut = request.skip_unreadable, partial(show_planning, options)
-            growth = Growth(listing, own, on_cut, request.memory_limit, Unreadable(skips))
+            growth = PlanGrowth(listing, own, on_cut, request.memory_limit, Unreadable(skips))
             plan, _ = append_to_plan(snapshot, growth, request.max_failures)
             begun = snapshot.with_plan(plan)
             place = base_workplace(begun, listing, own, base, plan, skips, known=snapshot.plan)

@@ -28,7 +28,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from forebay.errors import HubNotFound, HubUnreachable, SourceUnreadable
+from forebay.errors import HubNotFound, HubUnreachable, SourceUnreadable, TooManyFailures
 
 Unit = Literal["bytes", "samples"]
 _UNREADABLE = "unreadable: "
@@ -236,6 +236,20 @@ class Reasons:
 def _words(example: Failure) -> str:
     words = f"'{example.sample}': {example.detail}" if example.detail else f"'{example.sample}'"
     return words if len(words) <= _MOST_CHARS else f"{words[:_MOST_CHARS]}…"
+
+
+def check_failures(
+    root: str, failures: int, samples: int, allowed: int | float | None, expected: int | None = None
+) -> None:
+    """Raise where more failed than is allowed: a count, or a share of the samples that there are or will be."""
+    of = samples if expected is None else expected
+    if allowed is not None and failures > (allowed if isinstance(allowed, int) else allowed * of):
+        raise TooManyFailures(root, failures, samples, f"{allowed:,}" if isinstance(allowed, int) else f"{allowed:.2%}")
+
+
+def allows_all(allowed: int | float | None) -> bool:
+    """Whether the caller said that every sample may fail: a share of 100 %."""
+    return isinstance(allowed, float) and allowed >= 1
 
 
 class Listing(NamedTuple):

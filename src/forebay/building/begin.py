@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from forebay.building.builder import allows_all, with_retries
+from forebay.building.builder import with_retries
 from forebay.building.dedup import ReadAhead, deduplicate
 from forebay.building.planning import (
     OnCut,
@@ -88,7 +88,7 @@ from forebay.recipe import (
     reads_of,
     same_document,
 )
-from forebay.source import Sample, Source, SourceFile
+from forebay.source import Sample, Source, SourceFile, allows_all
 from forebay.store.base import Buffer, Store, holds, load_index, naming_full_disk
 from forebay.store.local import LocalStore
 

@@ -54,7 +54,6 @@ from forebay.errors import (
     NotForebay,
     RecipeInvalid,
     SourceChanged,
-    TooManyFailures,
     WorkersFailed,
 )
 from forebay.format import layout
@@ -62,6 +61,7 @@ from forebay.format.chunk import FAILED, ChunkRecord, is_counted_by_recipe
 from forebay.format.generation import Generation, HandedChunks
 from forebay.format.tensors import hmac_key
 from forebay.recipe import AnyRecipe, fields_of, hooks_of
+from forebay.source import check_failures
 from forebay.store.base import Missing, Store, is_full, this_process
 
 PUBLISH_SECONDS = 60.0
@@ -145,20 +145,6 @@ class BuildProgress:
         """What the recipe derives from the chunks made so far."""
         holds = {"chunks": len(self.records), "rows": self.rows, "bytes": self.written_bytes}
         return hooks_of(recipe).figures(fields_of(recipe), self.sums, holds) if self.records else {}
-
-
-def check_failures(
-    root: str, failures: int, samples: int, allowed: int | float | None, expected: int | None = None
-) -> None:
-    """Raise where more failed than is allowed: a count, or a share of the samples that there are or will be."""
-    of = samples if expected is None else expected
-    if allowed is not None and failures > (allowed if isinstance(allowed, int) else allowed * of):
-        raise TooManyFailures(root, failures, samples, f"{allowed:,}" if isinstance(allowed, int) else f"{allowed:.2%}")
-
-
-def allows_all(allowed: int | float | None) -> bool:
-    """Whether the caller said that every sample may fail: a share of 100 %."""
-    return isinstance(allowed, float) and allowed >= 1
 
 
 Answer = Literal["mine", "done", "busy"]

@@ -22,7 +22,7 @@ from forebay.building.begin import (
     resolve_recipe,
     unsigned_plan,
 )
-from forebay.building.builder import PhaseClock, allows_all, check_failures
+from forebay.building.builder import PhaseClock
 from forebay.building.layer_build import (
     BuildRequest,
     base_workplace,
@@ -50,7 +50,7 @@ from forebay.format import layout
 from forebay.format.generation import Generation
 from forebay.format.tensors import hmac_key, short_key_note
 from forebay.recipe import Recipe, hooks_of, versions_of
-from forebay.source import Part, Source, SourceFile
+from forebay.source import Part, Source, SourceFile, allows_all, check_failures
 from forebay.store.base import Store, naming_full_disk, wait_until_listed
 
 TRIES = 100  # to append a segment, while others append theirs

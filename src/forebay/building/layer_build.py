@@ -33,8 +33,6 @@ from forebay.building.builder import (
     BuildProgress,
     PhaseClock,
     Weigh,
-    allows_all,
-    check_failures,
     with_retries,
 )
 from forebay.building.chunk_maker import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob, has_file
@@ -95,7 +93,16 @@ from forebay.recipe import (
     reads_of,
     versions_of,
 )
-from forebay.source import CHANGED_MEANWHILE, FileTable, Reasons, Source, SourceFile, differing_files
+from forebay.source import (
+    CHANGED_MEANWHILE,
+    FileTable,
+    Reasons,
+    Source,
+    SourceFile,
+    allows_all,
+    check_failures,
+    differing_files,
+)
 from forebay.store.base import Store, naming_full_disk
 
 ENGINES = ("inline", "local", "ray")

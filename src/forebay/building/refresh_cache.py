@@ -29,7 +29,7 @@ from forebay.building.begin import (
     source_for,
     unsigned_plan,
 )
-from forebay.building.builder import BuildOptions, check_failures
+from forebay.building.builder import BuildOptions
 from forebay.building.grow_cache import named_alike, read_like
 from forebay.building.layer_build import BuildRequest, base_workplace, build_chunks, layer_workplace
 from forebay.building.planning import SourceListing
@@ -64,7 +64,7 @@ from forebay.errors import ChunkFailed, Damaged, ForebayError, SourceChanged, So
 from forebay.format import layout
 from forebay.format.generation import Generation
 from forebay.recipe import AnnotatedRecipe, AnyRecipe, LayerRecipe, Recipe, versions_of
-from forebay.source import Part, Source, SourceFile
+from forebay.source import Part, Source, SourceFile, check_failures
 from forebay.store.base import Store, wait_until_listed
 
 TRIES = 100  # to amend a plan, while others change it

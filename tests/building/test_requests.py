@@ -14,7 +14,7 @@ import pytest
 from tests.recipes import NOTES, ObedientRecipe, orders, write_orders
 
 import forebay as fb
-from forebay.building import build_options, builder
+from forebay.building import builder, layer_build
 from forebay.cache.catalog import generation_numbers, load_generation
 from forebay.cache.claims import BuilderBeat, Claims, OtherBuilders, read_builder, read_claims
 from forebay.cache.plan import Plan, load_plan
@@ -103,7 +103,7 @@ def test_who_lists_what_it_made_reads_of_the_plan_its_digest_and_lists_no_chunk_
 def test_a_build_that_publishes_often_reads_its_plan_no_more_often(tmp_path, monkeypatch):
     reads = []
     for seconds in (1000.0, 0.0):
-        monkeypatch.setattr(build_options, "PUBLISH_SECONDS", seconds)
+        monkeypatch.setattr(layer_build, "PUBLISH_SECONDS", seconds)
         folder = tmp_path / str(seconds)
         folder.mkdir()
         store = AskedStore()
@@ -317,7 +317,7 @@ def test_status_of_the_index_opens_no_chunk_and_leaves_the_source_alone(tmp_path
 def test_a_claim_is_held_until_a_generation_lists_its_chunk(tmp_path, monkeypatch):
     """With a key, a file that no generation lists counts for nothing; without one, its name is enough."""
     monkeypatch.setenv(VARIABLE, "00" * 32)
-    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr(layer_build, "PUBLISH_SECONDS", 0.0)
     store, seen = MemoryStore(), []
 
     def look(progress: fb.Progress) -> None:
@@ -453,7 +453,7 @@ def about(store) -> HandedChunks:
 def test_a_builder_leaves_its_chunks_to_the_first_one_to_list_and_waits_for_it(tmp_path, monkeypatch, key):
     if key is not None:
         monkeypatch.setenv(VARIABLE, key)
-    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr(layer_build, "PUBLISH_SECONDS", 0.0)
     monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
     store, shown, listed = MemoryStore(), [], []
 
@@ -486,7 +486,7 @@ def test_a_builder_leaves_its_chunks_to_the_first_one_to_list_and_waits_for_it(t
 def test_chunks_that_were_left_to_a_builder_that_does_not_list_them_are_listed_by_who_made_them(
     tmp_path, monkeypatch, ends
 ):
-    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr(layer_build, "PUBLISH_SECONDS", 0.0)
     monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
     store, handed = AskedStore(), []
 
@@ -509,7 +509,7 @@ def test_chunks_that_were_left_to_a_builder_that_does_not_list_them_are_listed_b
     ids=["earlier", "layer", "versions"],
 )
 def test_chunks_are_not_left_to_a_builder_that_could_not_list_them(tmp_path, monkeypatch, beat_fields):
-    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr(layer_build, "PUBLISH_SECONDS", 0.0)
     store, seen = MemoryStore(), []
 
     def look(progress: fb.Progress) -> None:

@@ -21,8 +21,8 @@ from forebay.errors import BuildStopped, ForebayError, SourceUnreadable
 from forebay.format import layout
 from forebay.source import SourceFile
 from forebay.sources import pieces
-from forebay.sources.bucket_files import open_file
 from forebay.sources.jsonl import LineSource
+from forebay.sources.paths import open_file
 from forebay.sources.pieces import _ends_in, _plain_cuts, _Search
 from forebay.store import LocalStore, MemoryStore
 

@@ -26,7 +26,8 @@ import zstandard
 
 from forebay.errors import SourceUnreadable
 from forebay.source import SourceFile
-from forebay.sources.bucket_files import open_file, read_at
+from forebay.sources.bucket_files import open_object, read_at
+from forebay.store.base import is_url
 
 Packing = Literal["gzip", "zstd", "bzip2", "xz"]
 FORMATS: dict[str, Packing] = {
@@ -211,7 +212,7 @@ class DecompressedStream(AbstractContextManager["DecompressedStream"]):
         self.most = most_unpacked(file, max_sample_bytes)
         self.position = 0
         self.newlines = 0
-        self._file: BinaryIO = open_file(path)
+        self._file = _stored_file(path)
         self._plain = _decompressed(cast(BinaryIO, StoredBytes(self._file, file.size, kept)), path)
 
     def __exit__(self, *_: object) -> None:
@@ -292,6 +293,10 @@ def most_unpacked(file: SourceFile, max_sample_bytes: int) -> int:
     return max(MOST_RATIO * file.size, LEAST_SAMPLES * max_sample_bytes)
 
 
+def _stored_file(path: str) -> BinaryIO:
+    return open_object(path) if is_url(path) else open(path, "rb", buffering=0)
+
+
 def _decompressed(file: BinaryIO, path: str) -> IO[bytes]:
     match format_of(path):
         case "gzip":
@@ -323,7 +328,7 @@ def estimated_size(path: str, file: SourceFile) -> int:
     A gzip file states the size of its last member at its end, a Zstandard file may state that of its first frame at its
     beginning. That is used unless it is far less than the compression ratio of the beginning suggests.
     """
-    with open_file(path) as raw:
+    with _stored_file(path) as raw:
         stored = StoredBytes(raw, file.size, head_cache(path, file))
         head = stored.read(min(max(file.size // _ESTIMATED_SHARE, _LEAST_ESTIMATED), _MOST_ESTIMATED))
         try:

@@ -27,6 +27,7 @@ from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import HandedChunks, decode_handed
 from forebay.format.tensors import VARIABLE
 from forebay.recipe import fingerprint, versions_of
+from forebay.sources.source_settings import text_format
 from forebay.store import LocalStore, MemoryStore
 from forebay.store.base import Entry, this_process
 
@@ -369,6 +370,16 @@ def test_a_build_asks_for_the_times_of_a_file_once_and_again_when_it_is_planned_
         asked.clear()
         assert fb.build(store, source, ObedientRecipe(), workers=0, end_chunk=chunk).made == 1
         assert [asked[f"{number:02d}.txt"] for number in range(2, 12)] == [times] * 10
+
+
+@pytest.mark.parametrize("paths", [["raw"], ["raw/*.jsonl"], ["raw/0.jsonl", "raw/1.jsonl.gz"]])
+def test_finding_the_format_of_a_source_asks_for_the_times_of_no_file(tmp_path, monkeypatch, paths):
+    (tmp_path / "raw").mkdir()
+    for name in ("0.jsonl", "1.jsonl.gz", "README"):
+        (tmp_path / "raw" / name).write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("forebay.sources.paths.look", lambda *_: pytest.fail("a file was looked at"))
+    assert text_format(paths) == "jsonl"
 
 
 class Interrupting(MemoryStore):

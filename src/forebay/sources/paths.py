@@ -43,7 +43,7 @@ from forebay.sources.bucket_files import (
     relative_url,
     split_url,
 )
-from forebay.sources.compression import FORMATS, estimated_size
+from forebay.sources.compression import FORMATS, estimated_size, take_digest
 from forebay.store.base import Entry, is_url, meant_url
 
 STREAM_SUFFIXES = tuple(FORMATS)
@@ -533,7 +533,10 @@ class LocalFiles(Source):
         return estimated_size(full_path(self.root, file.path), file) if file.stream else file.size
 
     def scanned(self, file: SourceFile) -> SourceFile:
-        return msgspec.structs.replace(file, digest=self.digest(file, 0, file.size)) if file.stream else file
+        if not file.stream:
+            return file
+        found = take_digest(full_path(self.root, file.path), file)
+        return msgspec.structs.replace(file, digest=self.digest(file, 0, file.size) if found is None else found)
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         return digest(self.root, file, start, stop)

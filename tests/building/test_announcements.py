@@ -7,7 +7,7 @@ from tests.building.test_requests import LAYER, AskedStore, about, handed_keys, 
 from tests.recipes import ObedientRecipe
 
 import forebay as fb
-from forebay.building import build_options, builder
+from forebay.building import builder, layer_build
 from forebay.cache import publish as announcing
 from forebay.cache.catalog import generation_numbers, load_generation
 from forebay.cache.claims import BuilderBeat
@@ -30,7 +30,7 @@ def own() -> str:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr(layer_build, "PUBLISH_SECONDS", 0.0)
     monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
     monkeypatch.setattr(builder, "ANNOUNCE_TICKS", 2)
 

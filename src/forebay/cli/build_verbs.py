@@ -11,8 +11,7 @@ from click.shell_completion import CompletionItem
 
 from forebay import api
 from forebay.building.begin import resolve_recipe
-from forebay.building.build_options import worker_count
-from forebay.building.layer_build import in_order
+from forebay.building.layer_build import in_order, worker_count
 from forebay.building.planning import SourceListing, estimate_build, of_missing
 from forebay.cache.catalog import read_recipe_document
 from forebay.cache.plan import load_plan
@@ -49,14 +48,14 @@ from forebay.cli.verb import (
     struct_options,
     verb,
 )
-from forebay.errors import RangeInvalid, RecipeMismatch, closest, is_url
+from forebay.errors import RangeInvalid, RecipeMismatch, closest
 from forebay.fields import declared
 from forebay.format import layout
 from forebay.preview.row_records import DryRun
 from forebay.preview.words import command_line, human_bytes
 from forebay.recipe import differing_fields, fingerprint
 from forebay.store import open_store
-from forebay.store.base import holds
+from forebay.store.base import holds, is_url
 
 
 def dry_run_of(settings: Settings) -> DryRun:

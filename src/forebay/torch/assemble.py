@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import torch
@@ -95,10 +95,9 @@ class SharedColumns:
         found = [reader for reader in self._readers if reader is not None]
         if not found:
             raise ColumnNotFound(caches[0].root, column, caches[0].columns)
-        declared = found[0].cache.column(column)
+        self._shape, self._dtype = _same_rows(found)
         self.stored = (column, f"{column}{SHARED_ROW_SUFFIX}")
-        self.row_bytes = declared.item_bytes
-        self._shape, self._dtype = declared.shape, declared.array_dtype
+        self.row_bytes = int(np.prod(self._shape)) * self._dtype.itemsize
         self._bits = presence_name(_layer_of(found[0].cache, column))
 
     def read(self, located: Located, coins: Callable[[], Coins]) -> dict[str, Array]:
@@ -111,6 +110,18 @@ class SharedColumns:
                 values[at] = reader.read(located.rows[at])
                 present[at] = np.asarray(reader.cache.read(located.rows[at], [self._bits])[self._bits])
         return {self._column: values, self._bits: present}
+
+
+def _same_rows(readers: Sequence[SharedColumn]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return the shape and type of the rows of a column; raise if it has others in another cache."""
+    first = readers[0]
+    for other in readers:
+        if (other.shape, other.dtype) != (first.shape, first.dtype):
+            raise ValueError(
+                f"rows of '{first.column}' are {first.dtype} {first.shape} in '{first.cache.root}' and {other.dtype} "
+                f"{other.shape} in '{other.cache.root}'; build the layer with the same options in both caches"
+            )
+    return first.shape, first.dtype
 
 
 class TimedFeatures:

@@ -245,3 +245,51 @@ def test_what_only_packed_batches_have_is_refused_elsewhere(tokens: fb.Cache) ->
     with pytest.raises(ValueError, match="need labels"):
         Loader(tokens, global_batch_size=2, labels=None, derive=["num_label_tokens"])
     assert numbers_of(batches(tokens, labels=None, derive=()))
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_a_column_that_labels_are_made_of_comes_if_it_is_named(
+    weighed: fb.Cache, monkeypatch: pytest.MonkeyPatch, is_compiled: bool
+) -> None:
+    if not is_compiled:
+        monkeypatch.setattr(compiled, "native", None)
+    (batch,) = batches(weighed, 2, shuffle=None, loss_mask="weights", columns=["weights", "mask"])
+    for name in ("weights", "mask"):
+        assert torch.equal(batch[name], torch.from_numpy(np.asarray(weighed.read([0, 1], [name])[name])))
+    assert "loss_weights" in batch
+    assert "weights" not in batches(weighed, 2, loss_mask="weights")[0]
+
+
+def test_a_column_of_a_layer_that_a_cache_of_a_mixture_lacks_has_absent_rows(
+    taught: fb.Cache, untaught: fb.Cache
+) -> None:
+    mixture = Mixture.of([Ingredient(untaught, weight=1), Ingredient(taught, weight=1)])
+    bits = np.asarray(taught.read(np.arange(len(taught)), ["ramp"])["ramp.present"])
+    for batch in batches(mixture, 8, columns=["ramp", "letters_prompt", "data"], identify=["row"]):
+        strange = batch["dataset_id"] == 0
+        assert not batch["ramp.present"][strange].any()
+        assert not batch["ramp"][strange].any()
+        rows = batch["row"][~strange].numpy()
+        assert batch["ramp.present"][~strange].tolist() == bits[rows].tolist()
+        assert torch.equal(batch["ramp"][~strange], torch.from_numpy(np.asarray(taught.read(rows, ["ramp"])["ramp"])))
+        assert batch["letters.present"].tolist() == (~strange).tolist()
+    with pytest.raises(ColumnNotFound, match="nowhere"):
+        Loader(mixture, global_batch_size=2, columns=["nowhere"])
+
+
+def test_encodings_and_features_of_added_rows_come_after_growth(tmp_path: Path) -> None:
+    root, lines = prompt_cache(tmp_path), tmp_path / "prompts.txt"
+    layers = [TeacherRecipe(teacher=teacher, buckets=BUCKETS, batch_size=3) for teacher in (Letters(), Ramp())]
+    for recipe in layers:
+        fb.build(root, None, recipe)
+    loader = Loader(
+        fb.open_cache(root), global_batch_size=1, growth="epoch", columns=["letters"], features={"ramp": 0.5}
+    )
+    assert len(list(loader)) == 10
+    lines.write_text(lines.read_text() + "two hills\na dog\n")
+    fb.grow(root, fb.sources.lines(lines), workers=0)
+    for recipe in layers:
+        fb.build(root, None, recipe)
+    before, after = len(list(loader)), list(loader)
+    assert (before, len(after)) == (10, 12)
+    assert all(bool(batch["letters.present"]) and bool(batch["ramp.present"]) for batch in after)

@@ -445,6 +445,9 @@ def test_a_loader_gives_images_their_batches_unless_columns_are_asked_for(caches
     assert_same(batch, next(iter(Loader(cache, global_batch_size=3, shuffle=None, collate=ImageBatch(cache)))))
     columns = next(iter(Loader(cache, global_batch_size=3, shuffle=None, columns=["box", "id"])))
     assert list(columns) == ["box", "id", "id.offsets"]
+    further = next(iter(Loader(cache, global_batch_size=3, shuffle=None, columns=["metadata"], identify=["row"])))
+    assert_same({name: further[name] for name in batch}, batch)
+    assert further.keys() - batch.keys() == {"metadata", "metadata.offsets", "row"}
     with pytest.raises(ValueError, match="'box' is already in the batch"):
         next(iter(Loader(cache, global_batch_size=3, collate=ImageBatch(cache), columns=["box"])))
     with pytest.raises(ValueError, match="pass columns or collate, not both"):

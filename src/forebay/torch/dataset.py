@@ -7,6 +7,7 @@ A pickled dataset holds no rows: a worker opens the cache again, with the same r
 
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, cast
 
 import numpy as np
@@ -96,7 +97,9 @@ class CacheDataset(Dataset[Row]):
         self._training = _row_training(labels, derive, policy) if trains else None
         stored = () if trains or collate is not None else default_columns(cache)
         named, self._beside = beside([cache], columns or stored, identify, None)
-        self._columns = (*(self._training.columns if self._training else ()), *named)
+        if self._training is not None:
+            self._training = replace(self._training, further=named)
+        self._columns = tuple(dict.fromkeys((*(self._training.columns if self._training else ()), *named)))
         if not trains:
             refuse_without_training(labels, derive, train_on)
         self._names = None if names is None else _checked_names(names)

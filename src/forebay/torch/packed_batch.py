@@ -64,6 +64,7 @@ class PackedTargets:
     loss_mask: str | None = None  # a column with one number per token
     max_documents: int | None = None
     as_stored: bool = False  # tokens keep their type, and nothing is derived: `derive_on_device` does it
+    further: tuple[str, ...] = ()  # columns that were asked for, also those that labels are made of
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -247,7 +248,7 @@ def _completed(
     if training.needs_arrays:
         seq_lens = written["seq_lens"]
         batch |= _further(written, seq_lens, seq_lens if documents is None else documents, read, training, buffers)
-    rest = {name: values for name, values in read.items() if name not in training.columns}
+    rest = {name: read[name] for name in read if name in training.further or name not in training.columns}
     return batch | plain_batch(rest, buffers) if rest else batch
 
 

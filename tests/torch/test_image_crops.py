@@ -103,12 +103,14 @@ def test_mask_and_box_of_a_crop_across_the_padding():
     ("arguments", "message"),
     [
         ({"size": 0}, "size must be at least 1"),
+        ({"size": "24"}, r"size is '24'; pass a side or \(height, width\) in pixels"),
+        ({"size": 2.5}, "size is 2.5; pass a side"),
         ({"size": 8, "scale": (0.5, 2.0)}, "scale must be"),
         ({"size": 8, "ratio": (2.0, 1.0)}, "ratio must be"),
     ],
 )
 def test_a_crop_that_cannot_be_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         RandomResizedCrop(**arguments)
 
 
@@ -289,6 +291,8 @@ def test_two_classes_of_an_image_are_an_error_that_names_it(cache: fb.Cache):
         collate([cache[both]])
     with pytest.raises(ValueError, match=r"classes must be different tags of the vocabulary \(unknown: dog\)"):
         ImageBatch(cache, classes=["dog"])
+    with pytest.raises(TypeError, match=r"classes must be a sequence of tags.*got 'cat'"):
+        ImageBatch(cache, classes="cat")
 
 
 def test_folders_are_classes(tmp_path: Path):

@@ -81,6 +81,15 @@ class FeaturesAt:
     t: Times
     direction: TimeDirection | None = None
 
+    def __post_init__(self) -> None:
+        if callable(self.t):
+            return
+        times = np.asarray(self.t)
+        if times.dtype.kind not in "fiu":
+            raise TypeError(f"t of features is {self.t!r}; pass a number from 0 to 1, or a function of coins")
+        if not ((times >= 0) & (times <= 1)).all():
+            raise ValueError(f"t of features must be from 0 to 1 (got {self.t!r})")
+
     def times(self, coins: Callable[[], Coins], rows: int) -> NDArray[np.float32]:
         drawn = np.asarray(self.t(coins()) if callable(self.t) else self.t, np.float32)
         if drawn.shape not in ((), (rows,)):
@@ -109,12 +118,20 @@ class Readers(Generic[Reader]):
         return self._made[key]
 
 
+def _shared_reader(column: str, cache: Cache) -> SharedColumn | None:
+    return SharedColumn(cache, column) if column in cache.columns else None
+
+
+def _features_reader(layer: str, cache: Cache) -> Features | None:
+    return Features(cache, layer) if layer in cache.generation.recipes else None
+
+
 class SharedColumns:
     """A column that is stored once for equal prompts, in the caches that have it."""
 
     def __init__(self, caches: Sequence[Cache], column: str) -> None:
         self._column = column
-        self._readers = Readers(caches, lambda cache: SharedColumn(cache, column) if column in cache.columns else None)
+        self._readers = Readers(caches, partial(_shared_reader, column))
         found = self._readers.found()
         if not found:
             raise ColumnNotFound(caches[0].root, column, caches[0].columns)
@@ -181,9 +198,7 @@ class TimedFeatures:
     """The features of a layer at times that are drawn for each batch, in the caches that have the layer."""
 
     def __init__(self, caches: Sequence[Cache], layer: str, at: FeaturesAt) -> None:
-        self._readers = Readers(
-            caches, lambda cache: Features(cache, layer) if layer in cache.generation.recipes else None
-        )
+        self._readers = Readers(caches, partial(_features_reader, layer))
         found = self._readers.found()
         if not found:
             raise LayerNotFound(caches[0].root, layer, sorted(caches[0].generation.recipes))
@@ -412,7 +427,7 @@ class ColumnBatches:
         for at, batch in enumerate(made):
             part = located.part(slice(at * size, (at + 1) * size))
             coins = DrawnOnce(partial(_coins, stream, epoch, part, by_row))
-            _add(batch, self.beside.batch(stream.caches, part, coins, self.buffers))
+            add_tensors(batch, self.beside.batch(stream.caches, part, coins, self.buffers))
             yield _completed(batch, part, self.transform, coins)
 
 
@@ -436,8 +451,8 @@ class CollatedBatches:
         batch = self.collate.collate(rows, coins(), self.buffers)
         if self.columns:
             (read,) = gather_batches(stream.caches, located, max(1, len(located.rows)), self.columns)
-            _add(batch, plain_batch(read, self.buffers))
-        _add(batch, self.beside.batch(stream.caches, located, coins, self.buffers))
+            add_tensors(batch, plain_batch(read, self.buffers))
+        add_tensors(batch, self.beside.batch(stream.caches, located, coins, self.buffers))
         return _completed(batch, located, self.transform, coins)
 
 
@@ -468,7 +483,7 @@ def _coins(stream: RowSource, epoch: int, located: Located, naming: Naming) -> C
     return row_coins(stream.caches, stream.seed, epochs, located.rows, located.sources, naming)
 
 
-def _add(batch: Batch, further: Batch) -> None:
+def add_tensors(batch: Batch, further: Batch) -> None:
     """Add tensors to a batch; presence bits may be there already."""
     for name in further.keys() & batch.keys():
         if not name.endswith(".present"):
@@ -525,9 +540,7 @@ def batch_kind(
         collate = None if as_stored else default
     only_packed = (labels, derive, train_on, loss_mask, max_documents)
     if collate is None and is_packed and not as_stored:
-        if loss_mask is not None and train_on is not None:
-            raise ValueError("pass train_on or loss_mask, not both: each says which labels the loss counts")
-        policy = spans_policy(caches, train_on) if loss_mask is None else None
+        policy = label_policy(caches, train_on, loss_mask)
         if on_device:
             _refuse_on_device(labels, policy, loss_mask)
             stored = PackedTargets(None, (), pad_token(caches[0]), max_documents=max_documents, as_stored=True)
@@ -689,6 +702,26 @@ def _of_columns(
     maker: MakerFactory,
 ) -> BatchKind:
     return BatchKind(columns, suitable_threads(caches, columns), row_bytes, None, maker)
+
+
+def label_policy(
+    caches: Sequence[Cache],
+    train_on: "TrainOn | Sequence[Kind] | Mapping[Kind, float] | None",
+    loss_mask: str | None,
+) -> TrainOn | None:
+    """Return which tokens of conversations are trained; None where they are all, or a checked `loss_mask` says it."""
+    if loss_mask is None:
+        return spans_policy(caches, train_on)
+    if train_on is not None:
+        raise ValueError("pass train_on or loss_mask, not both: each says which labels the loss counts")
+    if loss_mask in PACKED_COLUMNS:
+        raise ValueError(f"loss_mask is '{loss_mask}', which has no weights; name a column with one number per token")
+    for cache in caches:
+        column, shape = cache.column(loss_mask), cache.column("tokens").shape
+        if column.ragged or column.shape != shape:
+            found = "ragged" if column.ragged else f"of shape {column.shape}"
+            raise ValueError(f"rows of '{loss_mask}' are {found}; a loss_mask has one number per token, {shape}")
+    return None
 
 
 def spans_policy(

@@ -31,7 +31,7 @@ from torch.utils.dlpack import from_dlpack
 from forebay import compiled
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import choice_error
-from forebay.feeding.stream import CHAT_COLUMNS, PACKED_COLUMNS, Read, Weights
+from forebay.feeding.stream import CHAT_COLUMNS, PACKED_COLUMNS, Read, Weights, checked_whole
 from forebay.masks.documents import (
     IGNORED_LABEL,
     LabelStyle,
@@ -95,7 +95,7 @@ class PackedTargets:
             raise choice_error("each name of derive", unknown[0], get_args(Derived))
         if self.labels is None and ("num_label_tokens" in self.derive or self.loss_mask is not None):
             raise ValueError("num_label_tokens and loss_mask need labels (got labels=None)")
-        if self.max_documents is not None and self.max_documents < 1:
+        if self.max_documents is not None and checked_whole("max_documents", self.max_documents) < 1:
             raise ValueError(f"max_documents must be at least 1 (got {self.max_documents})")
 
 

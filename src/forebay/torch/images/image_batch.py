@@ -153,7 +153,7 @@ class ImageBatch:
         self.recipe = image_recipe(source)
         self.seed = seed
         self._flip, self._tag_style, self._dtype = _probability(flip), tags, dtype
-        self._named = None if vocabulary is None else Tags(_checked_vocabulary(vocabulary))
+        self._named = None if vocabulary is None else Tags(_checked_tags("vocabulary", vocabulary))
         self.vocabulary = self.recipe.vocabulary() if self._named is None else self._named
         self._tags = TagReader(self.vocabulary, orientation if flip else {})
         self.classes = None if classes is None else _checked_classes(classes, self.vocabulary)
@@ -332,14 +332,14 @@ def _check_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> No
         )
 
 
-def _checked_vocabulary(vocabulary: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(vocabulary, str) or not all(isinstance(name, str) for name in vocabulary):
-        raise TypeError(f"vocabulary must be a sequence of tags, such as ('cat', 'dog') (got {vocabulary!r:.60})")
-    return tuple(vocabulary)
+def _checked_tags(argument: str, tags: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(tags, str) or not all(isinstance(name, str) for name in tags):
+        raise TypeError(f"{argument} must be a sequence of tags, such as ('cat', 'dog') (got {tags!r:.60})")
+    return tuple(tags)
 
 
 def _checked_classes(classes: Sequence[str], vocabulary: Tags) -> tuple[str, ...]:
-    names = tuple(vocabulary.named(range(len(vocabulary)))) if classes == "tags" else _checked_vocabulary(classes)
+    names = tuple(vocabulary.named(range(len(vocabulary)))) if classes == "tags" else _checked_tags("classes", classes)
     unknown = [name for name in names if name not in vocabulary]
     if unknown or len(set(names)) != len(names) or not names:
         what = f"unknown: {', '.join(unknown)}" if unknown else "none, or one twice"
@@ -405,7 +405,7 @@ class RandomResizedCrop:
 
     def __post_init__(self) -> None:
         for side in _size(self.size):
-            if side < 1:
+            if checked_whole("size", side, "a side or (height, width) in pixels") < 1:
                 raise ValueError(f"size must be at least 1 (got {self.size})")
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
             if not 0 < low <= high or (name == "scale" and high > 1):
@@ -637,4 +637,4 @@ def _batches_left(loader: Loader) -> int:
 
 
 def _size(size: int | Size) -> Size:
-    return (size, size) if isinstance(size, int) else size
+    return size if isinstance(size, tuple | list) else (size, size)

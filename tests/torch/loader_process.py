@@ -14,12 +14,15 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from tests.token_caches import grow_cache, numbers_of
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
@@ -27,9 +30,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import forebay as fb
+from forebay.columns import Columns
 from forebay.errors import RanksDisagree, RanksMissing
 from forebay.order.orders import Coins
-from forebay.torch import BucketLoader, Ingredient, Loader, Mixture, Split, ranks
+from forebay.torch import BucketLoader, Ingredient, Loader, Mixture, Where, ranks
 
 Batch = dict[str, torch.Tensor]
 
@@ -261,14 +265,27 @@ def read_apart(root: str, meeting: str, rank: str) -> None:
     print(json.dumps([str(each.value) for each in (raised, again, otherwise)]))
 
 
+def leaves(rest: int, columns: Columns) -> NDArray[np.bool_]:
+    """Whether the number of a row leaves a rest when it is divided by two."""
+    found: NDArray[np.bool_] = np.asarray(columns["tokens"])[:, 0] % 2 == rest
+    return found
+
+
 def take_other_turns(root: str, meeting: str, rank: str) -> None:
     """Ranks whose buckets have other seeds; then the same ones, of which the loaders differ."""
     join(meeting, rank)
     cache, told = fb.open_cache(root), []
 
     def buckets(**options: Any) -> list[Loader]:
-        sides = (Split("train", 0.5), Split("validation", 0.5))
-        return [Loader(cache, global_batch_size=2, selection=side, **options) for side in sides]
+        return [
+            Loader(
+                cache,
+                global_batch_size=2,
+                selection=Where(f"n % 2 == {rest}", partial(leaves, rest), ["tokens"]),
+                **options,
+            )
+            for rest in range(2)
+        ]
 
     for seed in range(1, 6):
         with pytest.raises(RanksDisagree) as raised:

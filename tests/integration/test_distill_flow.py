@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.util
-import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -38,7 +37,7 @@ def prepared(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> I
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("flow")
     example.draw_images(folder / "images" / "shapes", 24, offset=len("shapes"))
-    (folder / "images" / "shapes" / "0000.json").write_text(json.dumps({"caption": ""}))
+    (folder / "images" / "shapes" / "0000.json").write_text("{}")
     example.build_caches(folder, 24)
     yield folder
     torch.set_num_threads(threads)

@@ -25,7 +25,7 @@ All of it is read in the threads of a loader. A cache of a mixture that lacks a 
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, runtime_checkable
@@ -505,12 +505,12 @@ _COLLATING_THREADS = 2  # a collate touches every value; reading alone keeps one
 class BatchKind:
     """The columns to read, the default number of threads, the bytes of a row, and how to make batches."""
 
+    targets: PackedTargets | None = field(default=None, kw_only=True)  # of packed tokens
     columns: tuple[str, ...]
     threads: int
     row_bytes: int
     collate: Collate | None
     maker: MakerFactory
-    targets: PackedTargets | None = None
 
 
 def batch_kind(
@@ -544,7 +544,8 @@ def batch_kind(
         if on_device:
             _refuse_on_device(labels, policy, loss_mask)
             stored = PackedTargets(None, (), pad_token(caches[0]), max_documents=max_documents, as_stored=True)
-            return _training(stored, caches, *beside(caches, columns or (), identify, features))
+            kind = _training(stored, caches, *beside(caches, columns or (), identify, features))
+            return replace(kind, targets=stored)
         usual = PackedTargets()
         targets = PackedTargets(
             usual.labels if labels == "auto" else labels,
@@ -554,13 +555,27 @@ def batch_kind(
             loss_mask,
             max_documents,
         )
-        return _training(targets, caches, *beside(caches, columns or (), identify, features))
+        kind = _training(targets, caches, *beside(caches, columns or (), identify, features))
+        return replace(kind, targets=targets)
     if on_device:
         raise ValueError("derive='device' applies to packed-token batches only; drop `columns` and `collate`")
     refuse_without_training(*only_packed)
     if collate is not None:
         return _collated(collate, caches, *beside(caches, columns or (), identify, features))
     return _plain(caches, *beside(caches, columns or default_columns(caches[0]), identify, features))
+
+
+def rank_facts(
+    targets: PackedTargets | None, columns: Sequence[str] | None, features: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return what batches have, as far as all ranks must agree on it."""
+    facts: dict[str, Any] = {"columns": sorted(columns or ()), "features": sorted(features or ())}
+    if targets is None:
+        return facts
+    derive = "device" if targets.as_stored else sorted(targets.derive)
+    train_on = None if targets.train_on is None else str(targets.train_on)
+    facts |= {"labels": targets.labels, "derive": derive, "max_documents": targets.max_documents}
+    return facts | {"train_on": train_on, "loss_mask": targets.loss_mask}
 
 
 def checked_derive(derive: Sequence[Derived] | Literal["device"] | None) -> tuple[Derived, ...] | None:
@@ -633,21 +648,7 @@ def _training(training: PackedTargets, caches: Sequence[Cache], further: tuple[s
 
     derived = 0 if training.as_stored else 1 + (training.labels is not None) + len(training.derive)
     row_bytes = batch_bytes(caches[0], (*PACKED_COLUMNS, *further), 1, derived=derived)
-    kind = _of_columns((*columns, *more.columns(caches)), caches, row_bytes + more.row_bytes, maker)
-    return replace(kind, targets=training)
-
-
-def rank_facts(
-    targets: PackedTargets | None, columns: Sequence[str] | None, features: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Return what batches have, as far as all ranks must agree on it."""
-    facts: dict[str, Any] = {"columns": sorted(columns or ()), "features": sorted(features or ())}
-    if targets is None:
-        return facts
-    derive = "device" if targets.as_stored else sorted(targets.derive)
-    train_on = None if targets.train_on is None else str(targets.train_on)
-    facts |= {"labels": targets.labels, "derive": derive, "max_documents": targets.max_documents}
-    return facts | {"train_on": train_on, "loss_mask": targets.loss_mask}
+    return _of_columns((*columns, *more.columns(caches)), caches, row_bytes + more.row_bytes, maker)
 
 
 def _in_place(

@@ -60,7 +60,7 @@ ForebayError
 │   └── WorkersFailed    worker processes exit during start-up
 ├── StateMismatch        a loader's state belongs to another cache, generation or order
 │   └── GenerationGone   the generation of the state is no longer published
-├── RanksDisagree        the ranks of a loader would read different rows
+├── RanksDisagree        the ranks of a loader would make different batches
 ├── RanksMissing         some ranks of a loader did not request a batch in time
 ├── AllTokensIgnored     an image has so little content that no token of it is kept
 ├── WindowTooLarge       a shuffle window does not fit the memory for decoded blocks
@@ -708,9 +708,9 @@ class RanksDisagree(ForebayError):
             for name, (first, rank, other) in differs.items()
         )
         super().__init__(
-            f"the ranks of this loader would read different rows: {shown}; open the same generation on every rank "
-            "(fb.open_cache(root, generation=…)), make the same loaders in the same order, and pass rank=0, "
-            "world_size=1 to a loader that only one rank has"
+            f"the ranks of this loader would make different batches: {shown}; open the same generation on every rank "
+            "(fb.open_cache(root, generation=…)), make the same loaders with the same arguments in the same order, and "
+            "pass rank=0, world_size=1 to a loader that only one rank has"
         )
 
 

@@ -11,6 +11,7 @@ Every command really runs, in a pseudo-terminal. The picture is what the termina
 
 import ast
 import fcntl
+import io
 import json
 import os
 import pty
@@ -105,7 +106,7 @@ def follow(page: str) -> None:
 
 
 def recording() -> Console:
-    return Console(record=True, width=WIDTH, file=open(os.devnull, "w"))
+    return Console(record=True, width=WIDTH, file=io.StringIO())
 
 
 def svg_of(console: Console, name: str) -> str:

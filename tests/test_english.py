@@ -75,8 +75,8 @@ def prose(path: Path) -> str:
 
 def hits(text: str) -> list[str]:
     """
-    >>> hits("'x' is not a size; it is held against its digest")
-    ['is not a size', 'held against']
+    >>> hits("'x' is no size; it is held against its digest")
+    ['is no size', 'held against']
     """
     flat = " ".join(text.split())
     return [found[0] for pattern in WORDS for found in pattern.finditer(flat)]

@@ -101,6 +101,9 @@ docs: $(VENV)-tools/.ready  ## the site, into site/; a warning is an error
 wheel: $(VENV)-tools/.ready  ## sdist and wheel, into dist/
 	rm -rf build dist src/forebay.egg-info/SOURCES.txt
 	$(VENV)-tools/bin/python -m build --outdir dist
+	@# auditwheel finds the oldest C library that the wheel runs with, and names the wheel by it: PyPI refuses linux_x86_64.
+	@if [ "$$(uname)" = Linux ]; then export PATH="$(CURDIR)/$(VENV)-tools/bin:$$PATH"; \
+		auditwheel repair --wheel-dir dist dist/*-linux_*.whl && rm dist/*-linux_*.whl; fi
 	$(VENV)-tools/bin/twine check --strict dist/*
 
 wheel-check: wheel  ## install the wheel in clean environments, with EXTRAS one by one, and try it
@@ -123,7 +126,7 @@ release:  ## a dry run: every check that a release needs, then what to type
 	@echo
 	@echo "forebay $(VERSION) is ready. Nothing was published. Type:"
 	@echo "  git tag -a v$(VERSION) -m 'forebay $(VERSION)' && git push origin v$(VERSION)"
-	@echo "  $(VENV)-tools/bin/twine upload dist/*"
+	@echo "  $(VENV)-tools/bin/twine upload dist/*    # beside the wheels that wheel.yml builds for macOS and ARM (dist-macos, dist-arm)"
 
 figures:  ## files, lines, repeated names, functions per file
 	$(PYTHON) tools/figures.py

@@ -92,7 +92,13 @@ def test_every_extra_is_tried_by_the_check_of_the_wheel() -> None:
     ],
 )
 def test_a_wheel_that_pypi_refuses_is_not_tried(tag: str, refused: bool) -> None:
-    check = [sys.executable, str(ROOT / "tools" / "check_wheel.py"), f"dist/forebay-0.1.0-{tag}.whl", "--extras", "none"]
+    check = [
+        sys.executable,
+        str(ROOT / "tools" / "check_wheel.py"),
+        f"dist/forebay-0.1.0-{tag}.whl",
+        "--extras",
+        "none",
+    ]
     ran = subprocess.run(check, capture_output=True, text=True, check=False)
     assert ran.returncode == 2
     assert ("PyPI refuses the tag 'linux_" in ran.stderr) is refused

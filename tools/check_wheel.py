@@ -2,8 +2,8 @@
 
     python tools/check_wheel.py dist/forebay-0.1.0-cp311-abi3-manylinux_2_17_x86_64.whl --extras core,tokens,images
 
-A wheel whose tag PyPI refuses is refused first. Prints one line per environment; exit code 1 where one fails. `--constraint` fixes the versions, without it they are the
-newest. An environment is removed before the next is made.
+A wheel whose tag PyPI refuses is refused first. Prints one line per environment; exit code 1 where one fails.
+`--constraint` fixes the versions, without it they are the newest. An environment is removed before the next is made.
 """
 
 import argparse
@@ -39,7 +39,9 @@ def refused_by_pypi(name: str) -> str:
     """Why PyPI refuses a wheel of this name, or '': a bare linux tag does not say which C library the wheel needs."""
     platforms = name.removesuffix(".whl").rpartition("-")[2].split(".")
     bare = [platform for platform in platforms if platform.startswith("linux_")]
-    return f"PyPI refuses the tag '{bare[0]}' of '{name}'; `make wheel` names it manylinux with auditwheel" if bare else ""
+    return (
+        f"PyPI refuses the tag '{bare[0]}' of '{name}'; `make wheel` names it manylinux with auditwheel" if bare else ""
+    )
 
 
 def works(wheel: Path, extra: str, constraint: Path | None) -> bool:

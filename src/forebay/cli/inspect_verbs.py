@@ -1,4 +1,4 @@
-"""`forebay info`, `status`, `gaps`, `verify`, `peek` and `view`: inspect a cache without changing it."""
+"""`forebay info`, `status`, `gaps`, `verify`, `peek`, `view` and `doctor`: inspect without changing anything."""
 
 import webbrowser
 from importlib import import_module
@@ -6,9 +6,9 @@ from typing import Any, get_args
 
 import click
 
-from forebay import api
+from forebay import api, installation
 from forebay.cache.catalog import read_cache_document
-from forebay.cache.records import Status
+from forebay.cache.records import DoctorReport, Status
 from forebay.cache.status import SHOWN_FAILURES, Depth
 from forebay.cli.maintain_verbs import source_like_before
 from forebay.cli.tier_verbs import through_tier
@@ -31,7 +31,7 @@ from forebay.preview.peek import PEEKED_ROWS, SHEET_ROWS
 from forebay.preview.peek import peek as peek_rows
 from forebay.preview.pictures import KIND as IMAGES
 from forebay.preview.pictures import draw_sheet, draw_taught, timed_layers
-from forebay.preview.words import command_line
+from forebay.preview.words import command_line, counted
 from forebay.read.cache import open_cache
 from forebay.store import open_store
 from forebay.teachers import Alignment, check_alignment
@@ -367,3 +367,24 @@ def _server(shown: list[Any], host: str | None, port: int) -> Any:
             f"cannot listen on {host or library.LOOPBACK}, port {port}: {error.strerror}; choose another --port, or 0 "
             "for a free one"
         ) from error
+
+
+@verb()
+@click.argument("cache", required=False, shell_complete=complete_folder)
+def doctor(cache: str | None) -> Finding | DoctorReport:
+    """Check the installation, the machine, the disk and, if one is named, a cache.
+
+    Lists versions, extras and the commands that install missing ones; CPU, memory and disk; whether credentials are
+    set, never their values. Tries a create-only write next to CACHE, or in this folder. Exits 1 if there is a problem,
+    each with the next command.
+
+    \b
+    Example: forebay doctor
+             forebay doctor caches/edu
+    """
+    report = installation.doctor(cache)
+    if not report.problems:
+        return report
+    first = report.problems[0]
+    names = ", ".join(check.name for check in report.problems)
+    return Finding(report, "ProblemsFound", f"{counted(len(report.problems), 'problem')}: {names}", first.command)

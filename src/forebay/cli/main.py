@@ -52,7 +52,7 @@ HOMES = {
     "rekey": "maintain_verbs:rekey",
     "warm": "tier_verbs:warm",
     "tier": "tier_verbs:tier",
-    "doctor": "doctor:doctor",
+    "doctor": "inspect_verbs:doctor",
     "demo": "demo:demo",
 }  # in the order of use
 

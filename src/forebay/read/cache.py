@@ -90,7 +90,7 @@ class RowId:
     row: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Origin:
     """Where a row came from: its place in the cache, its sample's id, and the parts of source files."""
 
@@ -102,6 +102,11 @@ class Origin:
     @property
     def files(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(part.file.path for part in self.parts))
+
+    def __repr__(self) -> str:
+        """The ranges of files, without what tells whether a file changed: times, inodes, digests."""
+        ranges = ", ".join(f"{part.file.path}[{part.start}:{part.stop}]" for part in self.parts)
+        return f"Origin(chunk={self.chunk}, row={self.row}, sample={self.sample!r}, parts=({ranges}))"
 
 
 class Cache:

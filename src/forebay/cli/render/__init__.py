@@ -9,7 +9,9 @@ from forebay.cache.records import (
     BuildReport,
     CleanReport,
     CopyReport,
+    DoctorReport,
     DropReport,
+    DryRun,
     Estimate,
     Gaps,
     ImportReport,
@@ -66,8 +68,6 @@ from forebay.cli.render.state import (
 from forebay.preview.row_records import (
     BundleReport,
     DemoReport,
-    DoctorReport,
-    DryRun,
     ImagePeek,
     ImageSheet,
     PackedPeek,

@@ -10,7 +10,9 @@ from forebay.cache.records import (
     BuildReport,
     CleanReport,
     CopyReport,
+    DoctorReport,
     DropReport,
+    DryRun,
     Estimate,
     ImportReport,
     Problem,
@@ -29,7 +31,7 @@ from forebay.preview.console import (
     stale_files,
     title,
 )
-from forebay.preview.row_records import DemoReport, DoctorReport, DryRun, TaughtSheet
+from forebay.preview.row_records import DemoReport, TaughtSheet
 from forebay.preview.words import command_line, counted, human_bytes, human_time, in_ranges, printable
 
 

@@ -113,7 +113,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"forebay.{name}")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'forebay' has no attribute '{name}'")
+    raise AttributeError(f"module 'forebay' has no attribute '{name}'", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

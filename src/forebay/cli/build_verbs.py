@@ -93,10 +93,11 @@ class KindGroup(Verbs):
             kind = kept_recipe(word, _layer_among(args)).kind
             return kind, self.get_command(ctx, kind), ["--from-cache", *args]
         known = self.list_commands(ctx)
-        meant = closest(word, known)
+        meant = None if os.path.exists(word) else closest(word, known)
         words = [known[0], *args] if meant is None else [meant, *args[1:]]
+        hint = "Did you mean" if meant else f"The kind of data ({', '.join(known)}) comes first"
         raise click.UsageError(
-            f"'{word}' is not a kind of data ({', '.join(known)}), a settings file or a cache. Did you mean: "
+            f"'{word}' is not a kind of data, a settings file or a cache. {hint}: "
             f"{command_line(str(ctx.info_name), *words)}",
             ctx,
         )

@@ -16,8 +16,11 @@ from forebay.cli.verb import (
     Finding,
     SizeType,
     cache_argument,
+    complete_added_layer,
+    complete_column,
     complete_file,
     complete_folder,
+    complete_layer,
     local_only,
     show_now,
     shown_progress,
@@ -108,7 +111,7 @@ def _has_problems(found: Status) -> bool:
 
 @verb()
 @cache_argument
-@click.option("--layer", help="Only show this layer.")
+@click.option("--layer", shell_complete=complete_layer, help="Only show this layer.")
 def gaps(cache: str, layer: str | None) -> Any:
     """Which chunks are missing, and which command builds them?
 
@@ -156,8 +159,10 @@ def verify(
 
     Lists bad chunks with layer, column, block and byte range, missing chunks, foreign files and stale sources. Exits 1
     if something is damaged or stale. --align compares teacher layers with their recipes and, if the teacher's files are
-    available, recomputes a few rows of each. Prints the id of the cache and the digest of its generation; --cache-id,
-    --min-generation and --digest detect a cache that was swapped or rolled back.
+    available, recomputes a few rows of each. --expect checks a fact of a layer: lune.dim is the width of the layer lune
+    (mid-block features of a UNet), sol.spatial the size of the maps in sol (its attention). Prints the id of the cache
+    and the digest of its generation; --cache-id, --min-generation and --digest detect a cache that was swapped or
+    rolled back.
 
     \b
     Example: forebay verify caches/edu --full
@@ -194,8 +199,20 @@ def verify(
     help="Number of rows, starting at row 0.  [default: 3; 24 with --png]",
 )
 @click.option("-r", "--row", "chosen", type=click.IntRange(min=0), multiple=True, help="Row to show (repeatable).")
-@click.option("--column", "columns", multiple=True, help="Column to show, of any layer (repeatable).")
-@click.option("--layer", "layers", multiple=True, help="Teacher layer to draw with --png (repeatable).")
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    shell_complete=complete_column,
+    help="Column to show, of any layer (repeatable).",
+)
+@click.option(
+    "--layer",
+    "layers",
+    multiple=True,
+    shell_complete=complete_added_layer,
+    help="Teacher layer to draw with --png (repeatable).",
+)
 @click.option(
     "--png",
     "sheet",
@@ -203,7 +220,11 @@ def verify(
     shell_complete=complete_file,
     help="Draw images with boxes and tags, or teacher features over timesteps.",
 )
-@click.option("--patch", type=click.IntRange(min=1), help="Patch size drawn with --png.  [16, if it divides the size]")
+@click.option(
+    "--patch",
+    type=click.IntRange(min=1),
+    help="Patch size drawn with --png.  [default: 16, if it divides the size]",
+)
 @click.option(
     "--source",
     "paths",
@@ -226,8 +247,8 @@ def peek(
 
     Packed tokens are shown as documents and padding; --column shows the ids, --json every token and the whole text.
     --source reads the source to show the names of documents. Images are drawn in shades; --png draws them to a file,
-    with the box outlined and ignored tokens in red. Teacher features are drawn over timesteps: features as strips,
-    statistics of Sol as lines, its maps as heat maps.
+    with the box outlined and ignored tokens in red. Teacher features are drawn over timesteps: mid-block features of a
+    UNet (lune) as strips, statistics of its attention (sol) as lines, attention maps as heat maps.
 
     \b
     Example: forebay peek caches/edu --row 17

@@ -81,14 +81,15 @@ TEACHER_OPTIONS: tuple[Decorator, ...] = (
         _GROUP,
         "--lune",
         param="lune",
-        help="UNet for mid-block features at every bucket; needs the layer of --clip. Others: --pipeline.",
+        help="UNet whose mid-block features, at every bucket, are the layer lune; needs the layer of --clip. For other "
+        "models, use --pipeline.",
     ),
     field_option(
         _UNET["unet"],
         _GROUP,
         "--sol",
         param="sol",
-        help=f"UNet for self-attention statistics, or '{GEOMETRIC}' for the closed form.",
+        help=f"UNet whose self-attention statistics are the layer sol, or '{GEOMETRIC}' for the closed form.",
     ),
     *(field_option(_UNET["weights"], _GROUP, f"--{name}-weights", param=f"{name}_weights") for name in ("lune", "sol")),
     field_option(_UNET["noise"], "Layer"),

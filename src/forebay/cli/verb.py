@@ -35,9 +35,9 @@ from forebay.preview.words import clear_first_sign, printable
 
 GROUPS = {
     "Source": "Source options",
-    "Recipe": "Recipe options (they define the cache: another value needs a new cache)",
+    "Recipe": "Recipe options (a new value needs a new cache)",
     "Teachers": "Teachers (each adds a layer)",
-    "Layer": "Layer options (they define the layers: another value needs --replace)",
+    "Layer": "Layer options (a new value needs --replace)",
     "Build": "Build options",
     "Options": "Options",
     "Output": "Output options",
@@ -270,6 +270,34 @@ def complete_file(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 def complete_folder(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(incomplete, type="dir")]
+
+
+def _complete_from_cache(
+    names: Callable[[Any], list[str]], ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete names that a cache on this machine has; a bucket is not asked, and a damaged cache offers nothing."""
+    root = ctx.params.get("cache") or next(
+        iter(ctx.args), ""
+    )  # click parses no argument while an option lacks its value
+    if not root or is_url(root):
+        return []
+    try:
+        found = names(import_module("forebay.api").summarize(root))
+    except (ForebayError, OSError):
+        return []
+    return [CompletionItem(name) for name in found if name.startswith(incomplete) and _SHELL_SAFE.fullmatch(name)]
+
+
+_SHELL_SAFE = re.compile(r"[\w.-]+")
+complete_layer = partial(_complete_from_cache, lambda summary: [layer.layer for layer in summary.layers])
+complete_added_layer = partial(
+    _complete_from_cache,
+    lambda summary: [layer.layer for layer in summary.layers if layer.layer != summary.base],
+)
+complete_column = partial(
+    _complete_from_cache,
+    lambda summary: [column.partition(":")[0] for layer in summary.layers for column in layer.columns],
+)
 
 
 class SizeType(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only

@@ -304,7 +304,7 @@ class Source(Protocol):
         return None
 
     def looking(self) -> Callable[[str], SourceFile]:
-        """`look` for somebody who looks at all files: a source may list them once for it."""
+        """Return a `look` for checking all files: a source may list them once for it."""
         return self.look
 
     def sample_ends(self, file: SourceFile) -> NDArray[np.uint64] | None:

@@ -221,7 +221,7 @@ def failed_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("build", "raw", source, "--into", tmp_path / "cache", "--workers", 1, code=1)
 
 
-@shows(errors.TooManyFailures, "30 of 60 samples failed, more than the 10.00% allowed here or when the cache was built")
+@shows(errors.TooManyFailures, "30 of 60 samples failed; the limit is 10.00%: see `forebay status ")
 def many_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     source = tmp_path / "a.jsonl"
     source.write_text("ab\n" * 30 + "a long line\n" * 30)

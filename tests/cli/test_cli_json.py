@@ -69,6 +69,9 @@ def test_an_error_has_its_type_its_message_and_what_is_known(tmp_path: Path):
     assert ran.error["type"] == "CacheNotFound"
     assert ran.error["details"] == {"root": str(root)}
     assert ran.err == f"forebay: {ran.error['message']}\n"
+    file = tmp_path / "part-0.jsonl"
+    file.touch()
+    assert "it is a file, and a cache is a folder" in run("status", file, code=1).err
     root, source = build_lines(tmp_path)
     ran = run("build", "raw", source, "--into", root, "--codec", "none", "--json", code=1)
     assert ran.error["type"] == "RecipeMismatch"

@@ -74,7 +74,7 @@ def test_a_row_has_every_column_and_is_counted_from_both_ends(everything: Any) -
 
 @pytest.mark.parametrize("number", [16, -17, 2**70, -(2**70)])
 def test_a_row_out_of_range_is_an_index_error_that_names_the_cache(everything: Any, number: int) -> None:
-    with pytest.raises(IndexError, match=rf"row {number} of 16 in 'memory'"):
+    with pytest.raises(IndexError, match=rf"there is no row {number}; 'memory' has 16 rows"):
         everything[0][number]
 
 

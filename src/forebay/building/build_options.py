@@ -27,7 +27,7 @@ from forebay.source import Failure, Source
 ENOUGH_SAMPLES = 16  # fewer samples that all failed say nothing about the others
 _MOST_CHARS = 300
 _ADVICE = {
-    "no-text": "name a field that the objects have as the text (text=…, --text …)",
+    "no-text": "set the text field to one of them (text=…, --text …)",
     "not-text": "name another field as the text (text=…, --text …)",
     "null": "name another field as the text (text=…, --text …)",
     "no-messages": "name the field that holds the messages (names={'messages': …}, --names messages=…)",
@@ -241,7 +241,9 @@ def worker_count(workers: int | None) -> int:
     if workers is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if not isinstance(workers, int) or workers < 0:
-        raise ValueError(f"workers is {workers!r}; give a whole number, 0 to work in this process, None: one per core")
+        raise ValueError(
+            f"workers must be 0 (this process), a positive number, or None (one per core); got {workers!r}"
+        )
     return max(1, workers)
 
 

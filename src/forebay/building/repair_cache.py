@@ -219,7 +219,7 @@ def _copied_generation(means: RepairInputs, copy: Store, here: Generation | None
 
 
 def _check_begun(store: Store) -> None:
-    """Where nothing is published, there is nothing to repair by: say so before a build says "repair"."""
+    """Raise if nothing is published and the index is damaged: repair needs a generation."""
     damaged = [key for key, problem in _begun_problems(store).items() if problem is not None]
     is_cache = holds(store, layout.CACHE) or any(any(store.entries(folder)) for folder in (layout.PLAN, layout.LAYERS))
     if damaged and is_cache:  # another folder must never be said to be deleted

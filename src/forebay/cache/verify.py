@@ -136,7 +136,7 @@ def newest_sound(store: Store, *, past_refused: bool = False) -> tuple[Generatio
 
 
 def _is_not_of(store: Store, generation: Generation, newer: Generation | None) -> str:
-    """Why a generation is not of the cache that it lies in, empty where it is.
+    """Return why a generation belongs to another cache, or ''.
 
     Beside a newer one, the ids tell. Of the newest itself the files tell: it is another cache's where `cache.json` has
     not its id, and neither the plan nor most of the first chunks are what it lists.

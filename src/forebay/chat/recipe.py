@@ -101,9 +101,7 @@ class ChatRecipe(
         dict[str, Any],
         Meta(description="Further variables of the template: enable_thinking=false.", extra={"format": "values"}),
     ] = {}
-    date: Annotated[
-        str | None, Meta(description="Date that a template gets when it asks for today's, such as 2026-01-31.")
-    ] = None
+    date: Annotated[str | None, Meta(description="Date to use as today in templates, such as 2026-01-31.")] = None
     sequence_length: Annotated[int, Meta(ge=1, le=MOST_TOKENS, description="Tokens per row.")] = 2048
     long: Annotated[
         Literal["error", "drop", "truncate"],
@@ -123,7 +121,7 @@ class ChatRecipe(
     ] = "keep"
     history: Annotated[
         Literal["split", "error"],
-        Meta(description="How to treat conversations of which the template changes earlier turns."),
+        Meta(description="How to treat conversations whose earlier turns the template rewrites."),
     ] = "split"
     generation: Annotated[
         Literal["check", "ignore"], Meta(description="Whether generation blocks of the template must match.")

@@ -29,7 +29,7 @@ from click.shell_completion import BashComplete, CompletionItem, FishComplete, Z
 
 import forebay
 from forebay.cli.legacy import naming_places
-from forebay.cli.verb import HELP_WIDTH, Verbs, error_document, say, say_error, show_error
+from forebay.cli.verb import HELP_WIDTH, Verbs, error_document, say, say_error, show_error, wanted_width
 from forebay.errors import BuildStopped, ForebayError, closest
 from forebay.preview.words import clear_first_sign, harmless, printable
 
@@ -266,8 +266,9 @@ def _suggest_option(error: click.NoSuchOption) -> None:
 
 
 def _help_width() -> int:
-    """The width of help: that of the terminal if it is narrower than `HELP_WIDTH`."""
-    return min(HELP_WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else HELP_WIDTH
+    """The width of help: that of the terminal, or of COLUMNS, if it is narrower than `HELP_WIDTH`."""
+    wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else wanted_width() or HELP_WIDTH
+    return min(HELP_WIDTH, wide)
 
 
 def _stop(number: int, frame: object) -> NoReturn:

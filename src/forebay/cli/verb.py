@@ -11,6 +11,7 @@ would execute. In JSON they become \\uXXXX, which reads back as the same text.
 
 import errno
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -218,6 +219,7 @@ def field_option(field: Field, group: str, *flags: str, **others: Any) -> Decora
         metavar=_metavar(field),
         multiple=field.is_repeated,
         callback=partial(_joined, field),
+        hidden=len(field.choices) == 1,  # there is nothing to choose
         shell_complete=partial(complete_field, field),
         **others,
     )
@@ -427,10 +429,16 @@ def _print_json(document: Any) -> None:
 
 
 def _print_text(record: Any) -> None:
-    console = console_for(sys.stdout)
+    console = console_for(sys.stdout, wanted_width())
     with console.capture() as picture:
         console.print(import_module("forebay.cli.render").draw(record))
     click.echo("\n".join(line.rstrip() for line in picture.get().splitlines()), color=True)
+
+
+def wanted_width() -> int | None:
+    """The width that COLUMNS asks for, also in a pipe."""
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) else None
 
 
 def _as_json(record: Any) -> str:

@@ -42,8 +42,8 @@ class SafeConsole(Console):
             yield segment if segment.control else Segment(harmless(segment.text), segment.style)
 
 
-def console_for(stream: Any) -> Console:
-    wide = None if stream.isatty() else _PIPE_WIDTH
+def console_for(stream: Any, width: int | None = None) -> Console:
+    wide = None if stream.isatty() else width or _PIPE_WIDTH
     return SafeConsole(file=stream, width=wide, highlight=False, emoji=False, markup=False)
 
 

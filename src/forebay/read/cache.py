@@ -628,7 +628,7 @@ class Cache:
         """A row's number; negative ones count from the end."""
         count, number = len(self), operator.index(row)
         if not -count <= number < count:
-            raise IndexError(f"row {number} of {count:,} in '{self.root}'")
+            raise IndexError(f"there is no row {number}; '{self.root}' has {count:,} rows")
         return number % count
 
     def _row_numbers(self, rows: ArrayLike) -> NDArray[np.int64]:
@@ -646,7 +646,7 @@ class Cache:
 
     def _no_row(self, numbers: NDArray[np.int64]) -> IndexError:
         wrong = numbers[(numbers < 0) | (numbers >= len(self))][0]
-        return IndexError(f"row {wrong} of {len(self):,} in '{self.root}'")
+        return IndexError(f"there is no row {wrong}; '{self.root}' has {len(self):,} rows")
 
     def _check_slices(
         self, columns: Sequence[str], numbers: NDArray[np.int64], firsts: NDArray[np.int64], length: int
@@ -856,7 +856,7 @@ def _reopen(store: Store, generation: int, layers: tuple[str, ...], options: Opt
 
 
 def _identify(store: Store, generation: Generation) -> None:
-    """Spare a tier the request for `cache.json`."""
+    """Pass the cache id to the tier, so that it need not read `cache.json`."""
     if isinstance(store, TieredStore):
         store.identify(generation.document.cache_id)
 

@@ -259,7 +259,7 @@ class ObjectStore(Store):
         return ObjectStore, self._arguments()
 
     def _arguments(self) -> tuple[str, bool]:
-        """By which another process opens this store, and does not probe it again."""
+        """Return constructor arguments for another process: the address, and whether it was probed already."""
         if self.scheme == "memory":
             raise TypeError("memory:// lives in one process and cannot be sent to another; use a bucket, or workers=0")
         return self.address, self.address in _honours_conditions

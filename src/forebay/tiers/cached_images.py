@@ -495,7 +495,7 @@ class CachedImages:
         places = [operator.index(index) for index in indices]
         for place in places:
             if not -count <= place < count:
-                raise IndexError(f"sample {place} of {count:,} in {self!r}")
+                raise IndexError(f"there is no sample {place}; {self!r} has {count:,} samples")
         return [place % count for place in places]
 
 

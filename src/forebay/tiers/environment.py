@@ -71,7 +71,7 @@ class Handle:
             raise TierDamaged(self._path, f"its file has {size:,} bytes")
 
     def release(self) -> None:
-        """Have nothing of LMDB's open; nobody else may open or remove the files for all that."""
+        """Close LMDB but keep the lock: nobody else may open or remove the files."""
         with suppress(TierDamaged):
             self.check_length()
             self._map_bytes = int(self.lmdb.info()["map_size"])
@@ -554,7 +554,7 @@ class Environment:
         self._gate.open()
 
     def forget(self) -> None:
-        """After a fork, in the child: this is closed. A thread that is not here may have had the gate in its hands."""
+        """Close this in the child of a fork, with a new gate: another thread may have held the old one at the fork."""
         self.close.detach()
         self._handle.forget()
         self._gate = Gate()

@@ -137,7 +137,7 @@ class CacheDataset(Dataset[Row]):
         places = np.array([operator.index(index) for index in indices], np.int64)
         wrong = places[(places < -count) | (places >= count)]
         if len(wrong):
-            raise IndexError(f"row {wrong[0]} of {count:,} in {self!r}")
+            raise IndexError(f"there is no row {wrong[0]}; {self!r} has {count:,} rows")
         places %= count
         return places if self._selection is None else self._selection.rows(places)
 

@@ -70,7 +70,7 @@ def taught_row(shown: ShownCache, query: Query) -> TaughtRow:
         raise BadQuery(f"'layer' must be one of {', '.join(further_layers(cache)) or 'none'} (got {layer[:80]!r})")
     row, t = query.whole("row", 0), query.share("t", 0.5)
     if row >= len(cache):
-        raise IndexError(f"row {row} of {len(cache):,} in '{cache.root}'")
+        raise IndexError(f"there is no row {row}; '{cache.root}' has {len(cache):,} rows")
     bits = presence_name(layer)
     present = bool(np.asarray(cache.read([row], [bits])[bits])[0])
     columns, buckets, low, alpha = _columns(cache, layer, row, t, present)

@@ -3,11 +3,14 @@
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from forebay.cache.records import (
     GONE,
     BuildReport,
+    Check,
     CleanReport,
     CopyReport,
     DoctorReport,
@@ -61,7 +64,7 @@ def _phases(report: BuildReport) -> Iterator[str]:
     """The seconds of each phase; writing is a sum over workers, so it is not a part of the time that passed."""
     for phase in ("listing", "planning", "making", "writing", "publishing"):
         if phase in report.phases:
-            summed = " (summed over workers, beside making)" if phase == "writing" else ""
+            summed = " (all workers, overlaps building)" if phase == "writing" else ""
             yield f"{phase} {human_time(report.phases[phase])}{summed}"
 
 
@@ -80,7 +83,7 @@ def _made_tokens(report: BuildReport) -> str:
         return ""
     used = report.figures.get("utilization")
     tokens = _of_cache(report.made_statistics.get("tokens", 0), report.statistics["tokens"])
-    parts = [tokens, f"{used:.2%} of the places" if isinstance(used, float) else ""]
+    parts = [tokens, f"{100 * used:.1f} % of positions used" if isinstance(used, float) else ""]
     parts.append(str(report.figures.get("tokens_stored", "")))
     speed = report.tokens_per_second
     return ", ".join(filter(None, [*parts, f"{speed:,.0f} per second" if speed else ""]))
@@ -362,11 +365,20 @@ def draw_doctor(report: DoctorReport) -> RenderableType:
     parts: list[RenderableType] = []
     for group in dict.fromkeys(check.group for check in report.checks):
         parts.append(Text(group, style="bold"))
-        for check in (check for check in report.checks if check.group == group):
-            parts.append(
-                Text.assemble("  ", _MARKS[check.state], f" {printable(check.name)}  {printable(check.detail)}")
-            )
-            parts += [Text.assemble("      ", (printable(check.command), "cyan"))] if check.command else []
+        parts.append(_check_grid([check for check in report.checks if check.group == group]))
     bad = len(report.problems)
     parts.append(Text(counted(bad, "problem") if bad else "no problem found", style="bold red" if bad else "green"))
     return Group(*parts)
+
+
+def _check_grid(checks: list[Check]) -> RenderableType:
+    """A mark, a name and a detail in aligned columns; a long detail continues below itself."""
+    grid = Table.grid(padding=(0, 1))
+    for is_whole in (True, True, False):
+        grid.add_column(no_wrap=is_whole, overflow="fold")
+    for check in checks:
+        sign, style = _MARKS[check.state]
+        grid.add_row(Text(sign, style=style), printable(check.name), printable(check.detail))
+        if check.command:
+            grid.add_row("", "", Text(printable(check.command), style="cyan"))
+    return Padding(grid, (0, 0, 0, 2), expand=False)

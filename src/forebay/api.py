@@ -81,6 +81,8 @@ def _reporting(verb: Callable[P, R]) -> Callable[P, R]:
     @wraps(verb)
     def reporting(*args: P.args, **kwargs: P.kwargs) -> R:
         show, passed = cast(ShowProgress, kwargs.pop("progress", None)), kwargs.get("on_progress")
+        if not (show is None or isinstance(show, bool) or callable(show)):
+            raise TypeError(f"progress must be True, False, None or a function (got {show!r})")
         calls = [cast(OnProgress, call) for call in (passed, show) if callable(call)]
         with ExitStack() as ending:
             if show is True or (show is None and not calls and _is_watched()):

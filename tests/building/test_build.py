@@ -497,6 +497,13 @@ def test_what_is_given_by_mistake_is_refused_before_anything_is_written(tmp_path
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.parametrize("progress", ["yes", 1, []])
+def test_progress_that_is_neither_a_choice_nor_a_function_is_refused(tmp_path, file, progress):
+    with pytest.raises(TypeError, match=r"progress must be True, False, None or a function \(got "):
+        fb.build(tmp_path / "cache", fb.sources.lines(file), ObedientRecipe(), progress=progress)
+    assert not (tmp_path / "cache").exists()
+
+
 @pytest.mark.parametrize("what", ["garbage", "empty", "folder", "dangling link", "another chunk", "huge statistic"])
 def test_an_unlisted_file_that_is_no_sound_chunk_does_not_stop_a_build(tmp_path, what):
     source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(4)))

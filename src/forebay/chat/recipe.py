@@ -46,7 +46,7 @@ from forebay.masks.train_on import GENERATED, KINDS, ROLES, SPAN_FIELDS
 from forebay.recipe import ChunkTarget, RecipeHooks, RecipeMeta, Rows, canonical_json, check_fields
 from forebay.source import BatchedSamples, Failure, Sample, SampleBatch
 from forebay.tokens.packing import MAX_UNCUT_BYTES
-from forebay.tokens.recipe import BLOCK_TOKENS, MOST_TOKENS, text_identity, token_figures
+from forebay.tokens.recipe import BLOCK_TOKENS, MOST_TOKENS, check_token_ids, text_identity, token_figures
 from forebay.tokens.vocabulary import (
     CONSTANT,
     ENCODERS,
@@ -148,6 +148,7 @@ class ChatRecipe(
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_token_ids(pad=self.pad)
         known = [each for each in FieldNames.__dataclass_fields__ if each not in ("format", "thinking", "roles")]
         if unknown := [name for name in self.names if name not in known]:
             raise RecipeInvalid(f"names must map only {', '.join(known)} (got {unknown[0]!r})")

@@ -150,7 +150,7 @@ def build(
 
 
 def build_layers(
-    root: Root, recipes: Mapping[str, AnyRecipe], *, replace: Collection[str] = (), **terms: Any
+    root: Root, recipes: Mapping[str, AnyRecipe], *, replace: Collection[str] = (), **options: Any
 ) -> list[BuildReport]:
     """Add several layers, by name, one after the other: each is complete before the next begins.
 
@@ -164,7 +164,7 @@ def build_layers(
         raise ValueError(f"replace must name layers that are built (got {', '.join(sorted(unknown))})")
     if replace:
         replace_layers(open_store(root), {layer: recipes[layer] for layer in replace})
-    return [build(root, None, recipe, layer=layer, **terms) for layer, recipe in recipes.items()]
+    return [build(root, None, recipe, layer=layer, **options) for layer, recipe in recipes.items()]
 
 
 @_reporting

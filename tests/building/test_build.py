@@ -567,8 +567,8 @@ class KeepsAll:
         return True
 
 
-@pytest.mark.parametrize("sieve", [None, KeepsAll()])
-def test_a_sample_that_was_taken_is_not_held_by_what_reads_the_next(sieve):
+@pytest.mark.parametrize("duplicates", [None, KeepsAll()])
+def test_a_sample_that_was_taken_is_not_held_by_what_reads_the_next(duplicates):
     """It may be a document of 64 MiB, which is 256 MiB as text with one wide character in it."""
 
     class Texts:
@@ -577,7 +577,7 @@ def test_a_sample_that_was_taken_is_not_held_by_what_reads_the_next(sieve):
             for name in "ab":
                 yield fb.Sample(name, Text(name))
 
-    samples = ChunkSamples(Texts(), [None], sieve)
+    samples = ChunkSamples(Texts(), [None], duplicates)
     taken = samples.batches()
     for name in "ab":
         sample = next(taken)

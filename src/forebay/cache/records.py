@@ -65,7 +65,7 @@ def _cell(value: object) -> str:
 
 
 class Progress(Record, frozen=True, kw_only=True):
-    """A moment in a long job."""
+    """How far a long job is."""
 
     phase: Literal["planning", "building", "repairing", "waiting", "publishing", "verifying", "copying", "warming"]
     done: int

@@ -33,7 +33,7 @@ from forebay.preview.peek import KINDS as PACKED
 from forebay.preview.peek import PEEKED_ROWS, SHEET_ROWS
 from forebay.preview.peek import peek as peek_rows
 from forebay.preview.pictures import KIND as IMAGES
-from forebay.preview.pictures import draw_sheet, draw_taught, timed_layers
+from forebay.preview.pictures import draw_features, draw_sheet, timed_layers
 from forebay.preview.words import command_line, counted
 from forebay.read.cache import open_cache
 from forebay.store import open_store
@@ -257,10 +257,10 @@ def peek(
     """
     opened = open_cache(through_tier(cache))
     kind = opened.recipe(opened.generation.base).kind
-    taught = layers or (timed_layers(opened) if kind != IMAGES else ())
+    drawn_layers = layers or (timed_layers(opened) if kind != IMAGES else ())
     if layers and not sheet:
         raise click.UsageError("--layer needs --png FILE; use --column to show values.")
-    if (sheet and kind != IMAGES and not taught) or (patch and kind != IMAGES):
+    if (sheet and kind != IMAGES and not drawn_layers) or (patch and kind != IMAGES):
         raise click.UsageError(
             f"--png draws images and timed teacher layers, and --patch is for images; '{cache}' has {kind}: "
             "leave them out."
@@ -271,9 +271,9 @@ def peek(
         raise click.UsageError("--patch needs --png FILE, and draws images only.")
     if paths and kind not in PACKED:
         raise click.UsageError(f"--source is for packed tokens; '{cache}' has {kind}.")
-    rows = _rows(cache, len(opened), count or (SHEET_ROWS if sheet and not taught else PEEKED_ROWS), chosen)
-    if sheet and taught:
-        return draw_taught(opened, rows, taught, sheet)
+    rows = _rows(cache, len(opened), count or (SHEET_ROWS if sheet and not drawn_layers else PEEKED_ROWS), chosen)
+    if sheet and drawn_layers:
+        return draw_features(opened, rows, drawn_layers, sheet)
     if sheet:
         try:
             return draw_sheet(opened, rows, sheet, patch)

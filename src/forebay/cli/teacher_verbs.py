@@ -225,7 +225,7 @@ def _base_prompts(base: RecipeDocument) -> dict[str, Any]:
     return {"prompt_column": "metadata", "prompt_key": CAPTION} if base.kind == "images" else {}
 
 
-_TERMS = ("start_chunk", "end_chunk", "mode", "max_failures")
+_BUILD_OPTIONS = ("start_chunk", "end_chunk", "mode", "max_failures")
 _ENGINE = ("engine", "address", "num_cpus", "num_gpus")
 
 
@@ -242,18 +242,18 @@ def _build(cache: str, dry_run: bool, replace: tuple[str, ...], **flags: Any) ->
              forebay build teachers caches/art --pipeline flux --noise noised --dtype bfloat16
     """
     passed = passed_flags(flags)
-    terms = {name: passed.pop(name) for name in _TERMS if name in passed}
+    options = {name: passed.pop(name) for name in _BUILD_OPTIONS if name in passed}
     if engine := {name: passed.pop(name) for name in _ENGINE if name in passed}:
-        terms["engine"] = engine_of(BuildSettings(**engine))
-    terms["begin_at"] = place_in_plan(os.environ)
-    with checked_range(terms.get("start_chunk"), terms.get("end_chunk")):
+        options["engine"] = engine_of(BuildSettings(**engine))
+    options["begin_at"] = place_in_plan(os.environ)
+    with checked_range(options.get("start_chunk"), options.get("end_chunk")):
         recipes = teacher_recipes(cache, passed)
         if unknown := set(replace) - recipes.keys():
             raise click.UsageError(f"--replace {min(unknown)}: this command builds {', '.join(recipes)}.")
         if dry_run:
             return _estimated(cache, recipes, None)
         with shown_progress() as on_progress:
-            return api.build_layers(cache, recipes, replace=replace, on_progress=on_progress, **terms)
+            return api.build_layers(cache, recipes, replace=replace, on_progress=on_progress, **options)
 
 
 def _estimate(cache: str, rows: int | None, held_out: int, **flags: Any) -> Any:
@@ -301,7 +301,7 @@ build_teachers = verb("teachers")(
         _build,
         cache_argument,
         *TEACHER_OPTIONS,
-        *struct_options(BuildSettings, "Build", *_TERMS, *_ENGINE),
+        *struct_options(BuildSettings, "Build", *_BUILD_OPTIONS, *_ENGINE),
         source_option,
         click.option(
             "--replace",

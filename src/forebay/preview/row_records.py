@@ -113,7 +113,7 @@ class ImageSheet(Record, frozen=True, kw_only=True):
     drawn: tuple[int, ...]
 
 
-class TaughtSheet(Record, frozen=True, kw_only=True):
+class FeatureSheet(Record, frozen=True, kw_only=True):
     """A drawing of teacher features over timesteps; `absent` has the rows that a layer lacks."""
 
     root: str

@@ -539,7 +539,7 @@ class Environment:
     def sync(self) -> None:
         self._asked(partial(lmdb.Environment.sync, force=True))
 
-    def let_go_of_dead_readers(self) -> int:
+    def clear_dead_readers(self) -> int:
         """How many places in the table of readers belonged to processes that are gone."""
         return int(self._asked(lmdb.Environment.reader_check))
 
@@ -588,7 +588,7 @@ class Environment:
                     self._handle.lmdb.set_mapsize(0)
             except lmdb.ReadersFullError:
                 self._gate.leave()
-                if not self.let_go_of_dead_readers():
+                if not self.clear_dead_readers():
                     raise
             except BaseException:
                 self._gate.leave()
@@ -597,7 +597,7 @@ class Environment:
 
     def _check(self) -> None:
         """Whether the file is one that forebay made, and whole. A new one is labelled as such."""
-        self.dead_readers = self.let_go_of_dead_readers()
+        self.dead_readers = self.clear_dead_readers()
         used, size = self.used_bytes, file_bytes(self.path)  # in this order: another process may be adding pages
         if size < used:
             raise TierDamaged(self.path, f"its file has {size:,} bytes of {used:,}")

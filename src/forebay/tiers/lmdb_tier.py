@@ -158,7 +158,7 @@ class Writer:
             try:
                 return self._commit(batch)
             except lmdb.MapFullError:
-                self._environment.let_go_of_dead_readers()  # they may have held pages that nobody reads any more
+                self._environment.clear_dead_readers()  # they may have held pages that nobody reads any more
                 if not self._environment.grow(self.max_bytes):
                     raise
 

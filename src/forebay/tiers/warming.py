@@ -259,7 +259,7 @@ def summarize_tier(path: str) -> TierSummary:
     shares: dict[str, Counter[str]] = {}
     tagged = unreadable = 0
     with _opened(path) as environment:
-        dead = environment.dead_readers + environment.let_go_of_dead_readers()
+        dead = environment.dead_readers + environment.clear_dead_readers()
         environment.check()
         for _, size, head, problem in _values(environment, _HEAD_BYTES):
             try:

@@ -34,7 +34,7 @@ from forebay.preview.console import (
     stale_files,
     title,
 )
-from forebay.preview.row_records import DemoReport, TaughtSheet
+from forebay.preview.row_records import DemoReport, FeatureSheet
 from forebay.preview.words import command_line, counted, human_bytes, human_time, in_ranges, printable
 
 
@@ -340,7 +340,7 @@ def _todo(run: DryRun) -> str:
     return f"{counted(len(run.missing), 'chunk')} of {run.planned:,} planned: {in_ranges(run.missing)}"
 
 
-def draw_taught_sheet(sheet: TaughtSheet) -> RenderableType:
+def draw_feature_sheet(sheet: FeatureSheet) -> RenderableType:
     head = title(sheet.root, f"generation {sheet.generation}", counted(sheet.rows, "row"))
     drawn = f"{printable(sheet.path)}, {counted(len(sheet.drawn), 'row')} of {', '.join(sheet.layers)}"
     absent = [(f"absent from {layer}", ", ".join(map(str, rows))) for layer, rows in sheet.absent.items()]

@@ -36,7 +36,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt src/forebay/_native.c src/forebay/i
 		$(BIN)/python tools/install.py --constraint constraints.txt --editable '.[dev]'; installed=$$?; wait; exit $$installed
 	@touch $@ $(VENV)/.core
 
-# The site and the release have an environment of their own: `make test` needs neither, and installs neither.
+# The site and the release have a separate environment: `make test` needs neither, and installs neither.
 $(VENV)-tools/.ready: pyproject.toml constraints.txt
 	@echo "==> installing the tools of 'make docs' and 'make release' into $(VENV)-tools"
 	$(PYTHON) -m venv $(VENV)-tools

@@ -289,7 +289,7 @@ def _compare_with_disk(
     """Say before the work starts that the disk cannot hold it; part of it may be all that is wanted."""
     free, total = store.free_bytes(), sum(map(source.weight, files))
     needed = round(trial.scaled(trial.stored_bytes, total))
-    if free and needed > free:  # what has none at all is no disk, or says so at once
+    if free and needed > free:  # what has none at all is not a disk, or says so at once
         on_note(
             f"about {needed:,} bytes are needed at '{store.address}', {free:,} are free: the build will stop when the "
             f"disk is full; make room, or build a range of chunks"

@@ -295,7 +295,7 @@ class Status(Record, frozen=True, kw_only=True):
     source_checked: bool
     new: tuple[str, ...] = ()  # source files that a pattern of the cache names and no chunk is planned from
     source_note: str = ""  # why the source was not checked
-    unreadable: dict[str, str] = {}  # source files that were passed over -> why
+    unreadable: dict[str, str] = {}  # source files that were skipped -> why
     refreshable: bool = True  # False where `refresh` refuses, as the plan leaves out duplicates
     foreign: tuple[str, ...] = ()  # files that are not of this cache, which are left alone
 

@@ -367,7 +367,7 @@ class SourceDigests:
             try:
                 return open_chunk(self._store, self._layer, known).source_sums()
             except Damaged:
-                return []  # what it was made from cannot be told any more; verify reports the chunk itself
+                return []  # what it was made from is unknown; verify reports the chunk itself
         record = sound_record(self._store, self._layer, chunk, int(self._revisions[chunk]))
         return open_chunk(self._store, self._layer, record).source_sums() if record else []
 

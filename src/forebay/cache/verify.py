@@ -114,7 +114,7 @@ def newest_sound(store: Store, *, past_refused: bool = False) -> tuple[Generatio
             refused, problem = refused or error, error.problem
         except Damaged as error:
             if isinstance(error, FormatTooNew) and is_whole(load_index(store, key)):
-                raise  # it is sound, and of a newer forebay, which alone may judge it
+                raise  # it is sound, and of a newer forebay: only that can check it
             problem = problem_of(error)
         if problem:
             bad.append(Problem(key=key, problem=problem))

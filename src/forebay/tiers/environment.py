@@ -36,7 +36,7 @@ EMPTY_IT = "choose another folder, or empty this one"
 WRITABLE = "its locks are files, also for readers: make it writable, or choose another folder"
 MARK_KEY = b"forebay"
 KEY_CHECK = b"forebay.key"  # what the FOREBAY_HMAC_KEY of the tier makes of a constant
-_BEGIN = b'{"__metadata__":{"forebay"'  # of a value of ours
+_BEGIN = b'{"__metadata__":{"forebay"'  # of a value of forebay
 _DATA, _LOCK, _USERS = "data.mdb", "lock.mdb", "users"
 _LOCK_BYTES = 64 << 10  # a thousand readers
 

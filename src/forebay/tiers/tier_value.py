@@ -42,7 +42,7 @@ from forebay.recipe import RowRecipe, canonical_json, versions_of
 from forebay.source import Annotated, Failure, Part, Sample, Source, SourceFile, settling_seconds
 
 Row = dict[str, Array]
-KEY_BYTES = 16  # of the key of a value; the keys of a tier's two marks are shorter
+KEY_BYTES = 16  # of the key of a value; the keys of a tier's two flags are shorter
 ALIGNMENT = 8
 MOST_BYTES = 1 << 40  # of a tensor
 MAX_HEADER_BYTES = 16 << 10
@@ -278,7 +278,7 @@ class TierSummary(msgspec.Struct, frozen=True, kw_only=True):
     file_bytes: int
     free_bytes: int  # of the file, for values to come
     map_bytes: int
-    dead_readers: int  # were found in the table, and let go
+    dead_readers: int  # were found in the table, and released
     recipes: tuple[RecipeShare, ...]
     unreadable: int  # values whose header says nothing; `forebay tier verify` says more
 
@@ -336,7 +336,7 @@ class WarmReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CheckSource = Literal["read", "open"]
-# What is the matter with a sample itself; trouble with the disk, or with this process, says nothing about samples.
+# Errors of a sample itself; an error of the disk, or of this process, says nothing about samples.
 _OF_ONE_SAMPLE = (FileNotFoundError, NotADirectoryError, PermissionError, SourceUnreadable)
 _PLACES = ("root", "patterns", "manifest")  # where a source is; samples are named relative to it
 _CHOICES = ("labels", "max_sample_bytes")  # what is read of a file beside its pixels, and whether it is read

@@ -250,7 +250,7 @@ def _silent(progress: Progress) -> None:
     pass
 
 
-_HEAD_BYTES = 64 << 10  # no header of ours is longer
+_HEAD_BYTES = 64 << 10  # no header of forebay is longer
 _AT_ONCE = 64
 
 

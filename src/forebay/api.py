@@ -52,7 +52,7 @@ from forebay.cache.records import (
 from forebay.cache.status import SHOWN_FAILURES, Depth, cache_status, find_gaps, summarize_cache
 from forebay.cache.verify import newest_sound, verify_generation
 from forebay.engine.base import Engine
-from forebay.errors import RecipeMismatch, TierUnusable, UnknownKind
+from forebay.errors import RecipeMismatch, TierUnusable, UnknownKind, choice_error
 from forebay.feeding.chunk_ahead import estimate_remote as feeding_estimate
 from forebay.feeding.chunk_ahead import warm_tier
 from forebay.fields import as_bytes
@@ -295,7 +295,7 @@ def status(
     With `depth="index"` no chunk is opened and the source is not asked: a cache of any size can be polled.
     """
     if depth not in get_args(Depth):
-        raise ValueError(f"depth is {depth!r}; one of {', '.join(map(repr, get_args(Depth)))} is expected")
+        raise choice_error("depth", depth, get_args(Depth))
     store = open_store(root)
     read_cache_document(store)
     snapshot = Snapshot.take(store, below="")
@@ -506,7 +506,7 @@ def copy(
 ) -> CopyReport:
     """Copy what the newest generation lists, every chunk checked on the way."""
     if isinstance(destination, str | os.PathLike) and os.path.isfile(destination):
-        raise NotADirectoryError(errno.ENOTDIR, "there is a file, and a cache is a folder", os.fspath(destination))
+        raise NotADirectoryError(errno.ENOTDIR, "it is a file, and a cache is a folder", os.fspath(destination))
     return copy_cache(open_store(root), open_store(destination), on_progress or silent)
 
 
@@ -516,7 +516,7 @@ def layer_name(recipe: AnyRecipe) -> str:
 
 
 def _with_figures(summary: Summary) -> Summary:
-    """What each layer's kind, if it is installed, derives from the sums over its chunks."""
+    """Return the summary with the figures that each layer's kind, if installed, derives from its statistics."""
     layers = tuple(
         msgspec.structs.replace(layer, figures=_derived(layer, lambda hooks: hooks.figures)) for layer in summary.layers
     )

@@ -230,7 +230,7 @@ class AnnotatedRecipe(Protocol):
         ...
 
     def refreshed(self, before: Iterable[Mapping[str, Array]], after: Iterable[Mapping[str, Array]]) -> tuple[str, ...]:
-        """What there is to say of rows that were made again."""
+        """Return notes about rows that were made again, for the report of `refresh`."""
         ...
 
 

@@ -292,7 +292,7 @@ class Source(Protocol):
         return self
 
     def is_walked(self) -> bool:
-        """Whether `listing` may look for its files. It may not where only a cache, maybe a stranger's, names them."""
+        """Whether `listing` may search for files; False if only a cache, maybe a stranger's, names them."""
         return True
 
     def without_gone(self) -> Self:
@@ -300,7 +300,7 @@ class Source(Protocol):
         return self
 
     def workers(self) -> int | None:
-        """Processes that make chunks from it unless the caller or the recipe says; 0: the calling one."""
+        """The number of worker processes, unless the caller or the recipe sets it; 0: the calling process."""
         return None
 
     def looking(self) -> Callable[[str], SourceFile]:

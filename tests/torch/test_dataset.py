@@ -192,5 +192,5 @@ print(sorted(int(row[0]) for batch in batches for row in np.asarray(batch["token
 
 
 def test_names_are_a_dict(tokens: fb.Cache) -> None:
-    with pytest.raises(TypeError, match=r"names is .*; pass a dict from the model's names to ours"):
+    with pytest.raises(TypeError, match=r"names must be a dict, .*: the model's names first \(got "):
         CacheDataset(tokens, names=["tokens"])

@@ -325,7 +325,7 @@ ChunkJob = BaseJob | LayerJob
 
 @dataclass(frozen=True)
 class BuildJob:
-    """Writing chunks that are not there; unless all samples may fail, one of which all did is not written."""
+    """Writes missing chunks; a chunk whose samples all failed is not written, unless the caller allows that."""
 
     chunks: ChunkJob
     distrusted: frozenset[int] = frozenset()  # chunks whose file, if there is one, does not count as made
@@ -491,7 +491,7 @@ class ChunkSamples(BatchedSamples):
 
 
 def _check_chunk(store: Store, encoded: EncodedChunk) -> None:
-    """Refuse a chunk without a row if enough samples failed to say that something is wrong with all of them."""
+    """Raise if a chunk has no row and enough samples failed to suspect all others."""
     meta = encoded.meta
     if meta.rows or meta.failures < max(TELLING_SAMPLES, meta.samples):
         return

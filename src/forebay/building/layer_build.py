@@ -263,7 +263,7 @@ def layer_workplace(snapshot: Snapshot, recipe: LayerRecipe, layer: str) -> Laye
 
 
 def build_chunks(place: LayerBuild, wanted: Iterable[int], engine: Engine, options: BuildOptions) -> BuildReport:
-    """Make what is missing of the wanted chunks, in the order given, and publish."""
+    """Make the missing ones of some chunks, in this order, and publish."""
     try:
         return _build_missing(place, wanted, engine, options)
     except OSError as error:

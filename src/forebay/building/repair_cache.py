@@ -336,7 +336,7 @@ def _list_anew(inputs: RepairInputs, bad: list[str], log: RepairLog) -> Generati
 
 
 def _check_plan(store: Store, base: str, adopts: Adopts) -> None:
-    """Refuse a plan that none of the sound chunks of the base layer was made by."""
+    """Raise if no sound chunk of the base layer was made by this plan."""
     planned, found = len(load_plan(store)), 0
     for chunk, revision in chunk_files(store, base).items():
         record = sound_record(store, base, chunk, revision)

@@ -168,7 +168,7 @@ class VerifyReport(Record, frozen=True, kw_only=True):
     sound: bool = True  # every published byte is right and nothing is stale; raw data that is gone makes no cache wrong
 
     def __post_init__(self) -> None:
-        """A field and not a property, so that JSON has it."""
+        """Set `sound`: a field and not a property, so that JSON has it."""
         wrong = self.bad or self.missing or any(how != GONE for how in self.stale.values())
         msgspec.structs.force_setattr(self, "sound", not wrong)
 

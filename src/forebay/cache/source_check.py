@@ -200,9 +200,9 @@ def check_freshness(
 
 
 class _Following:
-    """Finds files in a listing, which is read once, from its beginning to its end, and both are in order of paths.
+    """Finds files in a sorted listing, in one pass: paths must be passed in order.
 
-    A path that comes before the last one that was asked for is not found, and then the file is looked at again.
+    A path that comes before the last one that was passed is not found, and the caller checks that file by itself.
     """
 
     def __init__(self, listed: Iterable[SourceFile]) -> None:

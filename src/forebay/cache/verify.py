@@ -95,7 +95,7 @@ def verify_generation(
 
 
 def newest_sound(store: Store, *, past_refused: bool = False) -> tuple[Generation, list[Problem]]:
-    """The newest generation that can be believed, and what is wrong with any other.
+    """Return the newest sound generation, and the problems of others.
 
     One that the key refuses is an error where it is the newest: its content is unknown, and nothing older may stand in
     for it, unless the caller asks to go past it, as `repair` does. Below one that the key accepts, it is just bad.

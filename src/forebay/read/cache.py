@@ -326,7 +326,7 @@ class Cache:
         return Origin(name.chunk, name.row, sample, tuple(own or parts))
 
     def samples_of(self, row: SupportsIndex) -> list[tuple[int, int]]:
-        """Of every document in a row of packed tokens, the chunk that it is stored in and its sample's number there."""
+        """Return the chunk of every document in a row of packed tokens, and the number of its sample in that chunk."""
         number = self._number(row)
         (chunk,) = self._chunks_of(number)
         return [(chunk, sample) for sample in self.read([number], ["documents"])["documents"][0][:, 0].tolist()]

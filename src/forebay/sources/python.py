@@ -93,7 +93,7 @@ def _written_aside(path: str) -> Iterator[IO[bytes]]:
 
 
 def _place(aside: str, path: str) -> None:
-    """Give a file its name, unless another has it by now; not every file system has links to do that with."""
+    """Rename a file unless the name is taken; a file system without links may replace the other file."""
     try:
         os.link(aside, path)
     except FileExistsError:
@@ -166,7 +166,7 @@ class FunctionSource(Source):
     def look(self, path: str) -> SourceFile:
         function, _, number = path.rpartition("/")
         if function != self.function or not number.isdecimal() or int(number) >= self.slices:
-            raise FileNotFoundError(f"'{path}' is none of the {self.slices:,} slices of '{self.function}'")
+            raise FileNotFoundError(f"'{path}' is not one of the {self.slices:,} slices of '{self.function}'")
         return self._file(int(number))
 
     def weight(self, file: SourceFile) -> int:

@@ -488,7 +488,7 @@ class ObjectStore(Store):
             raise OSError("the service does not find what it should copy") from error
         meta = self._meta_or_none(upload.key)
         if meta is None or meta["size"] != upload.size:  # Azure may copy after it has answered
-            raise OSError("the service has not finished to copy")
+            raise OSError("the service has not finished copying")
 
     def _copy(self, source: str, key: str, size: int, copying: str) -> None:
         self._check_process()

@@ -70,7 +70,7 @@ class TierFolder:
         self, path: str | os.PathLike[str], limit_bytes: int | None = None, reserve_bytes: int | None = None
     ) -> None:
         if is_url(os.fspath(path)):
-            raise TierUnusable(os.fspath(path), "it is a URL, and a tier lies in a folder", "pass the path of a folder")
+            raise TierUnusable(os.fspath(path), "it is a URL, and a tier is a folder", "pass the path of a folder")
         self.path = os.path.abspath(os.fspath(path))
         self.limit_bytes = limit_bytes
         self.files = LocalStore(self.path)

@@ -42,7 +42,7 @@ _LOCK_BYTES = 64 << 10  # a thousand readers
 
 
 class Handle:
-    """LMDB's environment on the files of a tier. A child that is forked must not have it, not even to close it.
+    """LMDB's environment on the files of a tier. A forked child must not use it, not even to close it.
 
     LMDB knows the readers of a process by its number, and what a child closes frees the places of its parent: nobody
     would see what that reads, and pages could change under it. So the parent closes it
@@ -609,13 +609,13 @@ class Environment:
         self._is_marked()  # another process was first
 
     def _is_marked(self) -> bool:
-        """Whether the tier is ours, or empty; `TierUnusable` where it is somebody else's."""
+        """Whether forebay made this LMDB; False if it is empty. Raises `TierUnusable` if it has other content."""
         with self.snapshot() as snapshot:
             if not snapshot.meta.main.entries:
                 return False
             mark = snapshot.get(MARK_KEY)
             if mark is None:
-                snapshot.check()  # it may be ours, and damaged
+                snapshot.check()  # it may be a tier, and damaged
                 raise not_ours(self.path)
             if mark != _mark():
                 raise TierUnusable(self.path, f"another version of forebay made it ({mark[:80]!r})", EMPTY_IT)

@@ -422,7 +422,7 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """A child has the tiers of its parent no more; it opens its own."""
+    """Drop the tiers of the parent; a child opens its own."""
     global _tiers
     _tiers = _Tiers()
 

@@ -63,7 +63,7 @@ class BadValue(Exception):
 
 
 def identity_bytes(names: Mapping[str, Any], seen: Mapping[str, Any]) -> bytes:
-    """All that a row depends on, as a value carries it."""
+    """Return everything that a row depends on, as stored in its value."""
     text = canonical_json(names) + b"\n" + canonical_json(seen)
     return text.ljust(-(-len(text) // ALIGNMENT) * ALIGNMENT)
 
@@ -518,7 +518,7 @@ def key_of(identity: bytes) -> bytes:
 
 
 def content_of(sample: Sample) -> int | None:
-    """A hash of the bytes that pixels are made from, without what is said about them."""
+    """Return a hash of an image's bytes, without its metadata."""
     content = sample.data.content if isinstance(sample.data, Annotated) else sample.data
     return xxhash.xxh3_64_intdigest(content) if isinstance(content, bytes) else None
 

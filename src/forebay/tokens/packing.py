@@ -169,7 +169,7 @@ def _calls(given: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
 
 
 class _Ids:
-    """Ids one behind the other, in as few bytes as they need. Memory that no id is in yet is not used."""
+    """Ids in one growing array, in as few bytes as they need; room without ids takes no memory."""
 
     def __init__(self, expected: int) -> None:
         self._found: Array = np.empty(expected, np.uint16)

@@ -168,7 +168,7 @@ class CacheDataset(Dataset[Row]):
 
 def _checked_names(names: Mapping[str, str]) -> dict[str, str]:
     if not isinstance(names, Mapping):
-        raise TypeError(f"names is {names!r}; pass a dict from the model's names to ours: {{'input_ids': 'tokens'}}")
+        raise TypeError(f"names must be a dict, {{'input_ids': 'tokens'}}: the model's names first (got {names!r})")
     return dict(names)
 
 

@@ -255,7 +255,7 @@ def image_png(shown: ShownCache, query: Query) -> bytes:
 
 
 def _smaller(canvas: NDArray[np.uint8], side: int) -> Array:
-    """A canvas whose pixels are means of squares, at most `side` wide and not blurred further."""
+    """Return a canvas at most `side` wide, whose pixels are means of squares."""
     step = -(-canvas.shape[1] // side)
     if step <= 1:
         return canvas

@@ -358,7 +358,7 @@ def input_names(layers: Mapping[str, str]) -> dict[str, str]:
 
 
 def inputs_in(dependencies: Mapping[str, str]) -> dict[str, str]:
-    """Those of some dependencies that are layers."""
+    """Return the dependencies that are layers."""
     return {name: mark for name, mark in dependencies.items() if name.startswith(_INPUT)}
 
 

@@ -200,7 +200,7 @@ class BaseJob:
         return DuplicateFilter(identity, planned)
 
     def _checked_files(self, parts: list[Part]) -> dict[str, SourceFile]:
-        """The files that are about to be read, as they are; they must be what was planned."""
+        """Return the files to read as they are now; raise if one is not as planned."""
         found = {part.file.path: self.source.look(part.file.path) for part in parts}
         wait_until_settled(found.values())
         for part in parts:

@@ -72,7 +72,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Amended:
-    """A plan that says what the source holds now, and what had changed."""
+    """A plan for the source as it is now, and what has changed."""
 
     plan: Plan
     changed: Mapping[str, str]

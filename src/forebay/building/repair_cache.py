@@ -114,7 +114,7 @@ class RepairLog:
 
 @dataclass(frozen=True, slots=True)
 class RepairInputs:
-    """What a repair can draw on."""
+    """The cache to repair, and what it can be repaired from."""
 
     store: Store
     copy: Store | None
@@ -720,7 +720,7 @@ def repair_cache(
     """Put back what is bad or missing; source files that changed are failures, which no repair puts back."""
 
     def started(snapshot: Snapshot) -> tuple[Engine, BuildOptions]:
-        """Once the index is whole: the recipes and the plan say how to work."""
+        """Return the engine and its options, once the index is repaired."""
         workers = kept_workers(store) if request.workers is None else request.workers
         own = replace(request, workers=workers)
         # Each layer's repair adds the versions of its recipe.

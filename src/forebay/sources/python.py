@@ -69,7 +69,7 @@ def _line(document: str | Mapping[str, Any], field: str, number: int) -> bytes:
 
 @contextmanager
 def _written_aside(path: str) -> Iterator[IO[bytes]]:
-    """A file that takes its place when all is written, unless something else stands there that it does not continue."""
+    """Open a file that gets its name when it is complete; raise if a file of that name is not its beginning."""
     folder, name = os.path.split(path)
     os.makedirs(folder, exist_ok=True)
     aside = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.part")

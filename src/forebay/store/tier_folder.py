@@ -147,7 +147,7 @@ class TierFolder:
             return self._remove(self.chunk(cache_id, sha256), taken)
 
     def _remove(self, key: str, taken: "_Taken") -> bool:
-        """Remove a file and give its room back, if it is there; of a link, the link itself."""
+        """Remove a file, if it exists, and count its bytes as free; of a link, remove the link itself."""
         with self.files.writing(key) as (folder, name):
             try:
                 size = os.stat(name, dir_fd=folder, follow_symlinks=False).st_size

@@ -133,7 +133,7 @@ class _LayerLine:
 
 
 def _chunks(numbers: Collection[int]) -> str:
-    """How many chunks, and which: of a number alone nobody knows whether it counts or names."""
+    """The count of chunks, then their numbers: a number alone could be either."""
     return f"{counted(len(numbers), 'chunk')}: {in_ranges(numbers)}" if numbers else ""
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import forebay as fb
-from forebay.building import build_options
+from forebay.building import layer_build
 from forebay.cli.settings import place_in_plan
 from forebay.store import LocalStore
 from forebay.store.base import Buffer, Entry, Expected
@@ -73,7 +73,7 @@ class CountingStore(LocalStore):
 
 def run_builder(root: str, lines: str, rank: int, ready: Barrier, results: Any) -> None:
     """One builder, begun when all are ready."""
-    build_options.PUBLISH_SECONDS = PUBLISH_SECONDS
+    layer_build.PUBLISH_SECONDS = PUBLISH_SECONDS
     store = CountingStore(root)
     ready.wait()
     began = time.monotonic()

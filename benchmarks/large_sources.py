@@ -20,8 +20,7 @@ from typing import Any, ClassVar
 
 import forebay as fb
 from benchmarks.tokens_goal import Goal
-from forebay.building.begin import first_segment
-from forebay.building.dedup import Draft
+from forebay.building.begin import Draft, first_segment
 from forebay.building.planning import Trial, wait_until_settled
 from forebay.cache.plan import Unreadable, load_plan
 from forebay.source import Failure, FileTable, Part, Sample, Source, SourceFile, Unit

@@ -19,7 +19,7 @@ from tests.recipes import NOTES, ObedientRecipe
 from tests.warm_process import REPOSITORY, WarmProcess, script_environment
 
 import forebay as fb
-from forebay.building import build_options
+from forebay.building import layer_build
 from forebay.cache.records import Progress
 
 __all__ = ["REPOSITORY", "script_environment"]  # of every process that a test starts
@@ -126,7 +126,7 @@ def is_running(pid: int) -> bool:
 def main(text: str) -> None:
     task = json.loads(text)
     recipe = ObedientRecipe(**task["recipe"])
-    build_options.PUBLISH_SECONDS = task["build"].pop("publish_seconds", build_options.PUBLISH_SECONDS)
+    layer_build.PUBLISH_SECONDS = task["build"].pop("publish_seconds", layer_build.PUBLISH_SECONDS)
     try:
         report = fb.build(task["root"], fb.sources.lines(task["source"]), recipe, **task["build"])
         answer = {"report": {"made": report.made, "present": report.present, "deaths": list(report.deaths)}}

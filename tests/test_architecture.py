@@ -2,12 +2,15 @@
 
 import ast
 import re
+import runpy
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 import forebay
 
 SRC = Path(forebay.__file__).parent
+WALK = Path(__file__).parent.parent / "tools" / "walk.py"
 
 WORDS = {"errors", "columns", "source", "recipe", "fields"}
 INDEX = WORDS | {"store", "format", "cache"}  # bytes, and what a cache says it holds
@@ -19,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compiled": {"_native"},
     "fields": {"errors"},
     "columns": {"errors"},
-    "source": set(),
+    "source": {"errors"},
     "recipe": {"errors", "columns", "source", "fields"},
     "first_answer": set(),
     "store": {"errors", "first_answer"},
@@ -37,11 +40,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "images": WORDS | {"masks"},
     "chat": INDEX | {"compiled", "read", "tokens", "masks", "sources"},  # reads a built cache to pack it again
     "teachers": INDEX | {"read", "hub", "masks", "order"},  # reads a cache; `torch` runs the models
-    "kinds": WORDS,
+    "kinds": WORDS | {"store"},  # of store, whether a root is a URL
     "api": CORE | {"feeding", "kinds", "preview"},  # of preview, the progress bar
     "installation": INDEX | {"api", "compiled", "preview"},  # of preview, its sentences
     "testing": CORE | {"raw"},  # the simplest recipe
-    "tiers": WORDS | {"format", "cache", "building", "engine"},  # knows no store: an LMDB of its own
+    "tiers": INDEX | {"building", "engine"},  # an LMDB of its own; of store, whether a path is a URL
     "feeding": INDEX | {"read", "order", "masks"},  # numpy only
     "torch": INDEX
     | {"compiled", "read", "api", "feeding", "images", "masks", "order", "sources", "teachers", "tokens"},
@@ -187,3 +190,13 @@ def test_hooks_are_declared_and_never_asked_for_by_name() -> None:
         if isinstance(call.args[1], ast.Constant) and not str(call.args[1].value).startswith("__")
     ]
     assert [line for line in asked if not re.search(r"asks \w+\((os|full), ", line)] == []
+
+
+def test_a_build_and_a_read_run_through_few_modules(tmp_path: Path) -> None:
+    walk = runpy.run_path(str(WALK))
+    modules = {title: set(walk["by_module"](calls)) for title, calls in islice(walk["walks"](tmp_path), 2)}
+    assert len(modules["build tokens"]) <= 26, sorted(modules["build tokens"])
+    assert len(modules["open and read rows"]) <= 18, sorted(modules["open and read rows"])
+    assert len(list(SRC.rglob("*.py"))) <= 200
+    for elsewhere in ("building.dedup", "cache.source_check", "errors", "fields", "sources.bucket_files"):
+        assert elsewhere not in modules["build tokens"], f"{elsewhere} is for some builds only"

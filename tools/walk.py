@@ -1,4 +1,6 @@
-"""Print which modules of forebay a real build and a real read run through: `python tools/walk.py [--list]`.
+"""Print which modules of forebay a real build and a real read run through: `python tools/walk.py`.
+
+`--list` prints the calls of each module, `--functions` those of each function.
 
 Text is made, packed tokens are built from it in this process, the cache is opened, rows are gathered, and a loader
 (where torch is installed) hands out batches. A module counts when one of its functions runs; importing it does not
@@ -22,22 +24,40 @@ from typing import Any
 import forebay as fb
 
 ROOT = Path(fb.__file__).parent
+Calls = Counter[tuple[str, str]]  # calls of a function, by its module and its name
 IMPORTS = ("<module>", "__getattr__")  # a module's own body, and names that are imported when they are first used
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Print which modules a build and a read run through.")
     parser.add_argument("--list", action="store_true", help="Print every module with its number of calls.")
+    parser.add_argument("--functions", action="store_true", help="Print every function with its number of calls.")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for title, calls in walks(Path(folder)):
-            print(f"{title:<28}{len(calls):>4} modules  {sum(calls.values()):>9,} calls")
-            if arguments.list:
-                for module, count in calls.most_common():
+            modules = by_module(calls)
+            print(f"{title:<28}{len(modules):>4} modules  {calls.total():>9,} calls")
+            if arguments.list or arguments.functions:
+                for module, count in modules.most_common():
                     print(f"    {module:<40}{count:>9,}")
+                    if arguments.functions:
+                        print_functions(calls, module)
 
 
-def walks(folder: Path) -> Iterator[tuple[str, Counter[str]]]:
+def by_module(calls: Calls) -> Counter[str]:
+    modules: Counter[str] = Counter()
+    for (module, _), count in calls.items():
+        modules[module] += count
+    return modules
+
+
+def print_functions(calls: Calls, module: str) -> None:
+    for (home, function), count in calls.most_common():
+        if home == module:
+            print(f"        {function:<36}{count:>9,}")
+
+
+def walks(folder: Path) -> Iterator[tuple[str, Calls]]:
     data = folder / "data.jsonl"
     data.write_text("".join(json.dumps({"text": f"Document {number}. " * 40}) + "\n" for number in range(200)))
     source = fb.sources.jsonl(data, text="text")
@@ -58,14 +78,14 @@ def walks(folder: Path) -> Iterator[tuple[str, Counter[str]]]:
         yield "one epoch of batches", loader_walk(folder / "first")
 
 
-def gather_walk(cache: Any) -> Counter[str]:
+def gather_walk(cache: Any) -> Calls:
     def gather() -> None:
         cache.read([5, 3, 1], columns=["tokens", "seq_lens"])
 
     return traced(gather, gather)
 
 
-def loader_walk(root: Path) -> Counter[str]:
+def loader_walk(root: Path) -> Calls:
     loader: Any = import_module("forebay.torch").Loader
 
     def epoch() -> None:
@@ -75,25 +95,25 @@ def loader_walk(root: Path) -> Counter[str]:
     return traced(epoch, epoch)
 
 
-def traced(first: Callable[[], object], again: Callable[[], object]) -> Counter[str]:
-    """Calls by module while `again` runs, after `first` has imported what it needs."""
+def traced(first: Callable[[], object], again: Callable[[], object]) -> Calls:
+    """Calls while `again` runs, after `first` has imported what it needs."""
     first()
     with counting() as calls:
         again()
-    return Counter({module: count for module, count in calls.items() if module})
+    return Counter({called: count for called, count in calls.items() if called[0]})
 
 
 @contextmanager
-def counting() -> Iterator[Counter[str]]:
-    """Calls of functions of forebay, by module, in every thread."""
-    calls: Counter[str] = Counter()
-    known: dict[CodeType, str] = {}
+def counting() -> Iterator[Calls]:
+    """Calls of functions of forebay, in every thread."""
+    calls: Calls = Counter()
+    known: dict[CodeType, tuple[str, str]] = {}
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
         if event == "call":
             code = frame.f_code
             if code not in known:
-                known[code] = module_of(code)
+                known[code] = (module_of(code), code.co_qualname)
             calls[known[code]] += 1
 
     threading.setprofile(profile)  # for the threads that reading and batching start

@@ -16,12 +16,20 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast, get_args
 import msgspec
 
 from forebay.building.begin import check_start, kept_source, new_files, resolve_recipe, why_unchecked
-from forebay.building.build_cache import build_layer, check_is_recipe, check_is_source, grow_base, replace_layers
-from forebay.building.build_options import BuildRequest, silent, worker_count
-from forebay.building.layer_build import in_order
+from forebay.building.grow_cache import grow_base
+from forebay.building.layer_build import (
+    BuildRequest,
+    build_layer,
+    check_is_recipe,
+    check_is_source,
+    in_order,
+    replace_layers,
+    silent,
+    worker_count,
+)
 from forebay.building.planning import SourceListing, estimate_build, of_missing
 from forebay.building.refresh_cache import refresh_cache
-from forebay.building.repair_cache import repair_cache
+from forebay.building.repair_cache import repair_before_build, repair_cache
 from forebay.cache.catalog import Snapshot, load_generation, read_cache_document, read_recipe_document
 from forebay.cache.claims import LEASE_SECONDS
 from forebay.cache.clean import clean_cache, drop_layers
@@ -146,7 +154,8 @@ def build(
     request = BuildRequest(
         workers, memory_limit, max_failures, skip_unreadable, lease_seconds, on_progress, engine, begin_at
     )
-    return build_layer(open_store(root), source, recipe, name, mode, start_chunk, end_chunk, request)
+    check_first = repair_before_build if mode == "inverse" else None
+    return build_layer(open_store(root), source, recipe, name, mode, start_chunk, end_chunk, request, check_first)
 
 
 def build_layers(

@@ -81,12 +81,9 @@ KeyboardInterrupt
 
 import errno
 import os
-import re
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
-
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 class ForebayError(Exception):
@@ -443,26 +440,6 @@ class StoreFull(ForebayError, OSError):
     def __init__(self, address: str, key: str, problem: str) -> None:
         self.address, self.key, self.problem = address, key, problem
         super().__init__(f"'{address}' has no room for '{key}': {problem}; free some space and try again")
-
-
-def is_url(name: str) -> bool:
-    """Whether a name has a scheme, also where a `Path` has taken one of its slashes.
-
-    >>> is_url("s3://bucket/cache"), is_url("s3:/bucket/cache"), is_url("./s3:/x"), is_url("C:/x")
-    (True, True, False, False)
-    """
-    return _SCHEME.match(name) is not None
-
-
-def meant_url(name: object) -> str:
-    """The URL that a text with one slash was meant to be, else "". A `Path` is not a text: it takes the other slash.
-
-    >>> meant_url("s3:/bucket/cache"), meant_url("s3://bucket/cache")
-    ('s3://bucket/cache', '')
-    """
-    if not isinstance(name, str) or not is_url(name) or "://" in name:
-        return ""
-    return name.replace(":/", "://", 1)
 
 
 class PinMismatch(ForebayError):

@@ -2,8 +2,8 @@ r"""Fields of recipes and settings, each declared once: type, bounds, default an
 
     sequence_length: Annotated[int, Meta(ge=1, description="Tokens per row.")] = 512
 
-Python checks it when a recipe is made; settings files and the command line read it by the same declaration. Keys of
-`Meta(extra=…)`, all optional:
+Python checks it when a recipe is made (`check_fields` of `recipe.py`); settings files and the command line read it by
+the same declaration. Keys of `Meta(extra=…)`, all optional:
 
     format    how it is written as text: size (16MB), color (#727272), names (cat,dog or @file or none), escaped (\n is
               a newline), share (20 or 1%), pairs (a=x,b=y), values (a=1,b=false), file, folder
@@ -137,7 +137,12 @@ class Field:
         try:
             msgspec.convert(value, self.type)
         except msgspec.ValidationError as error:
-            raise ValueError(f"it must be {self._expected(value)}" if self._expected(value) else str(error)) from error
+            raise ValueError(self.refusal(value, error)) from error
+
+    def refusal(self, value: Any, error: msgspec.ValidationError) -> str:
+        """What the field must be, for a value that is not valid."""
+        expected = self._expected(value)
+        return f"it must be {expected}" if expected else str(error)
 
     def parse(self, text: str) -> Any:
         """The value that is written as text on the command line: of several values, one."""

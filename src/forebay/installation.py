@@ -17,10 +17,11 @@ import psutil
 import forebay
 from forebay import api, compiled
 from forebay.cache.records import Check, DoctorReport, Status
-from forebay.errors import ForebayError, is_url
+from forebay.errors import ForebayError
 from forebay.format.tensors import VARIABLE
 from forebay.preview.words import command_line, counted, human_bytes
 from forebay.store import LocalStore, Root
+from forebay.store.base import is_url
 
 NOT_FOR_USERS = ("dev", "docs", "release", "minilm")
 LITTLE_SPACE = 1 << 30

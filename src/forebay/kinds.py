@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
-from forebay.errors import RecipeInvalid, RecipeNotContacted, SourceInvalid, UnknownKind, is_url
+from forebay.errors import RecipeInvalid, RecipeNotContacted, SourceInvalid, UnknownKind
 from forebay.recipe import AnyRecipe, RecipeDocument, differing_fields, hooks_of, is_same_recipe
 from forebay.source import Source
+from forebay.store.base import is_url
 
 # What a description that somebody else wrote may raise in the class that it is turned into.
 WRONG = (KeyError, TypeError, ValueError, AttributeError, RecursionError, msgspec.ValidationError)

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
+from functools import lru_cache
 from inspect import getattr_static
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -175,9 +176,8 @@ class RecipeMeta(msgspec.StructMeta):
     """The type of the built-in recipes: refuses a field that there is not, with the nearest one."""
 
     def __call__(cls, *values: Any, **fields: Any) -> Any:
-        known = declared(cls)
-        for name in (name for name in fields if name not in known):
-            raise RecipeInvalid(f"{cls.__name__} has no field '{name}'; {nearest(name, known)}")
+        for name in (name for name in fields if name not in cls.__struct_fields__):
+            raise RecipeInvalid(f"{cls.__name__} has no field '{name}'; {nearest(name, cls.__struct_fields__)}")
         return super().__call__(*values, **fields)
 
 
@@ -313,13 +313,20 @@ def fields_of(recipe: AnyRecipe) -> dict[str, Any]:
 
 def check_fields(recipe: msgspec.Struct) -> None:
     """Refuse a field of another type than its recipe declares; called when the recipe is made."""
-    for name, known in declared(type(recipe)).items():
+    kind = type(recipe)
+    for name, declared_type in _field_types(kind).items():
         value = getattr(recipe, name)
         try:
             if value is not msgspec.UNSET:
-                known.check(value)
-        except ValueError as error:
-            raise RecipeInvalid(f"{name} is {repr(value)[:80]}; {error}") from error
+                msgspec.convert(value, declared_type)
+        except msgspec.ValidationError as error:
+            refusal = declared(kind)[name].refusal(value, error)
+            raise RecipeInvalid(f"{name} is {repr(value)[:80]}; {refusal}") from error
+
+
+@lru_cache(maxsize=64)
+def _field_types(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {field.name: field.type for field in msgspec.structs.fields(kind)}
 
 
 def check_recipe(recipe: AnyRecipe) -> None:

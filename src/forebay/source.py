@@ -14,10 +14,12 @@ A listing of millions is collected in columns, and a plan keeps the same columns
 
 from abc import abstractmethod
 from array import array
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
+from functools import cache
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, overload, runtime_checkable
 
@@ -25,6 +27,8 @@ import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
+
+from forebay.errors import HubNotFound, HubUnreachable, SourceUnreadable, TooManyFailures
 
 Unit = Literal["bytes", "samples"]
 _UNREADABLE = "unreadable: "
@@ -179,6 +183,73 @@ class Failure(msgspec.Struct, frozen=True):
     sample: str
     reason: str
     detail: str = ""
+
+
+_MOST_CHARS = 300
+_ADVICE = {
+    "no-text": "set the text field to one of them (text=…, --text …)",
+    "not-text": "name another field as the text (text=…, --text …)",
+    "null": "name another field as the text (text=…, --text …)",
+    "no-messages": "name the field that holds the messages (names={'messages': …}, --names messages=…)",
+    "bad-json": "check that the files are JSON lines, one object in each line",
+    "not-utf8": "convert the files to UTF-8, or read them as what they are",
+    "outside-root": "name the folder that the paths are below (root=…, --root …)",
+}
+
+
+class Reasons:
+    """Why samples failed: how often each reason, and the first sample of each."""
+
+    def __init__(self, failures: Iterable[Failure] = ()) -> None:
+        self._counts: Counter[str] = Counter()
+        self._examples: dict[str, Failure] = {}
+        for failure in failures:
+            self.add(failure)
+
+    def __len__(self) -> int:
+        return self._counts.total()
+
+    def add(self, failure: Failure) -> None:
+        self._counts[failure.reason] += 1
+        self._examples.setdefault(failure.reason, failure)
+
+    def counts(self) -> dict[str, int]:
+        """How often each reason was given, the most frequent first."""
+        return dict(self._counts.most_common())
+
+    def most_frequent(self) -> tuple[str, int, str]:
+        """The reason that most failures have, how many, and the first sample of them in words."""
+        reason, count = self._counts.most_common(1)[0]
+        return reason, count, _words(self._examples[reason])
+
+    def advice(self) -> str:
+        """What to do about the most frequent reason."""
+        reason, _, _ = self.most_frequent()
+        example = self._examples[reason]
+        if reason == "bad-json" and "`array`" in example.detail:
+            return "it looks like one JSON array, not JSON lines: write one object in each line"
+        if reason == "not-found" and example.detail.startswith("line "):
+            return _ADVICE["outside-root"]
+        return _ADVICE.get(reason, "check that the samples are what the recipe reads")
+
+
+def _words(example: Failure) -> str:
+    words = f"'{example.sample}': {example.detail}" if example.detail else f"'{example.sample}'"
+    return words if len(words) <= _MOST_CHARS else f"{words[:_MOST_CHARS]}…"
+
+
+def check_failures(
+    root: str, failures: int, samples: int, allowed: int | float | None, expected: int | None = None
+) -> None:
+    """Raise where more failed than is allowed: a count, or a share of the samples that there are or will be."""
+    of = samples if expected is None else expected
+    if allowed is not None and failures > (allowed if isinstance(allowed, int) else allowed * of):
+        raise TooManyFailures(root, failures, samples, f"{allowed:,}" if isinstance(allowed, int) else f"{allowed:.2%}")
+
+
+def allows_all(allowed: int | float | None) -> bool:
+    """Whether the caller said that every sample may fail: a share of 100 %."""
+    return isinstance(allowed, float) and allowed >= 1
 
 
 class Listing(NamedTuple):
@@ -369,6 +440,63 @@ class Source(Protocol):
         `files` are its files as they were listed: a source may read the beginnings of a few, and walks no folder.
         """
         return ()
+
+
+SameLook = Callable[[SourceFile, SourceFile], bool]
+
+
+def differing_files(
+    source: Source,
+    planned: Iterable[SourceFile],
+    listed: Iterable[SourceFile] = (),
+    is_same: SameLook = SourceFile.same_identity,
+) -> Iterator[tuple[SourceFile, SourceFile | Exception]]:
+    """The planned files that look different, each as it is now, or with the error of looking at it.
+
+    `listed` are files as they were found after they were planned: one that was as planned is not looked at again.
+    """
+    look, was_found = cache(source.looking), _Following(listed)
+    for known in planned:
+        before = was_found.named(known.path)
+        if before is not None and not before.problem and is_same(known, before):
+            continue
+        try:
+            found = look()(known.path)
+        except (HubNotFound, HubUnreachable):
+            raise  # nobody can be asked about any file
+        except (OSError, SourceUnreadable) as error:
+            yield known, error
+            continue
+        if not is_same(known, found):
+            yield known, found
+
+
+class _Following:
+    """Finds files in a listing, which is read once, from its beginning to its end, and both are in order of paths.
+
+    A path that comes before the last one that was asked for is not found, and then the file is looked at again.
+    """
+
+    def __init__(self, listed: Iterable[SourceFile]) -> None:
+        self._left = iter(listed)
+        self._next = next(self._left, None)
+
+    def named(self, path: str) -> SourceFile | None:
+        while self._next is not None and self._next.path < path:  # a file that is not planned
+            self._next = next(self._left, None)
+        found = self._next
+        if found is None or found.path != path:
+            return None
+        self._next = next(self._left, None)
+        return found
+
+
+def part_sum(source: Source, part: Part, read: PartDigest | None = None) -> int:
+    """The digest of a part of the source: of the whole file where the plan knows that, else as it was `read`."""
+    if part.file.digest is not None:
+        return part.file.digest
+    known = None if read is None else read.value
+    return source.digest(part.file, part.start, part.stop) if known is None else known
 
 
 def not_read(counts: Mapping[str, int]) -> str:

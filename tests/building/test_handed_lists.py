@@ -23,7 +23,7 @@ from tests.recipes import NOTES, ObedientRecipe, makes, orders, write_orders
 from tests.warm_process import WarmProcess
 
 import forebay as fb
-from forebay.building import build_options, builder
+from forebay.building import builder, layer_build
 from forebay.cache import publish
 from forebay.cache.catalog import generation_numbers, load_generation
 from forebay.cache.claims import BuilderBeat, OtherBuilders, read_claims
@@ -76,7 +76,7 @@ def test_a_list_of_a_dead_builder_is_not_believed_but_removed_and_its_chunks_are
     tmp_path, monkeypatch, has_beat
 ):
     """The chunks were made again since, with other bytes: the list has digests that are those of no file."""
-    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr(layer_build, "PUBLISH_SECONDS", 0.0)
     store, source = MemoryStore(), source_of(tmp_path, 8)
     records = left_by_another(store, source, 3)
     store.delete(layout.builder(other(1)))
@@ -111,7 +111,7 @@ def forged(name: str, records: list[ChunkRecord]) -> list[ChunkRecord]:
 @pytest.mark.parametrize("name", ["statistic", "nan", "beyond", "revision", "maker"])
 @pytest.mark.parametrize("publish_seconds", [0.0, 60.0])
 def test_a_forged_list_stops_no_build_and_no_other_command(tmp_path, monkeypatch, name, publish_seconds):
-    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", publish_seconds)
+    monkeypatch.setattr(layer_build, "PUBLISH_SECONDS", publish_seconds)
     monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
     root, source = tmp_path / "cache", source_of(tmp_path, 8)
     store = LocalStore(root)
@@ -130,7 +130,7 @@ def test_a_forged_list_stops_no_build_and_no_other_command(tmp_path, monkeypatch
 
 def test_the_first_builder_lists_what_others_left_also_while_it_makes_nothing_itself(tmp_path, monkeypatch):
     monkeypatch.setenv(NOTES, str(tmp_path))
-    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.1)
+    monkeypatch.setattr(layer_build, "PUBLISH_SECONDS", 0.1)
     monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
     go_on, root = tmp_path / "go", tmp_path / "cache"
     source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(4, c3=f"await {go_on} 2")))
@@ -290,7 +290,7 @@ def test_who_lists_for_others_is_none_that_has_been_silent_for_a_lease():
 def test_claims_are_released_once_the_list_they_were_kept_for_is_gone(tmp_path, monkeypatch):
     """With a key, nobody believes a file that is not listed: its claim keeps others from making it again."""
     monkeypatch.setenv(VARIABLE, KEY)
-    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr(layer_build, "PUBLISH_SECONDS", 0.0)
     monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
     store, listed, claimed = MemoryStore(), [], []
 

@@ -14,7 +14,7 @@ import pytest
 from tests.recipes import NOTES, ObedientRecipe, orders, write_orders
 
 import forebay as fb
-from forebay.building import build_options, builder
+from forebay.building import builder, layer_build
 from forebay.cache.catalog import generation_numbers, load_generation
 from forebay.cache.claims import BuilderBeat, Claims, OtherBuilders, read_builder, read_claims
 from forebay.cache.plan import Plan, load_plan
@@ -27,6 +27,7 @@ from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import HandedChunks, decode_handed
 from forebay.format.tensors import VARIABLE
 from forebay.recipe import fingerprint, versions_of
+from forebay.sources.source_settings import text_format
 from forebay.store import LocalStore, MemoryStore
 from forebay.store.base import Entry, this_process
 
@@ -103,7 +104,7 @@ def test_who_lists_what_it_made_reads_of_the_plan_its_digest_and_lists_no_chunk_
 def test_a_build_that_publishes_often_reads_its_plan_no_more_often(tmp_path, monkeypatch):
     reads = []
     for seconds in (1000.0, 0.0):
-        monkeypatch.setattr(build_options, "PUBLISH_SECONDS", seconds)
+        monkeypatch.setattr(layer_build, "PUBLISH_SECONDS", seconds)
         folder = tmp_path / str(seconds)
         folder.mkdir()
         store = AskedStore()
@@ -317,7 +318,7 @@ def test_status_of_the_index_opens_no_chunk_and_leaves_the_source_alone(tmp_path
 def test_a_claim_is_held_until_a_generation_lists_its_chunk(tmp_path, monkeypatch):
     """With a key, a file that no generation lists counts for nothing; without one, its name is enough."""
     monkeypatch.setenv(VARIABLE, "00" * 32)
-    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr(layer_build, "PUBLISH_SECONDS", 0.0)
     store, seen = MemoryStore(), []
 
     def look(progress: fb.Progress) -> None:
@@ -369,6 +370,16 @@ def test_a_build_asks_for_the_times_of_a_file_once_and_again_when_it_is_planned_
         asked.clear()
         assert fb.build(store, source, ObedientRecipe(), workers=0, end_chunk=chunk).made == 1
         assert [asked[f"{number:02d}.txt"] for number in range(2, 12)] == [times] * 10
+
+
+@pytest.mark.parametrize("paths", [["raw"], ["raw/*.jsonl"], ["raw/0.jsonl", "raw/1.jsonl.gz"]])
+def test_finding_the_format_of_a_source_asks_for_the_times_of_no_file(tmp_path, monkeypatch, paths):
+    (tmp_path / "raw").mkdir()
+    for name in ("0.jsonl", "1.jsonl.gz", "README"):
+        (tmp_path / "raw" / name).write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("forebay.sources.paths.look", lambda *_: pytest.fail("a file was looked at"))
+    assert text_format(paths) == "jsonl"
 
 
 class Interrupting(MemoryStore):
@@ -453,7 +464,7 @@ def about(store) -> HandedChunks:
 def test_a_builder_leaves_its_chunks_to_the_first_one_to_list_and_waits_for_it(tmp_path, monkeypatch, key):
     if key is not None:
         monkeypatch.setenv(VARIABLE, key)
-    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr(layer_build, "PUBLISH_SECONDS", 0.0)
     monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
     store, shown, listed = MemoryStore(), [], []
 
@@ -486,7 +497,7 @@ def test_a_builder_leaves_its_chunks_to_the_first_one_to_list_and_waits_for_it(t
 def test_chunks_that_were_left_to_a_builder_that_does_not_list_them_are_listed_by_who_made_them(
     tmp_path, monkeypatch, ends
 ):
-    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr(layer_build, "PUBLISH_SECONDS", 0.0)
     monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
     store, handed = AskedStore(), []
 
@@ -509,7 +520,7 @@ def test_chunks_that_were_left_to_a_builder_that_does_not_list_them_are_listed_b
     ids=["earlier", "layer", "versions"],
 )
 def test_chunks_are_not_left_to_a_builder_that_could_not_list_them(tmp_path, monkeypatch, beat_fields):
-    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr(layer_build, "PUBLISH_SECONDS", 0.0)
     store, seen = MemoryStore(), []
 
     def look(progress: fb.Progress) -> None:

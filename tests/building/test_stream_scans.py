@@ -1,6 +1,9 @@
 """Compressed files are scanned several at a time, cut as if one after the other, and not again after a kill."""
 
+import bz2
 import gzip
+import lzma
+import random
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -10,6 +13,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import xxhash
+import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -20,9 +25,9 @@ from forebay.cache.plan import KeptResults, identity_facts, keeping_results
 from forebay.errors import BuildStopped, ForebayError, SourceUnreadable
 from forebay.format import layout
 from forebay.source import SourceFile
-from forebay.sources import pieces
-from forebay.sources.bucket_files import open_file
+from forebay.sources import paths, pieces
 from forebay.sources.jsonl import LineSource
+from forebay.sources.paths import open_file
 from forebay.sources.pieces import _ends_in, _plain_cuts, _Search
 from forebay.store import LocalStore, MemoryStore
 
@@ -251,3 +256,49 @@ def test_results_are_removed_with_the_error_of_a_plan_and_kept_with_that_of_a_di
         with pytest.raises(error):
             plan_and_end_with(error, store)
         assert len(list(store.entries(layout.PLANNING))) == left
+
+
+@pytest.mark.parametrize("count", [1, 3])  # cut while it is decompressed; scanned by several threads
+def test_a_compressed_file_is_hashed_while_it_is_scanned_and_not_read_again(tmp_path, monkeypatch, count):
+    for number in range(count):
+        text = b"".join(b"line %d of %d\n" % (at, number) for at in range(500))
+        (tmp_path / f"{number}.txt.gz").write_bytes(gzip.compress(text, mtime=0))
+    source = fb.sources.lines(tmp_path)
+    expected = {file.path: source.digest(file, 0, file.size) for file in source.files()}
+    monkeypatch.setattr(paths, "hashed_range", lambda *_: pytest.fail("a file was read a second time"))
+    segment = first_segment(source, source.files(), RECIPE, lambda *_: None)
+    assert {
+        part.file.path: part.file.digest for chunk in range(len(segment)) for part in segment.parts(chunk)
+    } == expected
+
+
+@pytest.mark.parametrize(
+    ("suffix", "pack"),
+    [(".gz", gzip.compress), (".zst", zstandard.compress), (".bz2", bz2.compress), (".xz", lzma.compress)],
+)
+def test_the_digest_of_a_stream_that_was_not_read_to_its_end_is_not_that_of_its_beginning(tmp_path, suffix, pack):
+    (tmp_path / f"a.txt{suffix}").write_bytes(pack(random.Random(0).randbytes(3_000_000)))
+    source = fb.sources.lines(tmp_path)
+    (file,) = source.files()
+    begun = source.cuts(file, 0, 1, 1)
+    next(begun)
+    begun.close()
+    assert source.scanned(file).digest == source.digest(file, 0, file.size)
+    assert list(source.cuts(file, 0, 1 << 20, 1 << 20))
+    assert source.scanned(file).digest == source.digest(file, 0, file.size)
+
+
+def test_a_pass_that_was_broken_off_forgets_the_digest_of_the_one_before(tmp_path):
+    name, packed = (
+        tmp_path / "a.txt.gz",
+        [gzip.compress(random.Random(seed).randbytes(300_000), 0, mtime=0) for seed in (1, 2)],
+    )
+    name.write_bytes(packed[0])
+    source = fb.sources.lines(tmp_path)
+    (file,) = source.files()
+    assert list(source.cuts(file, 0, 1 << 20, 1 << 20))
+    name.write_bytes(packed[1])  # `file` is how it was listed before
+    begun = source.cuts(file, 0, 1, 1)
+    next(begun)
+    begun.close()
+    assert source.scanned(file).digest == xxhash.xxh3_64_intdigest(packed[1][: file.size])

@@ -12,8 +12,7 @@ from tests.recipes import ObedientRecipe, TogetherStore, orders, write_orders
 
 import forebay as fb
 from forebay.building.begin import prepare_base
-from forebay.building.build_options import BuildOptions
-from forebay.building.builder import Build
+from forebay.building.builder import Build, BuildOptions
 from forebay.building.layer_build import base_workplace, build_chunks
 from forebay.building.planning import SourceListing
 from forebay.cache.catalog import UNPUBLISHED, Snapshot, generation_numbers, load_generation, newest_generation

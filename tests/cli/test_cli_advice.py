@@ -9,9 +9,8 @@ import click
 import pytest
 
 import forebay
-from forebay.building.build_options import _ADVICE, Reasons
 from forebay.cli.main import cli
-from forebay.source import Failure
+from forebay.source import _ADVICE, Failure, Reasons
 
 SOURCES = sorted(Path(forebay.__file__).parent.rglob("*.py"))
 QUOTED = re.compile(r"`forebay ([^`]+)`")

@@ -18,7 +18,7 @@ from tests.builders import chunk_count, chunk_digests, ending, script_environmen
 from tests.recipes import NOTES, ObedientRecipe, makes, orders, write_orders
 
 import forebay as fb
-from forebay.building import build_options
+from forebay.building import layer_build
 from forebay.cache.catalog import generation_numbers, load_generation
 from forebay.cache.claims import BuilderBeat, read_builders
 from forebay.cache.publish import publish
@@ -195,7 +195,7 @@ def test_a_builder_that_starts_later_reads_nothing_that_builders_at_work_have_ma
 
 def test_makers_have_a_lease_to_list_their_chunks_also_where_generations_follow_faster(tmp_path, monkeypatch):
     store, source = with_unlisted_chunks(tmp_path)
-    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr(layer_build, "PUBLISH_SECONDS", 0.0)
     beat(store, 1)
     waits = []
 
@@ -215,7 +215,7 @@ def test_makers_have_a_lease_to_list_their_chunks_also_where_generations_follow_
 
 def test_a_maker_that_lives_and_never_lists_its_chunks_is_not_waited_for_without_end(tmp_path, monkeypatch):
     store, source = with_unlisted_chunks(tmp_path)
-    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.5)
+    monkeypatch.setattr(layer_build, "PUBLISH_SECONDS", 0.5)
     counter, deadline = itertools.count(1), time.monotonic() + 60
     beat(store, next(counter))
 
@@ -314,7 +314,7 @@ def test_status_shows_every_builder_with_its_host_its_rate_and_when_all_is_made(
 
 
 def test_generations_grow_by_a_tenth_from_one_to_the_next(tmp_path, monkeypatch):
-    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr(layer_build, "PUBLISH_SECONDS", 0.0)
     store = MemoryStore()
     fb.build(store, source_of(tmp_path, 80), ObedientRecipe(), workers=0)
     listed = [len(load_generation(store, number).table("obedient")) for number in generation_numbers(store)]
@@ -338,7 +338,7 @@ def test_a_builder_with_other_libraries_is_told_what_differs(tmp_path):
 def test_a_build_with_other_libraries_than_the_chunks_that_are_there_says_so(tmp_path, monkeypatch):
     store, source = MemoryStore(), source_of(tmp_path, 3)
     with monkeypatch.context() as patch:
-        patch.setattr(build_options, "builder_versions", lambda versions: {"numpy": "0.9", "zstandard": "0.1"})
+        patch.setattr(layer_build, "builder_versions", lambda versions: {"numpy": "0.9", "zstandard": "0.1"})
         fb.build(store, source, ObedientRecipe(), workers=0, end_chunk=0)
     report = fb.build(store, source, ObedientRecipe(), workers=0)
     (said,) = [note for note in report.notes if "library versions" in note]

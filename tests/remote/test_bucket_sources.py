@@ -9,7 +9,8 @@ from tests.image_caches import sample
 
 import forebay as fb
 from forebay.errors import SourceChanged, SourceNotFound
-from forebay.sources.bucket_files import ObjectReader, open_file
+from forebay.sources.bucket_files import ObjectReader
+from forebay.sources.paths import open_file
 from forebay.store import open_store
 from forebay.store.object_store import ObjectStore
 from forebay.testing.faults import Fault, FaultProxy

@@ -10,8 +10,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -19,9 +19,8 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from forebay.building.build_options import ENOUGH_SAMPLES, allows_all, released
 from forebay.building.builder import with_retries
-from forebay.building.dedup import Draft, ReadAhead, deduplicate, scratch_folder
+from forebay.building.dedup import ReadAhead, deduplicate
 from forebay.building.planning import (
     OnCut,
     SourceListing,
@@ -30,6 +29,7 @@ from forebay.building.planning import (
     cut_source,
     limited_chunks,
     sample_heads,
+    scratch_folder,
     try_readable,
     wait_until_settled,
 )
@@ -45,12 +45,10 @@ from forebay.cache.catalog import (
     read_cache_document,
     read_recipe_document,
 )
-from forebay.cache.plan import KeptResults, Plan, Segment, Unreadable, keeping_results
-from forebay.cache.source_check import check_kind
+from forebay.cache.plan import KeptResults, Plan, Segment, Unreadable, decode_segment, keeping_results, load_identities
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import (
     Damaged,
-    DiskFull,
     ForebayError,
     IndexCorrupt,
     KeyRefused,
@@ -84,16 +82,18 @@ from forebay.recipe import (
     differing_fields,
     document,
     hooks_of,
+    identity_of,
     input_names,
     is_same_recipe,
     reads_of,
     same_document,
 )
-from forebay.source import Sample, Source, SourceFile
-from forebay.store.base import Buffer, Store, holds, is_full
+from forebay.source import Sample, Source, SourceFile, allows_all
+from forebay.store.base import Buffer, Store, holds, load_index, naming_full_disk
 from forebay.store.local import LocalStore
 
 PROBE_BYTES = 1 << 16
+ENOUGH_SAMPLES = 16  # fewer samples that all failed say nothing about the others
 
 
 def prepare_base(
@@ -115,39 +115,6 @@ def prepare_base(
     that ends before `start_chunk`. `read_ahead` has workers read what deduplication needs.
     """
     unreadable = Unreadable(skip_unreadable)
-    try:
-        return _begun(
-            snapshot,
-            listing,
-            recipe,
-            layer,
-            on_cut,
-            memory_limit,
-            max_failures,
-            unreadable,
-            on_note,
-            start_chunk,
-            read_ahead,
-        )
-    except OSError as error:
-        if not is_full(error):
-            raise
-        raise DiskFull(snapshot.store.address, listing.weight(), snapshot.store.free_bytes() or 0) from error
-
-
-def _begun(
-    snapshot: Snapshot,
-    listing: SourceListing,
-    recipe: Recipe,
-    layer: str,
-    on_cut: OnCut,
-    memory_limit: int | None,
-    max_failures: int | float | None,
-    unreadable: Unreadable,
-    on_note: Callable[[str], None],
-    start_chunk: int | None,
-    read_ahead: ReadAhead | None,
-) -> Snapshot:
     check_index(snapshot)
     store, newest, plan, source = snapshot.store, snapshot.newest, snapshot.plan, listing.source
     check_recipe(recipe)
@@ -203,6 +170,28 @@ def _planned(store: Store) -> Snapshot:
     return begun
 
 
+def check_kind(store: Store, source: Source, plan: Plan) -> None:
+    """Parts count in the unit of their source, and `repair` reads all of them with one source.
+
+    So does a build that resumes: it reads the rest as it has read the chunks that exist.
+    """
+    if not plan.segments:
+        return
+    planned, given = plan.source, source.describe()
+    old, new = planned.get("kind"), given.get("kind")
+    if old != new:
+        raise ForebayError(
+            f"the cache at '{store.address}' was built from a source of kind '{old}', and this one is of kind '{new}'; "
+            f"pass a source of kind '{old}', or build into a new root"
+        )
+    for name in source.read_by:
+        if planned.get(name) != given.get(name):
+            raise ForebayError(
+                f"the cache at '{store.address}' was built from a source with {name}={planned.get(name)!r} and cannot "
+                f"continue with {name}={given.get(name)!r}; pass the same value again, or build a new cache"
+            )
+
+
 def check_destination(store: Store) -> None:
     """Refuse a folder in which no file can be written or linked, or that has no room, before anything is read.
 
@@ -211,13 +200,11 @@ def check_destination(store: Store) -> None:
     folder = scratch_folder(store)
     if folder is None:
         return
-    try:
-        with TemporaryDirectory(prefix=".forebay-probe-", dir=folder) as inside:
-            LocalStore(inside).create("probe", [bytes(PROBE_BYTES)], durable=False)
-    except OSError as error:
-        if not is_full(error):
-            raise
-        raise DiskFull(store.address, PROBE_BYTES, store.free_bytes() or 0) from error
+    with (
+        naming_full_disk(store, lambda: PROBE_BYTES),
+        TemporaryDirectory(prefix=".forebay-probe-", dir=folder) as inside,
+    ):
+        LocalStore(inside).create("probe", [bytes(PROBE_BYTES)], durable=False)
 
 
 def check_start(root: str, start_chunk: int | None, planned: int) -> None:
@@ -260,6 +247,73 @@ def unsigned_plan(store: Store, plan: Plan, number: int, compared: bool = False)
     return KeyRefused(store.address, layout.plan_segment(at), problem)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """A segment that is not in the plan yet, and the file of identities that goes with it, if any."""
+
+    segment: Segment
+    identities: Sequence[Buffer] = ()
+
+    def append(self, store: Store) -> bool:
+        """Make it part of the plan; False where another planner was first. The identities are there before it is."""
+        number, digest = self.segment.number, self.segment.identities
+        key = layout.identities(number, digest)
+        if self.identities and not store.create(key, self.identities) and not _is_sound(store, self.segment):
+            store.replace(key, self.identities)
+        place = layout.plan_segment(number)
+        created = store.create(place, self.segment.encode())
+        if not created and self.identities:
+            first, _ = decode_segment(load_index(store, place), store.address, place)
+            if first.identities != digest:
+                store.delete(key)
+        return created
+
+
+def draft_segment(
+    store: Store,
+    source: Source,
+    recipe: Recipe,
+    segment: Segment,
+    earlier: Plan,
+    on_cut: OnCut,
+    memory_limit: int | None = None,
+    kept_results: KeptResults | None = None,
+    read_ahead: ReadAhead | None = None,
+) -> Draft:
+    """The next segment of a plan, without what repeats earlier samples if its recipe leaves that out."""
+    _check_as_before(store, recipe, earlier)
+    identity = identity_of(recipe)
+    if identity is None:
+        return Draft(segment)
+    found = deduplicate(
+        store, source, recipe, identity, segment, earlier, on_cut, memory_limit, kept_results, read_ahead
+    )
+    return Draft(*found)
+
+
+def _check_as_before(store: Store, recipe: Recipe, earlier: Plan) -> None:
+    """Refuse where older samples were compared by another rule: new ones could not be compared with them."""
+    judged = [bool(segment.identities) for segment in earlier.segments]
+    if identity_of(recipe) is not None and not all(judged):
+        raise RecipeInvalid(
+            f"the recipe '{recipe.kind}' leaves out duplicates, but the cache at '{store.address}' was planned without "
+            f"looking for them; build a new cache"
+        )
+    if identity_of(recipe) is None and any(judged):
+        raise RecipeInvalid(
+            f"the cache at '{store.address}' was planned without duplicates, but the recipe '{recipe.kind}' has no "
+            f"`identity` to find more of them; give it back, or build a new cache"
+        )
+
+
+def _is_sound(store: Store, segment: Segment) -> bool:
+    try:
+        load_identities(store, segment)
+    except Damaged:
+        return False
+    return True
+
+
 def _first_draft(
     store: Store,
     source: Source,
@@ -278,7 +332,7 @@ def _first_draft(
             first = first_segment(source, files, recipe, on_cut, trial, unreadable, kept)
             if not len(first):
                 raise SourceEmpty(store.address, f"none of the {len(files):,} file(s) of the source has a sample")
-            return deduplicate(store, source, recipe, first, Plan((), ()), on_cut, memory_limit, kept, read_ahead)
+            return draft_segment(store, source, recipe, first, Plan((), ()), on_cut, memory_limit, kept, read_ahead)
         except SourceUnreadable as error:
             unreadable.take(error, files)
 
@@ -506,6 +560,16 @@ def constants_file(store: Store, layer: str) -> str | None:
     with open(copied, "wb") as file:
         file.write(store.view(key))
     return copied
+
+
+@contextmanager
+def released(recipe: AnyRecipe) -> Iterator[list[str]]:
+    """Release what a recipe has loaded here when the work ends, however it ends; the list then holds its notes."""
+    said: list[str] = []
+    try:
+        yield said
+    finally:
+        said += hooks_of(recipe).release()
 
 
 def recipe_until(

@@ -1,5 +1,7 @@
 """Make chunks with an engine: claim, schedule, retry, publish.
 
+`BuildOptions` is what a build runs by, `BuildProgress` what happened so far.
+
 lane None       3 7 8          chunks that can be made anywhere, any time
 lane a.gz       0 1 2          one worker reads a.gz from its beginning
 lane b.gz       4 5 6          nobody else takes from its lane: that would decompress it again from the start
@@ -10,17 +12,15 @@ import random
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain, count
 from typing import Any, Literal, TypeVar
 
 import msgspec
-import psutil
 
-from forebay.building.build_options import BuildOptions, BuildProgress, check_failures
 from forebay.building.chunk_maker import BuildJob, Job, has_file
 from forebay.building.task import job_document
 from forebay.cache.catalog import (
@@ -31,27 +31,121 @@ from forebay.cache.catalog import (
     load_generation,
     sound_record,
 )
-from forebay.cache.claims import BuilderBeat, Claims, Heartbeat, OtherBuilders, builder_owners, is_dead, read_builder
+from forebay.cache.claims import (
+    LEASE_SECONDS,
+    BuilderBeat,
+    Claims,
+    Heartbeat,
+    OtherBuilders,
+    builder_owners,
+    is_dead,
+    read_builder,
+)
+from forebay.cache.plan import Plan
 from forebay.cache.publish import differing_versions, handed_chunks, publish
-from forebay.cache.records import Progress
-from forebay.engine.base import Died, Done, Engine, Event, Failed, TaskDocument, peak_bytes
+from forebay.cache.records import OnProgress, Progress
+from forebay.engine.base import Died, Done, Engine, Event, Failed, MemoryGovernor, TaskDocument
 from forebay.errors import (
     BuildFailed,
     BuildStopped,
     ChunkFailed,
     DiskFull,
     ForebayError,
-    MemoryTooSmall,
     NotForebay,
     RecipeInvalid,
     SourceChanged,
     WorkersFailed,
 )
 from forebay.format import layout
-from forebay.format.chunk import ChunkRecord
+from forebay.format.chunk import FAILED, ChunkRecord, is_counted_by_recipe
 from forebay.format.generation import Generation, HandedChunks
 from forebay.format.tensors import hmac_key
+from forebay.recipe import AnyRecipe, fields_of, hooks_of
+from forebay.source import check_failures
 from forebay.store.base import Missing, Store, is_full, this_process
+
+PUBLISH_SECONDS = 60.0
+PHASES = ("listing", "planning", "making", "writing", "publishing")  # in the order of reports
+
+
+class PhaseClock:
+    """How long each phase of a build took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.add(phase, time.monotonic() - started)
+
+    def add(self, phase: str, seconds: float) -> None:
+        known = {**self.seconds, phase: self.seconds.get(phase, 0.0) + seconds}
+        self.seconds = {name: known[name] for name in PHASES if name in known}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """How to run a build; nothing of it changes a byte."""
+
+    workers: int
+    host: str
+    versions: Mapping[str, str]
+    memory_limit: int | None = None
+    max_failures: int | float | None = None  # a count, or a share below 1
+    lease_seconds: float = LEASE_SECONDS
+    publish_seconds: float = PUBLISH_SECONDS
+    begin_at: float | None = None  # the share of the chunks after which to begin
+    planned: Plan | None = None  # the plan that the caller wrote or compared with the source
+    kept_limit: int | float | None = None  # of failures, for later commands
+    clock: PhaseClock = field(default_factory=PhaseClock)
+    on_progress: OnProgress = lambda progress: None
+
+
+@dataclass(slots=True)
+class BuildProgress:
+    """What happened so far."""
+
+    total: int
+    present: int = 0
+    unlisted: frozenset[int] = frozenset()  # those of `present` that no generation listed when the build began
+    records: dict[int, ChunkRecord] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    deaths: list[str] = field(default_factory=list)
+    rows: int = 0
+    samples: int = 0
+    failures: int = 0
+    read: int = 0
+    written_bytes: int = 0
+    note: str = ""
+    warnings: list[str] = field(default_factory=list)  # for the report
+    sums: Counter[str] = field(default_factory=Counter)  # of the statistics of the chunks made
+    reasons: Counter[str] = field(default_factory=Counter)  # why samples of them failed
+    newest: Generation | None = None  # the last generation that this builder read or wrote
+
+    @property
+    def done(self) -> int:
+        return self.present + len(self.records)
+
+    def add(self, record: ChunkRecord) -> None:
+        self.records[record.chunk] = record
+        self.rows += record.rows
+        self.samples += record.samples
+        self.failures += record.failures
+        self.written_bytes += record.size
+        numbers = {name: value for name, value in record.statistics.items() if not isinstance(value, list)}
+        failed = {name: int(value) for name, value in numbers.items() if name.startswith(FAILED)}
+        self.sums.update({name: value for name, value in numbers.items() if is_counted_by_recipe(name)})
+        self.reasons.update({name.removeprefix(FAILED): count for name, count in failed.items()})
+
+    def figures(self, recipe: AnyRecipe) -> dict[str, Any]:
+        """What the recipe derives from the chunks made so far."""
+        holds = {"chunks": len(self.records), "rows": self.rows, "bytes": self.written_bytes}
+        return hooks_of(recipe).figures(fields_of(recipe), self.sums, holds) if self.records else {}
+
 
 Answer = Literal["mine", "done", "busy"]
 
@@ -142,76 +236,6 @@ class ChunkSchedule:
                 self._open[slot] = self._line.popleft()
         self.pending -= 1
         return self._lanes[mine].popleft()
-
-
-_MARGIN = 1.15
-_TYPICAL = 0.8
-_ENOUGH = 2
-
-
-class MemoryGovernor:
-    """Begins with one worker, then allows as many as the measured peak of one leaves room for.
-
-    Only a chunk that weighs about as much as the heaviest says what a worker needs, and the second one, for a worker
-    writes one chunk while it makes the next; one worker works until then.
-    """
-
-    def __init__(self, limit: int | None, workers: int, heaviest: int) -> None:
-        self._limit = limit
-        self._workers = workers
-        self._heaviest = heaviest
-        self._peak = 0
-        self._weighed = 0
-        self._allowed: int | None = None
-        self._warned = False
-        self._before = peak_bytes()  # of this process, whatever it did
-
-    def check_before(self, engine: Engine) -> None:
-        """Refuse a limit that cannot hold this process and a worker with the heaviest slice, before it is passed."""
-        if self._limit is None:
-            return
-        if not engine.usage().pids:
-            raise ValueError("memory_limit bounds processes on this machine; leave it out with workers elsewhere")
-        needed = psutil.Process().memory_info().rss + self._heaviest
-        if needed > self._limit:
-            raise MemoryTooSmall(self._limit, needed)
-
-    def warning(self, engine: Engine) -> str:
-        """What to say, once, of a limit that was passed with no chunk left that could be refused."""
-        if self._limit is None or not self._peak or self._warned:
-            return ""
-        needed = self._needed(engine)
-        if needed <= self._limit:
-            return ""
-        self._warned = True
-        return f"the memory limit of {self._limit:,} bytes was passed: about {needed:,} were needed"
-
-    def _needed(self, engine: Engine, margin: float = 1.0) -> int:
-        """What this process and one worker take; a worker that is this process has a peak from before the build."""
-        own: int = psutil.Process().memory_info().rss
-        if not engine.usage().in_process:
-            return own + int(self._peak * margin)
-        return self._peak if self._peak > self._before else own
-
-    def take(self, event: Event, weight: int) -> None:
-        if isinstance(event, Done) and weight >= _TYPICAL * self._heaviest:
-            self._peak = max(self._peak, event.peak_bytes)
-            self._weighed += 1
-
-    def steer(self, engine: Engine, left: int) -> None:
-        """Resize the engine when a higher peak, or the first one, was seen."""
-        if self._limit is None or not self._peak or not left:
-            return
-        if self._needed(engine, _MARGIN) > self._limit:
-            raise MemoryTooSmall(self._limit, self._needed(engine, _MARGIN))
-        if self._weighed < _ENOUGH or engine.usage().in_process:
-            return
-        own = psutil.Process().memory_info().rss
-        allowed = int((self._limit - own) // (self._peak * _MARGIN))
-        wanted = max(1, min(allowed, self._workers, left))
-        if wanted != self._allowed:
-            engine.resize(wanted)
-            self._allowed = wanted
 
 
 PAUSES = (0.05, 0.2, 0.8, 2.0)  # seconds, one after the other

@@ -10,7 +10,6 @@ from typing import TypeGuard
 import msgspec
 import numpy as np
 
-from forebay.building.build_options import Reasons
 from forebay.building.dedup import DuplicateFilter
 from forebay.building.planning import wait_until_settled
 from forebay.cache.catalog import (
@@ -28,7 +27,7 @@ from forebay.cache.catalog import (
     read_recipe_document,
 )
 from forebay.cache.plan import Plan, load_plan, named_in
-from forebay.cache.source_check import is_made_from, part_sum, reusable_rows
+from forebay.cache.source_check import is_made_from, reusable_rows
 from forebay.columns import Array, Columns, Ragged
 from forebay.errors import (
     ChunkCorrupt,
@@ -64,10 +63,12 @@ from forebay.source import (
     Failure,
     Part,
     PartDigest,
+    Reasons,
     Sample,
     SampleBatch,
     Source,
     SourceFile,
+    part_sum,
 )
 from forebay.store.base import Missing, Pieces, Store, holds
 

@@ -12,7 +12,6 @@ Runs and blocks are kept in the order of the source, and every sort is stable: o
 comes first.
 """
 
-import os
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,24 +23,14 @@ import numpy as np
 import xxhash
 from numpy.typing import DTypeLike
 
-from forebay.building.planning import OnCut
-from forebay.cache.plan import (
-    Identities,
-    KeptResults,
-    LeftOut,
-    Plan,
-    Segment,
-    decode_segment,
-    kept_identities,
-    load_identities,
-)
+from forebay.building.planning import OnCut, scratch_folder
+from forebay.cache.plan import Identities, KeptResults, LeftOut, Plan, Segment, kept_identities
 from forebay.columns import Array
-from forebay.errors import Damaged, ForebayError, RecipeInvalid
-from forebay.format import layout
+from forebay.errors import ForebayError, RecipeInvalid
 from forebay.format.tensors import as_bytes
-from forebay.recipe import Identity, Recipe, fingerprint, identity_of
+from forebay.recipe import Identity, Recipe, fingerprint
 from forebay.source import Failure, Sample, Source
-from forebay.store.base import Buffer, Store, load_index
+from forebay.store.base import Buffer, Store
 
 
 class Scratch(AbstractContextManager["Scratch"]):
@@ -65,20 +54,6 @@ class Scratch(AbstractContextManager["Scratch"]):
         if self._file.tell() == 0:
             return np.empty(0, dtype)
         return np.memmap(self._file, dtype, "r+").view(np.ndarray)
-
-
-def scratch_folder(store: Store) -> str | None:
-    """A folder on the disk that the cache is on, None (the system's choice) where it is on none.
-
-    It is never made for the purpose: a cache that is not there yet will be made in the folder above it.
-    """
-    root = store.local_path("")
-    if root is None:
-        return None
-    folder = os.path.abspath(root)
-    while not os.path.isdir(folder):
-        folder = os.path.dirname(folder)
-    return folder
 
 
 RECORD_BYTES = 144  # what merging holds at a time for one record of 24 bytes: its block, its order, and copies
@@ -296,44 +271,19 @@ SORT_BYTES = 256 * 1024 * 1024
 LIMIT_SHARE = 4  # a fourth of a memory limit, where that is less
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Draft:
-    """A segment that is not in the plan yet, and the file of identities that goes with it, if any."""
-
-    segment: Segment
-    identities: Sequence[Buffer] = ()
-
-    def append(self, store: Store) -> bool:
-        """Make it part of the plan; False where another planner was first. The identities are there before it is."""
-        number, digest = self.segment.number, self.segment.identities
-        key = layout.identities(number, digest)
-        if self.identities and not store.create(key, self.identities) and not _is_sound(store, self.segment):
-            store.replace(key, self.identities)
-        place = layout.plan_segment(number)
-        created = store.create(place, self.segment.encode())
-        if not created and self.identities:
-            first, _ = decode_segment(load_index(store, place), store.address, place)
-            if first.identities != digest:
-                store.delete(key)
-        return created
-
-
 def deduplicate(
     store: Store,
     source: Source,
     recipe: Recipe,
+    identity: Identity,
     segment: Segment,
     earlier: Plan,
     on_cut: OnCut,
     memory_limit: int | None = None,
     kept_results: KeptResults | None = None,
     read_ahead: ReadAhead | None = None,
-) -> Draft:
-    """A segment that continues a plan, without what repeats earlier samples if its recipe wants that."""
-    identity = identity_of(recipe)
-    _check_as_before(store, recipe, earlier)
-    if identity is None:
-        return Draft(segment)
+) -> tuple[Segment, Sequence[Buffer]]:
+    """A segment that continues a plan, without what repeats earlier samples, and its file of identities."""
     kept = kept_identities(store, earlier)
     budget = SORT_BYTES if memory_limit is None else min(SORT_BYTES, memory_limit // LIMIT_SHARE)
     found = kept_results if int(segment.weights().sum()) >= LEAST_WEIGHT[source.unit] else None
@@ -343,7 +293,7 @@ def deduplicate(
     search = Search(source, identity, kept, max(1, budget // RECORD_BYTES), scratch_folder(store), found, of_recipe)
     tensors, identities = search.run(segment, on_cut)
     sealed = identities.encode(segment.number)
-    return Draft(segment.without_duplicates(tensors, bytes(sealed[-1]).hex()), sealed)
+    return segment.without_duplicates(tensors, bytes(sealed[-1]).hex()), sealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,26 +365,3 @@ def _any_holds(kept: Iterable[Identities], run: Run) -> Array:
     for identities in kept:
         known |= identities.holds(run.high, run.low)
     return known
-
-
-def _check_as_before(store: Store, recipe: Recipe, earlier: Plan) -> None:
-    """Refuse where older samples were compared by another rule: new ones could not be compared with them."""
-    judged = [bool(segment.identities) for segment in earlier.segments]
-    if identity_of(recipe) is not None and not all(judged):
-        raise RecipeInvalid(
-            f"the recipe '{recipe.kind}' leaves out duplicates, but the cache at '{store.address}' was planned without "
-            f"looking for them; build a new cache"
-        )
-    if identity_of(recipe) is None and any(judged):
-        raise RecipeInvalid(
-            f"the cache at '{store.address}' was planned without duplicates, but the recipe '{recipe.kind}' has no "
-            f"`identity` to find more of them; give it back, or build a new cache"
-        )
-
-
-def _is_sound(store: Store, segment: Segment) -> bool:
-    try:
-        load_identities(store, segment)
-    except Damaged:
-        return False
-    return True

@@ -1,44 +1,77 @@
-"""From what a caller asks for to runs of a build: which chunks, by which job, in which order."""
+"""Build a layer: from what a caller asks for to runs of a build.
+
+BuildRequest ─▶ build_layer ─▶ begin.py: recipe, plan ─▶ LayerBuild ─▶ build_chunks ─▶ builder.py: Build, in runs
+                                                         which chunks, by which job, in which order
+"""
 
 import os
+import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
+from itertools import chain
+from typing import Any, cast
 
-from forebay.building.build_options import BuildOptions, BuildProgress, Reasons, allows_all
-from forebay.building.builder import Build, Weigh, with_retries
+import msgspec
+
+from forebay.building.begin import (
+    check_destination,
+    check_kind,
+    check_start,
+    prepare_base,
+    prepare_layer,
+    released,
+    resolve_recipe,
+)
+from forebay.building.builder import (
+    PUBLISH_SECONDS,
+    Build,
+    BuildOptions,
+    BuildProgress,
+    PhaseClock,
+    Weigh,
+    with_retries,
+)
 from forebay.building.chunk_maker import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob, has_file
 from forebay.building.planning import SourceListing
+from forebay.building.task import CensusTakers, preload_document
 from forebay.cache.catalog import (
     UNPUBLISHED,
     Snapshot,
     check_index,
-    chunk_files,
-    layers_of,
     newest_generation,
     open_chunk,
     outdated_chunks,
-    read_cache_document,
-    sound_record,
+    read_recipe_document,
 )
-from forebay.cache.claims import OtherBuilders, is_abandoned, read_claims
-from forebay.cache.plan import Plan, Segment, unreadable_note
-from forebay.cache.publish import differing_versions, listed_plan, listed_revision, publish, publish_found
-from forebay.cache.records import BuildReport
-from forebay.cache.source_check import Freshness, check_freshness, check_kind, reported, source_changed
+from forebay.cache.claims import LEASE_SECONDS, OtherBuilders
+from forebay.cache.clean import drop_layers, unbind
+from forebay.cache.plan import Plan, unreadable_note
+from forebay.cache.publish import (
+    builder_versions,
+    differing_versions,
+    listed_plan,
+    listed_revision,
+    publish,
+    publish_found,
+)
+from forebay.cache.records import BuildReport, OnProgress, Progress
+from forebay.cache.source_check import Freshness, compare_content, reported, source_changed
 from forebay.columns import Array
+from forebay.engine import InlineEngine, LocalEngine
 from forebay.engine.base import Engine
 from forebay.errors import (
     BuildFailed,
     BuildStopped,
-    CacheNotFound,
     ChunkFailed,
-    DiskFull,
     ForebayError,
     InputIncomplete,
+    LibraryMissing,
     NothingMade,
+    RecipeInvalid,
     SourceChanged,
     SourceEmpty,
     SourceMoving,
@@ -47,102 +80,125 @@ from forebay.errors import (
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
-from forebay.format.layout import MAX_REVISION
-from forebay.format.tensors import hmac_key
-from forebay.recipe import LayerRecipe, Recipe, fields_of, hooks_of
-from forebay.source import CHANGED_MEANWHILE, FileTable, SourceFile
-from forebay.store.base import Store, is_full
+from forebay.format.tensors import hmac_key, short_key_note
+from forebay.recipe import (
+    AnyRecipe,
+    LayerRecipe,
+    Recipe,
+    RecipeDocument,
+    fields_of,
+    hooks_of,
+    input_layers,
+    is_same_recipe,
+    reads_of,
+    versions_of,
+)
+from forebay.source import (
+    CHANGED_MEANWHILE,
+    FileTable,
+    Reasons,
+    Source,
+    SourceFile,
+    allows_all,
+    check_failures,
+    differing_files,
+)
+from forebay.store.base import Store, naming_full_disk
+
+ENGINES = ("inline", "local", "ray")
 
 
-def check_something_made(store: Store, layer: str, table: ChunkTable) -> None:
-    """Raise where a base layer has no row: there is nothing to train on."""
-    samples, failures = (int(table.numbers[name].sum()) for name in ("samples", "failures"))
-    if int(table.rows.sum()):
-        return
-    if not samples:
-        raise SourceEmpty(store.address, "the source has no samples")
-    if not failures:
-        raise SourceEmpty(store.address, f"the recipe made no row of {samples:,} sample(s)")
-    reasons = Reasons(one for record in table.records() for one in open_chunk(store, layer, record).failures())
-    raise NothingMade(store.address, failures, *reasons.most_frequent(), reasons.advice())
+@dataclass(frozen=True, slots=True)
+class BuildRequest:
+    """The arguments that `build`, `grow`, `refresh` and `repair` share."""
+
+    workers: int | None = None  # 0: in this process; None: as many as the recipe asks for, or one per core
+    memory_limit: int | None = None
+    max_failures: int | float | None = None
+    skip_unreadable: bool = False
+    lease_seconds: float = LEASE_SECONDS
+    on_progress: OnProgress | None = None
+    engine: "str | Engine | None" = None  # a name of ENGINES, an engine, None: by `workers`
+    begin_at: float | None = None  # the share of the chunks after which to begin; None: at the first, or anywhere
+
+    def holding(self, newest: Generation | None) -> "BuildRequest":
+        """The same request, with the limit of failures that the cache was built with where the caller names none."""
+        kept = None if newest is None else newest.max_failures
+        return replace(self, max_failures=kept) if self.max_failures is None else self
+
+    def options(self, versions: Mapping[str, str], source: Source | None, engine: Engine) -> BuildOptions:
+        """What a build runs by; `versions` are those of the recipe."""
+        return BuildOptions(
+            workers=self.slots(engine),
+            host=socket.gethostname(),
+            versions=builder_versions(versions),
+            memory_limit=self.memory_limit,
+            max_failures=self.max_failures,
+            lease_seconds=self.lease_seconds,
+            publish_seconds=PUBLISH_SECONDS,
+            begin_at=self.begin_at,
+            on_progress=_in_bytes(source, self.on_progress or silent),
+        )
+
+    def open_engine(self) -> Engine:
+        """The engine that makes chunks; one that the caller passed is used as it is."""
+        if isinstance(self.engine, Engine):
+            return self.engine
+        name = self.engine or "local"
+        if name not in ENGINES:
+            raise ValueError(f"engine is {name!r}; one of {', '.join(map(repr, ENGINES))} or an Engine is expected")
+        if name == "ray":
+            return ray_engine()
+        return InlineEngine() if name == "inline" or self.workers == 0 else LocalEngine()
+
+    def slots(self, engine: Engine) -> int:
+        """How many chunks are made at once."""
+        return engine.capacity() if self.workers is None else worker_count(self.workers)
 
 
-def unbind(store: Store, layer: str) -> bool:
-    """Remove what a build of a base layer that made no row has left, so that another command can use the root.
-
-    Nothing is removed where a generation, a row, another layer or another builder's claim is there. Chunks go first
-    and `cache.json` last: whatever is left when this is interrupted belongs together.
-    """
+def ray_engine(**options: Any) -> Engine:
+    """A `RayEngine`; the library is imported only now."""
     try:
-        base = read_cache_document(store).base
-    except CacheNotFound:
-        return False
-    if base != layer or layers_of(store) not in ([layer], []) or newest_generation(store) is not None:
-        return False
-    if any(claim.state == "working" and not is_abandoned(claim) for claim in read_claims(store, layer).values()):
-        return False
-    files = chunk_files(store, layer)
-    records = [sound_record(store, layer, chunk, revision) for chunk, revision in files.items()]
-    if any(record is None or record.rows for record in records):
-        return False
-    prefixes = (
-        layout.layer_folder(layer),
-        layout.claims_folder(layer),
-        layout.BUILDERS,
-        layout.PLAN,
-        layout.IDENTITIES,
-    )
-    keys = [entry.key for prefix in prefixes for entry in store.entries(prefix) if layout.is_known(entry.key, {layer})]
-    for key in sorted(keys, key=lambda key: layout.parse_chunk(key) is None or key.startswith(layout.PLAN)):
-        store.delete(key)
-    store.delete(layout.CACHE)
-    root = store.local_path("")
-    if root is not None:
-        _remove_empty_folders(root, layer)
-    return True
+        module = import_module("forebay.engine.ray")
+    except ModuleNotFoundError as error:
+        raise LibraryMissing("ray", "engine='ray'", "ray") from error
+    engine: Engine = module.RayEngine(**options)
+    return engine
 
 
-def take_back(store: Store) -> int:
-    """Remove segments at the end of the plan of which no row was made and that nobody works on, with their files.
-
-    What a generation lists stays, as does a segment with rows: the next command finishes it. Returns how many
-    segments are left.
-    """
-    while True:
-        snapshot = Snapshot.take(store)
-        newest, plan = snapshot.newest, snapshot.plan
-        number = len(plan.segments) - 1
-        if newest is None or number < len(newest.plan):
-            return len(plan.segments)
-        segment, layers = plan.segments[number], snapshot.layers()
-        claims = (claim for layer in layers for claim in read_claims(store, layer).values())
-        made = [(layer, *one) for layer in layers for one in _made_for(snapshot, segment, layer)]
-        if any(claim.state == "working" and not is_abandoned(claim) for claim in claims):
-            return len(plan.segments)
-        if any((record := sound_record(store, *one)) is None or record.rows for one in made):
-            return len(plan.segments)
-        for one in made:
-            store.delete(layout.chunk(*one))
-        store.delete(layout.plan_segment(number))
+def worker_count(workers: int | None) -> int:
+    """How many processes make chunks."""
+    if workers is None:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not isinstance(workers, int) or workers < 0:
+        raise ValueError(
+            f"workers must be 0 (this process), a positive number, or None (one per core); got {workers!r}"
+        )
+    return max(1, workers)
 
 
-def _made_for(snapshot: Snapshot, segment: Segment, layer: str) -> list[tuple[int, int]]:
-    """(chunk, revision) of files that are there because a segment asks for them."""
-    asked = segment.asked(layer) if segment.amends else dict.fromkeys(segment.chunk_numbers.tolist(), 0)
-    return [(chunk, now) for chunk, now in snapshot.chunk_files(layer).items() if now >= asked.get(chunk, MAX_REVISION)]
+def silent(progress: Progress) -> None:
+    """Nobody listens."""
 
 
-def _remove_empty_folders(root: str, layer: str) -> None:
-    """Remove the folders that a build made, each only if nothing is in it; the root may be the user's."""
-    inner, outer = (layout.layer_folder(layer), layout.claims_folder(layer)), (layout.LAYERS, layout.CLAIMS)
-    for folder in (*inner, *outer, layout.BUILDERS, layout.PLAN, layout.IDENTITIES):
-        path = os.path.join(root, folder).rstrip("/")
-        if not os.path.islink(os.path.dirname(path)) or os.path.dirname(path) == root:
-            with suppress(OSError):
-                os.rmdir(path)
+def show_planning(options: BuildOptions, done: int, total: int, passed: int) -> None:
+    options.on_progress(Progress(phase="planning", done=done, total=total, unit="files", read_bytes=passed))
 
 
-LOOKS = 3  # how often a source that changes while it is read is looked at again
+def show_note(options: BuildOptions, note: str) -> None:
+    options.on_progress(Progress(phase="planning", done=0, total=0, unit="files", note=note))
+
+
+def _in_bytes(source: Source | None, on_progress: OnProgress) -> OnProgress:
+    """Progress of a source that counts samples has no number of bytes."""
+    if source is None or source.unit == "bytes":
+        return on_progress
+
+    def without_bytes(progress: Progress) -> None:
+        reads_the_cache = progress.phase == "verifying"
+        on_progress(progress if reads_the_cache else msgspec.structs.replace(progress, read_bytes=0))
+
+    return without_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +230,171 @@ class LayerBuild:
         return replace(self, notes=(*notes, *self.notes))
 
 
+LONG_WORK_BYTES = 64 * 1024 * 1024
+# Checks the chunks that are there, repairs them, and returns what there is to say of it.
+CheckFirst = Callable[[Store, Source | None, AnyRecipe, Engine, BuildOptions], tuple[str, ...]]
+
+
+def build_layer(
+    store: Store,
+    source: Source | None,
+    recipe: AnyRecipe,
+    layer: str,
+    mode: str,
+    start_chunk: int | None,
+    end_chunk: int | None,
+    request: BuildRequest,
+    check_first: CheckFirst | None = None,
+) -> BuildReport:
+    """Make what is missing of a layer, in an inclusive range of chunks; `check_first` sees to those that are there."""
+    _check_range(start_chunk, end_chunk)
+    refuse_tier(store)
+    source = None if source is None else check_is_source(source)
+    request = with_workers(request, recipe, source)
+    with closing(request.open_engine()) as engine, released(recipe) as said:
+        snapshot = Snapshot.take(store)
+        if snapshot.newest is None:
+            check_destination(store)
+        listing = None if source is None else SourceListing(source, store)
+        clock = PhaseClock()
+        if listing is not None:
+            with clock.during("listing"):
+                is_long = _is_long_work(listing)
+            if is_long and snapshot.newest is None:
+                with suppress(ForebayError):  # what has no document is refused when the work starts
+                    engine.preload(preload_document(recipe), 1 if request.memory_limit else request.slots(engine))
+        with clock.during("planning"):
+            settled, notes = resolve_recipe(store, listing, recipe, layer)
+            notes = (*notes, *(listing.notes if listing is not None else ()), *short_key_note(hmac_key()))
+            options = replace(request.options(versions_of(settled), source, engine), clock=clock)
+            place = _prepared(snapshot, listing, settled, layer, options, request.skip_unreadable, start_chunk, engine)
+        check_start(store.address, start_chunk, max(place.chunks, default=-1) + 1)
+        place = place.noting(notes)
+        if check_first is not None and snapshot.newest is not None:
+            place = place.noting(check_first(store, source, settled, engine, options))
+        report = build_chunks(place, in_order(place.chunks, mode, start_chunk, end_chunk), engine, options)
+    # Also of chunks that were there: the same command must not succeed when it is run again.
+    check_failures(store.address, report.failures, report.samples, request.max_failures)
+    return msgspec.structs.replace(report, notes=(*report.notes, *said))
+
+
+def replace_layers(store: Store, recipes: Mapping[str, AnyRecipe]) -> tuple[str, ...]:
+    """Drop those layers that other recipes have made, or that were made from a layer that is dropped."""
+    kept = {layer: one for layer in recipes if (one := read_recipe_document(store, layer)) is not None}
+    others = {layer for layer in kept if _is_other(store, kept[layer], recipes[layer])}
+    for layer in sorted(kept, key=lambda name: len(input_layers(kept[name]))):
+        others |= {layer} if others & input_layers(kept[layer]).keys() else set()
+    if others:
+        drop_layers(store, sorted(others))
+    return tuple(sorted(others))
+
+
+def _is_other(store: Store, kept: RecipeDocument, recipe: AnyRecipe) -> bool:
+    settled, _ = resolve_recipe(store, None, recipe, kept.layer)
+    return not is_same_recipe(kept, settled)
+
+
+def check_is_source(source: object) -> Source:
+    if not isinstance(source, Source):
+        raise TypeError(
+            f"a source is needed, for instance fb.sources.lines('data/*.jsonl'), not {type(source).__name__}"
+        )
+    return source
+
+
+def check_is_recipe(recipe: object) -> None:
+    if not isinstance(recipe, Recipe | LayerRecipe):
+        raise TypeError(f"a recipe is needed, for instance fb.ImageRecipe(size=224), not {type(recipe).__name__}")
+
+
+def refuse_tier(store: Store) -> None:
+    """A cache among the files of a tier would be taken for neither."""
+    folder = store.local_path("")
+    if folder is not None and all(os.path.isfile(os.path.join(folder, name)) for name in ("data.mdb", "users")):
+        raise ForebayError(
+            f"'{store.address}' holds a tier (data.mdb), which CachedImages and `forebay warm` fill; "
+            "build the cache into another folder"
+        )
+
+
+def with_workers(request: BuildRequest, recipe: AnyRecipe, source: Source | None = None) -> BuildRequest:
+    """The processes that a recipe or a source asks for here, where nobody says; a cluster has its resources."""
+    if request.engine not in (None, "local") or request.workers is not None:
+        return request
+    wanted = hooks_of(recipe).workers
+    if wanted is None and source is not None and request.memory_limit is None:
+        wanted = source.workers()
+    return replace(request, workers=wanted)
+
+
+def _is_long_work(listing: SourceListing) -> bool:
+    """Whether there is enough to do that workers should start while it is planned."""
+    return sum(file.size for file in listing.files) >= LONG_WORK_BYTES
+
+
+def _prepared(
+    snapshot: Snapshot,
+    listing: SourceListing | None,
+    recipe: AnyRecipe,
+    layer: str,
+    options: BuildOptions,
+    skip_unreadable: bool,
+    start_chunk: int | None,
+    engine: Engine,
+) -> LayerBuild:
+    """A layer's work, begun now if it is new."""
+    if reads_of(recipe):
+        if snapshot.newest is not None:
+            table = snapshot.newest.table(snapshot.newest.base)
+            check_start(snapshot.store.address, start_chunk, max(table.chunks.tolist(), default=-1) + 1)
+        prepare_layer(snapshot.store, recipe, layer)
+        return layer_workplace(snapshot, cast(LayerRecipe, recipe), layer)
+    if listing is None:
+        raise RecipeInvalid(f"the recipe '{recipe.kind}' makes base rows and needs a source")
+    base, show = cast(Recipe, recipe), partial(show_planning, options)
+    slots = 1 if options.memory_limit else options.workers
+    with naming_full_disk(snapshot.store, listing.weight):
+        begun = prepare_base(
+            snapshot,
+            listing,
+            base,
+            layer,
+            show,
+            options.memory_limit,
+            options.max_failures,
+            skip_unreadable,
+            on_note=partial(show_note, options),
+            start_chunk=start_chunk,
+            read_ahead=CensusTakers(engine, slots, snapshot.store, listing.source, base, show),
+        )
+    place = base_workplace(begun, listing, base, layer, begun.plan, skip_unreadable, known=snapshot.plan)
+    return with_same_source(place, begun.plan, listing)
+
+
+def _check_range(start: int | None, end: int | None) -> None:
+    for name, chunk in (("start_chunk", start), ("end_chunk", end)):
+        if chunk is not None and chunk < 0:
+            raise ValueError(f"{name} must be at least 0 (got {chunk})")
+    if start is not None and end is not None and start > end:
+        raise ValueError(f"start_chunk must be at most end_chunk (got {start} and {end})")
+
+
+def check_something_made(store: Store, layer: str, table: ChunkTable) -> None:
+    """Raise where a base layer has no row: there is nothing to train on."""
+    samples, failures = (int(table.numbers[name].sum()) for name in ("samples", "failures"))
+    if int(table.rows.sum()):
+        return
+    if not samples:
+        raise SourceEmpty(store.address, "the source has no samples")
+    if not failures:
+        raise SourceEmpty(store.address, f"the recipe made no row of {samples:,} sample(s)")
+    reasons = Reasons(one for record in table.records() for one in open_chunk(store, layer, record).failures())
+    raise NothingMade(store.address, failures, *reasons.most_frequent(), reasons.advice())
+
+
+LOOKS = 3  # how often a source that changes while it is read is looked at again
+
+
 def base_workplace(
     snapshot: Snapshot,
     listing: SourceListing,
@@ -193,7 +414,7 @@ def base_workplace(
     check_kind(store, source, plan)
     is_known = known is not None and known.digests == plan.digests
     listed = listing.walked if is_known else ()
-    fresh = check_freshness(store, source, plan, layer, snapshot.table(layer), made=made, listed=listed)
+    fresh, changed = _since_planned(snapshot, source, layer, plan, made, listed)
     job = BaseJob(
         store, layer, recipe, source, fresh.now, plan.digests, skip_unreadable, newest.number if newest else None, plan
     )
@@ -208,12 +429,30 @@ def base_workplace(
         range(len(plan)),
         plan.streams(),
         plan.weight_of,
-        reported(source, plan, fresh.changed),
+        changed,
         _notes(listing.apart, plan, fresh),
         frozenset(fresh.missing),
         again=again,
         changed_paths=frozenset(fresh.changed),
     )
+
+
+def _since_planned(
+    snapshot: Snapshot,
+    source: Source,
+    layer: str,
+    plan: Plan,
+    made: Mapping[int, ChunkRecord] | None,
+    listed: Iterable[SourceFile],
+) -> tuple[Freshness, dict[str, str]]:
+    """What has become of the planned files, and those with other content by the name of what was edited."""
+    differing = differing_files(source, (file for _, file in plan.files.items()), listed)
+    first = next(differing, None)
+    if first is None:
+        return Freshness(), {}
+    found = chain([first], differing)  # one after the other: there may be millions
+    fresh = compare_content(snapshot.store, source, plan, layer, snapshot.table(layer), found, made)
+    return fresh, reported(source, plan, fresh.changed)
 
 
 def with_same_source(place: LayerBuild, plan: Plan, listing: SourceListing) -> LayerBuild:
@@ -264,14 +503,9 @@ def layer_workplace(snapshot: Snapshot, recipe: LayerRecipe, layer: str) -> Laye
 
 def build_chunks(place: LayerBuild, wanted: Iterable[int], engine: Engine, options: BuildOptions) -> BuildReport:
     """Make the missing ones of some chunks, in this order, and publish."""
-    try:
+    store = place.job.store
+    with naming_full_disk(store, lambda: max((one.size for one in store.entries(layout.GENERATIONS)), default=0)):
         return _build_missing(place, wanted, engine, options)
-    except OSError as error:
-        store = place.job.store
-        if not is_full(error):
-            raise
-        next_generation = max((entry.size for entry in store.entries(layout.GENERATIONS)), default=0)
-        raise DiskFull(store.address, next_generation, store.free_bytes() or 0) from error
 
 
 def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, options: BuildOptions) -> BuildReport:

@@ -23,7 +23,6 @@ from typing import get_args
 import msgspec
 import numpy as np
 
-from forebay.building.build_options import Reasons
 from forebay.cache.catalog import read_recipe_document
 from forebay.cache.plan import KeptResults, Plan, Unreadable, identity_facts, load_plan, unreadable_note
 from forebay.cache.records import Estimate
@@ -37,6 +36,7 @@ from forebay.source import (
     Failure,
     Listing,
     Part,
+    Reasons,
     Sample,
     SampleBatch,
     Source,
@@ -444,6 +444,20 @@ def _run(source: Source, files: Sequence[SourceFile], index: int, piece: int) ->
 
 LOOKS = 3  # how often a file that changes while it is cut is looked at again
 OnCut = Callable[[int, int, int], None]  # files cut so far, files in all, weight passed so far
+
+
+def scratch_folder(store: Store) -> str | None:
+    """A folder on the disk that the cache is on, None (the system's choice) where it is on none.
+
+    It is never made for the purpose: a cache that is not there yet will be made in the folder above it.
+    """
+    root = store.local_path("")
+    if root is None:
+        return None
+    folder = os.path.abspath(root)
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    return folder
 
 
 def cut_source(

@@ -18,18 +18,20 @@ from typing import cast
 
 from forebay.building.begin import (
     check_kept_texts,
+    check_kind,
     is_unsigned,
     kept_recipe,
     kept_workers,
     prepare_layer,
     recipe_until,
+    released,
     resolve_recipe,
     source_for,
     unsigned_plan,
 )
-from forebay.building.build_cache import named_alike, read_like
-from forebay.building.build_options import BuildOptions, BuildRequest, check_failures, released
-from forebay.building.layer_build import base_workplace, build_chunks, layer_workplace, take_back
+from forebay.building.builder import BuildOptions
+from forebay.building.grow_cache import named_alike, read_like
+from forebay.building.layer_build import BuildRequest, base_workplace, build_chunks, layer_workplace
 from forebay.building.planning import SourceListing
 from forebay.building.repair_cache import layer_height
 from forebay.cache.catalog import (
@@ -40,6 +42,7 @@ from forebay.cache.catalog import (
     published_record,
     read_cache_document,
 )
+from forebay.cache.clean import take_back
 from forebay.cache.plan import Plan, Segment
 from forebay.cache.publish import builder_versions, listed_plan
 from forebay.cache.records import GONE, RefreshReport
@@ -51,7 +54,6 @@ from forebay.cache.source_check import (
     can_be_read,
     can_grow,
     check_freshness,
-    check_kind,
     reported,
     rows_in,
     source_changed,
@@ -62,7 +64,7 @@ from forebay.errors import ChunkFailed, Damaged, ForebayError, SourceChanged, So
 from forebay.format import layout
 from forebay.format.generation import Generation
 from forebay.recipe import AnnotatedRecipe, AnyRecipe, LayerRecipe, Recipe, versions_of
-from forebay.source import Part, Source, SourceFile
+from forebay.source import Part, Source, SourceFile, check_failures
 from forebay.store.base import Store, wait_until_listed
 
 TRIES = 100  # to amend a plan, while others change it

@@ -19,6 +19,7 @@ from typing import Any, cast
 import msgspec
 
 from forebay.building.begin import (
+    draft_segment,
     first_segment,
     kept_recipe,
     kept_source,
@@ -28,9 +29,9 @@ from forebay.building.begin import (
     sealed_constants,
     source_for,
 )
-from forebay.building.build_options import BuildOptions, BuildRequest
-from forebay.building.dedup import deduplicate
+from forebay.building.builder import BuildOptions
 from forebay.building.layer_build import (
+    BuildRequest,
     LayerBuild,
     base_workplace,
     build_chunks,
@@ -482,7 +483,7 @@ def _identity_bytes(inputs: RepairInputs, generation: Generation, key: str) -> S
     recipe = inputs.recipe_of(read_cache_document(inputs.store).base)
     assert isinstance(recipe, Recipe)
     earlier = plan.first(segment.number)
-    draft = deduplicate(inputs.store, source, recipe, segment, earlier, lambda *_: None)
+    draft = draft_segment(inputs.store, source, recipe, segment, earlier, lambda *_: None)
     if draft.segment.identities != segment.identities:
         raise Damaged(f"'{key}' cannot be put back: the source now has other samples; name a copy with --from COPY")
     return list(draft.identities)
@@ -508,7 +509,7 @@ def _planned_again(inputs: RepairInputs, generation: Generation, key: str) -> Se
     assert isinstance(recipe, Recipe)
     try:
         first = first_segment(source, SourceListing(source, inputs.store).apart, recipe, lambda *_: None)
-        planned = deduplicate(inputs.store, source, recipe, first, Plan((), ()), lambda *_: None).segment
+        planned = draft_segment(inputs.store, source, recipe, first, Plan((), ()), lambda *_: None).segment
     except ForebayError as error:
         raise Damaged(f"{advice} (the source cannot be planned again: {error})") from error
     for segment in (planned, planned.without_change_times()):
@@ -803,3 +804,25 @@ def _stale(snapshot: Snapshot, source: Source | None) -> dict[str, str]:
     except Damaged:  # a plan that could not be put back, which is said already
         return {}
     return {path: f"it {how}; {advice}" for path, how in found.items() if how != GONE}
+
+
+def repair_before_build(
+    store: Store, source: Source | None, recipe: AnyRecipe, engine: Engine, options: BuildOptions
+) -> tuple[str, ...]:
+    """Check every chunk that is there, put right what is bad, and return what there is to say of it."""
+    repaired, _ = repair_with(store, source, recipe, None, lambda index: (engine, options))
+    if repaired.failed:
+        raise BuildFailed(store.address, _by_chunk(repaired.failed))
+    return _repair_notes(repaired)
+
+
+def _repair_notes(report: RepairReport) -> tuple[str, ...]:
+    """What an inverse build found damaged or lost, and put right."""
+    notes = [f"{len(report.restored):,} damaged or lost file(s) were put back as they were"] if report.restored else []
+    notes += [f"'{key}' was replaced by other bytes: {why}" for key, why in report.replaced.items()]
+    return tuple(notes)
+
+
+def _by_chunk(failed: Mapping[str, str]) -> dict[int, str]:
+    parsed = {key: layout.parse_chunk(key) for key in failed}
+    return {chunk[0] if (chunk := parsed[key]) else -1: reason for key, reason in failed.items()}

@@ -3,7 +3,6 @@
 import hashlib
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from typing import NamedTuple
 
@@ -89,8 +88,8 @@ STRANGE_NAMES = 8  # in a row, taken by what is not a generation, before publish
 
 def begin_cache(store: Store, base: str) -> CacheDocument:
     """The cache at a store, begun now if there is none."""
-    with suppress(CacheNotFound):
-        return read_cache_document(store)
+    if (kept := _kept_document(store)) is not None:
+        return kept
     check_layer_name(base)
     fresh = CacheDocument(cache_id=secrets.token_hex(16), base=base)
     store.create(layout.CACHE, [msgspec.json.format(msgspec.json.encode(fresh)) + b"\n"])
@@ -103,10 +102,16 @@ def check_layer_name(layer: str) -> None:
 
 
 def read_cache_document(store: Store) -> CacheDocument:
+    if (kept := _kept_document(store)) is None:
+        raise CacheNotFound(store.address)
+    return kept
+
+
+def _kept_document(store: Store) -> CacheDocument | None:
     try:
         text = read_document(store, layout.CACHE)
-    except Missing as error:
-        raise CacheNotFound(store.address) from error
+    except Missing:
+        return None
     return decode_cache_document(text, store.address, layout.CACHE)
 
 

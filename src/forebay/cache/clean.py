@@ -4,10 +4,14 @@ Dropping layers: a generation without them. Older generations, and readers that 
 
 Their files stay until `clean` removes the generations that list them. A layer of the same name may be built again: its
 chunks get higher revisions than those that were dropped, which never count again.
+
+What a build or `grow` that made no row leaves behind is removed when it ends, so that another command finds no trace.
 """
 
+import os
 import time
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 
 from forebay.cache.catalog import (
     Snapshot,
@@ -19,13 +23,15 @@ from forebay.cache.catalog import (
     outdated_chunks,
     read_cache_document,
     read_recipe_document,
+    sound_record,
 )
 from forebay.cache.claims import Claim, builder_files, claimed, is_abandoned, is_dead, read_builders, read_claims
-from forebay.cache.plan import load_plan
+from forebay.cache.plan import Segment, load_plan
 from forebay.cache.publish import publish_without
 from forebay.cache.records import CleanReport, DropReport
-from forebay.errors import KeyRefused, LayerNeeded, LayerNotFound
+from forebay.errors import CacheNotFound, KeyRefused, LayerNeeded, LayerNotFound
 from forebay.format import layout
+from forebay.format.layout import MAX_REVISION
 from forebay.recipe import input_layers
 from forebay.store.base import Entry, Missing, Owner, Pieces, Store, holds, this_host
 
@@ -276,3 +282,78 @@ def _set_aside(snapshot: Snapshot, layer: str) -> None:
         pass  # it has none
     if holds(store, recipe):
         store.delete(recipe)
+
+
+def unbind(store: Store, layer: str) -> bool:
+    """Remove what a build of a base layer that made no row has left, so that another command can use the root.
+
+    Nothing is removed where a generation, a row, another layer or another builder's claim is there. Chunks go first
+    and `cache.json` last: whatever is left when this is interrupted belongs together.
+    """
+    try:
+        base = read_cache_document(store).base
+    except CacheNotFound:
+        return False
+    if base != layer or layers_of(store) not in ([layer], []) or newest_generation(store) is not None:
+        return False
+    if any(claim.state == "working" and not is_abandoned(claim) for claim in read_claims(store, layer).values()):
+        return False
+    files = chunk_files(store, layer)
+    records = [sound_record(store, layer, chunk, revision) for chunk, revision in files.items()]
+    if any(record is None or record.rows for record in records):
+        return False
+    prefixes = (
+        layout.layer_folder(layer),
+        layout.claims_folder(layer),
+        layout.BUILDERS,
+        layout.PLAN,
+        layout.IDENTITIES,
+    )
+    keys = [entry.key for prefix in prefixes for entry in store.entries(prefix) if layout.is_known(entry.key, {layer})]
+    for key in sorted(keys, key=lambda key: layout.parse_chunk(key) is None or key.startswith(layout.PLAN)):
+        store.delete(key)
+    store.delete(layout.CACHE)
+    root = store.local_path("")
+    if root is not None:
+        _remove_empty_folders(root, layer)
+    return True
+
+
+def take_back(store: Store) -> int:
+    """Remove segments at the end of the plan of which no row was made and that nobody works on, with their files.
+
+    What a generation lists stays, as does a segment with rows: the next command finishes it. Returns how many
+    segments are left.
+    """
+    while True:
+        snapshot = Snapshot.take(store)
+        newest, plan = snapshot.newest, snapshot.plan
+        number = len(plan.segments) - 1
+        if newest is None or number < len(newest.plan):
+            return len(plan.segments)
+        segment, layers = plan.segments[number], snapshot.layers()
+        claims = (claim for layer in layers for claim in read_claims(store, layer).values())
+        made = [(layer, *one) for layer in layers for one in _made_for(snapshot, segment, layer)]
+        if any(claim.state == "working" and not is_abandoned(claim) for claim in claims):
+            return len(plan.segments)
+        if any((record := sound_record(store, *one)) is None or record.rows for one in made):
+            return len(plan.segments)
+        for one in made:
+            store.delete(layout.chunk(*one))
+        store.delete(layout.plan_segment(number))
+
+
+def _made_for(snapshot: Snapshot, segment: Segment, layer: str) -> list[tuple[int, int]]:
+    """(chunk, revision) of files that are there because a segment asks for them."""
+    asked = segment.asked(layer) if segment.amends else dict.fromkeys(segment.chunk_numbers.tolist(), 0)
+    return [(chunk, now) for chunk, now in snapshot.chunk_files(layer).items() if now >= asked.get(chunk, MAX_REVISION)]
+
+
+def _remove_empty_folders(root: str, layer: str) -> None:
+    """Remove the folders that a build made, each only if nothing is in it; the root may be the user's."""
+    inner, outer = (layout.layer_folder(layer), layout.claims_folder(layer)), (layout.LAYERS, layout.CLAIMS)
+    for folder in (*inner, *outer, layout.BUILDERS, layout.PLAN, layout.IDENTITIES):
+        path = os.path.join(root, folder).rstrip("/")
+        if not os.path.islink(os.path.dirname(path)) or os.path.dirname(path) == root:
+            with suppress(OSError):
+                os.rmdir(path)

@@ -10,39 +10,29 @@ import hashlib
 import os
 import time
 from contextlib import suppress
+from functools import partial
 
 from forebay.cache.catalog import Snapshot, check_index, generation_numbers, layers_of, load_generation, read_generation
 from forebay.cache.claims import is_abandoned, read_claims
 from forebay.cache.plan import Plan
 from forebay.cache.records import CopyReport, OnProgress, Progress, RekeyReport
 from forebay.cache.verify import identity_problems, verify_generation
-from forebay.errors import (
-    ChunkCorrupt,
-    ChunkMissing,
-    Damaged,
-    DiskFull,
-    ForebayError,
-    IndexCorrupt,
-    KeyRefused,
-    NothingPublished,
-    is_url,
-)
+from forebay.errors import ChunkCorrupt, ChunkMissing, Damaged, ForebayError, IndexCorrupt, KeyRefused, NothingPublished
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import Generation
 from forebay.format.tensors import MIN_BYTES, VARIABLE
-from forebay.store.base import Missing, Pieces, Store, holds, is_full, load_index, read_document
+from forebay.store.base import Missing, Pieces, Store, holds, is_url, load_index, naming_full_disk, read_document
 
 
 def copy_cache(store: Store, destination: Store, on_progress: OnProgress) -> CopyReport:
     """Copy chunk by chunk, each checked on the way; the generation goes last, so that half a copy cannot be opened."""
-    try:
+    with naming_full_disk(destination, partial(_listed_bytes, store)):
         return _copied(store, destination, on_progress)
-    except OSError as error:
-        if not is_full(error):
-            raise
-        sizes = (int(table.numbers["size"].sum()) for table in load_generation(store).layers.values())
-        raise DiskFull(destination.address, sum(sizes), destination.free_bytes() or 0) from error
+
+
+def _listed_bytes(store: Store) -> int:
+    return sum(int(table.numbers["size"].sum()) for table in load_generation(store).layers.values())
 
 
 def _copied(store: Store, destination: Store, on_progress: OnProgress) -> CopyReport:

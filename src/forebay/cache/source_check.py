@@ -41,13 +41,13 @@ from forebay.cache.catalog import (
 from forebay.cache.plan import Plan
 from forebay.cache.records import GONE
 from forebay.columns import Array
-from forebay.errors import Damaged, ForebayError, HubNotFound, HubUnreachable, SourceChanged, SourceUnreadable, is_url
+from forebay.errors import Damaged, ForebayError, HubNotFound, HubUnreachable, SourceChanged, SourceUnreadable
 from forebay.format import layout
 from forebay.format.chunk import ChunkFile, ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
 from forebay.format.tensors import hmac_key, tag
-from forebay.source import WHOLE_FILE, Part, PartDigest, Source, SourceFile, settling_seconds
-from forebay.store.base import MAX_DOCUMENT_BYTES, Missing, Store, read_document
+from forebay.source import WHOLE_FILE, SameLook, Source, SourceFile, differing_files, part_sum, settling_seconds
+from forebay.store.base import MAX_DOCUMENT_BYTES, Missing, Store, is_url, read_document
 
 _ENTRY_BYTES = 16
 _MOST_ENTRIES = MAX_DOCUMENT_BYTES // _ENTRY_BYTES
@@ -98,30 +98,7 @@ class SeenContent:
         return whole[:_ENTRY_BYTES]
 
 
-def check_kind(store: Store, source: Source, plan: Plan) -> None:
-    """Parts count in the unit of their source, and `repair` reads all of them with one source.
-
-    So does a build that resumes: it reads the rest as it has read the chunks that exist.
-    """
-    if not plan.segments:
-        return
-    planned, given = plan.source, source.describe()
-    old, new = planned.get("kind"), given.get("kind")
-    if old != new:
-        raise ForebayError(
-            f"the cache at '{store.address}' was built from a source of kind '{old}', and this one is of kind '{new}'; "
-            f"pass a source of kind '{old}', or build into a new root"
-        )
-    for name in source.read_by:
-        if planned.get(name) != given.get(name):
-            raise ForebayError(
-                f"the cache at '{store.address}' was built from a source with {name}={planned.get(name)!r} and cannot "
-                f"continue with {name}={given.get(name)!r}; pass the same value again, or build a new cache"
-            )
-
-
 UNFINISHED = "grew, and its last sample was not finished when it was planned"
-Same = Callable[[SourceFile, SourceFile], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +121,7 @@ def check_freshness(
     plan: Plan,
     layer: str,
     table: ChunkTable,
-    is_same: Same = SourceFile.same_identity,
+    is_same: SameLook = SourceFile.same_identity,
     made: Mapping[int, ChunkRecord] | None = None,
     listed: Iterable[SourceFile] = (),
 ) -> Freshness:
@@ -154,30 +131,36 @@ def check_freshness(
     not read all of a source that was moved. `made` are chunks that this build wrote: they count as if listed. `listed`
     are files as this verb found them after they were planned: one that was as planned is not looked at again.
     """
+    planned = (file for _, file in plan.files.items())
+    return compare_content(store, source, plan, layer, table, differing_files(source, planned, listed, is_same), made)
+
+
+def compare_content(
+    store: Store,
+    source: Source,
+    plan: Plan,
+    layer: str,
+    table: ChunkTable,
+    differing: Iterable[tuple[SourceFile, SourceFile | Exception]],
+    made: Mapping[int, ChunkRecord] | None = None,
+) -> Freshness:
+    """What became of planned files that look different now, by their content."""
     seen = SeenContent(store, source)
     past = SourceDigests(store, plan, layer, table, made or {}, seen)
-    ends = cache(plan.ends)  # asked for only where a file is another
+    ends = cache(plan.ends)
     changed: dict[str, str] = {}
     missing: list[str] = []
     now: dict[str, SourceFile] = {}
-    passed_over, look, was_found = plan.unreadable, cache(source.looking), _Following(listed)
-    for path, known in plan.files.items():
-        before = was_found.named(path)
-        if before is not None and not before.problem and is_same(known, before):
-            continue
-        try:
-            found = look()(path)
-        except FileNotFoundError:
-            if path not in passed_over:
+    passed_over = plan.unreadable
+    for known, found in differing:
+        path = known.path
+        if isinstance(found, Exception):
+            if path in passed_over:
+                continue
+            if isinstance(found, FileNotFoundError):
                 missing.append(path)
-            continue
-        except (HubNotFound, HubUnreachable):
-            raise  # nobody can be asked about any file
-        except (OSError, SourceUnreadable) as error:  # a folder or a pipe in its place, or no permission
-            if path not in passed_over:
-                changed[path] = f"cannot be looked at: {error}"
-            continue
-        if is_same(known, found):
+            else:  # a folder or a pipe in its place, or no permission
+                changed[path] = f"cannot be looked at: {found}"
             continue
         # A change after this gives the file another time than `found` has.
         time.sleep(settling_seconds(found.ctime_ns or found.mtime_ns, time.time_ns()))
@@ -197,26 +180,6 @@ def check_freshness(
             del now[path]
     grown = tuple(path for path, found in now.items() if found.size > plan.files[path].size or path not in ends())
     return Freshness(changed, tuple(missing), grown, now)
-
-
-class _Following:
-    """Finds files in a sorted listing, in one pass: paths must be passed in order.
-
-    A path that comes before the last one that was passed is not found, and the caller checks that file by itself.
-    """
-
-    def __init__(self, listed: Iterable[SourceFile]) -> None:
-        self._left = iter(listed)
-        self._next = next(self._left, None)
-
-    def named(self, path: str) -> SourceFile | None:
-        while self._next is not None and self._next.path < path:  # a file that is not planned
-            self._next = next(self._left, None)
-        found = self._next
-        if found is None or found.path != path:
-            return None
-        self._next = next(self._left, None)
-        return found
 
 
 def can_grow(source: Source, file: SourceFile, end: int) -> bool:
@@ -287,14 +250,6 @@ def is_made_from(store: Store, source: Source, plan: Plan, layer: str, record: C
         return [part_sum(source, part) for part in plan.parts(record.chunk)] == list(sums)
     except (OSError, SourceUnreadable):
         return True
-
-
-def part_sum(source: Source, part: Part, read: PartDigest | None = None) -> int:
-    """The digest of a part of the source: of the whole file where the plan knows that, else as it was `read`."""
-    if part.file.digest is not None:
-        return part.file.digest
-    known = None if read is None else read.value
-    return source.digest(part.file, part.start, part.stop) if known is None else known
 
 
 def can_be_read(source: Source, file: SourceFile, start: int, stop: int) -> bool:

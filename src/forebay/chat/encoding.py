@@ -24,6 +24,7 @@ from forebay.columns import Array
 from forebay.compiled import native
 from forebay.errors import EncodersDiffer, TokenizerUnusable
 from forebay.tokens.vocabulary import (
+    AddedToken,
     EncoderName,
     SameBytes,
     Vocabulary,
@@ -99,18 +100,9 @@ class TokenBytes:
         return found
 
 
-class _Added(msgspec.Struct, frozen=True):
-    id: int
-    content: str
-    special: bool = False
-    lstrip: bool = False
-    rstrip: bool = False
-    single_word: bool = False
-
-
 class _File(msgspec.Struct, frozen=True):
     model: dict[str, Any]
-    added_tokens: list[_Added] = []
+    added_tokens: list[AddedToken] = []
     normalizer: dict[str, Any] | None = None
     pre_tokenizer: dict[str, Any] | None = None
     decoder: dict[str, Any] | None = None

@@ -42,12 +42,12 @@ from forebay.cli.verb import (
     struct_options,
     verb,
 )
-from forebay.errors import RangeInvalid, closest, is_url
+from forebay.errors import RangeInvalid, closest
 from forebay.fields import declared
 from forebay.format import layout
 from forebay.preview.words import command_line, human_bytes
 from forebay.store import open_store
-from forebay.store.base import holds
+from forebay.store.base import holds, is_url
 
 FROM_OPTIONS: tuple[Decorator, ...] = (  # how the group names the settings to the command of a kind
     click.option("--from-file", hidden=True),

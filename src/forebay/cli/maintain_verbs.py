@@ -30,7 +30,7 @@ from forebay.cli.verb import (
     struct_options,
     verb,
 )
-from forebay.errors import LibraryMissing, SourceInvalid, is_url
+from forebay.errors import LibraryMissing, SourceInvalid
 from forebay.format.tensors import VARIABLE
 from forebay.kinds import reopen_source
 from forebay.source import Source
@@ -38,6 +38,7 @@ from forebay.sources.bucket_files import relative_url
 from forebay.sources.paths import named_below, without_stream_suffix
 from forebay.sources.source_settings import HUB, TEXT_SUFFIXES, TextSettings, is_on_hub
 from forebay.store import open_store
+from forebay.store.base import is_url
 
 
 def _repair(cache: str, copy: str | None, check_source: bool, workers: int | None) -> Any:

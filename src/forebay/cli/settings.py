@@ -22,12 +22,12 @@ import msgspec
 from msgspec import Meta
 
 from forebay.building.begin import begun_plan, check_kept_texts, constants_file, source_for
-from forebay.building.build_options import ray_engine
+from forebay.building.layer_build import ray_engine
 from forebay.cache.catalog import layers_of, read_cache_document, read_recipe_document
 from forebay.cli.legacy import Refused, modernized
 from forebay.cli.verb import say
 from forebay.engine.base import Engine
-from forebay.errors import LayerNotFound, SettingsInvalid, SourceInvalid, UnknownKind, is_url, nearest
+from forebay.errors import LayerNotFound, SettingsInvalid, SourceInvalid, UnknownKind, nearest
 from forebay.fields import Field, Size, declared
 from forebay.kinds import known_kinds, recipe_class, reopen_recipe
 from forebay.preview.words import command_line
@@ -35,6 +35,7 @@ from forebay.recipe import Recipe, RecipeDocument, fields_of, hooks_of
 from forebay.source import Source
 from forebay.sources.source_settings import SourceSettings, is_on_hub
 from forebay.store import open_store
+from forebay.store.base import is_url
 from forebay.tokens.vocabulary import is_path
 
 TEACHER = "teacher"

@@ -22,12 +22,12 @@ from forebay.cli.verb import (
     struct_options,
     verb,
 )
-from forebay.errors import is_url
 from forebay.fields import parse_bandwidth
 from forebay.preview.words import command_line
 from forebay.read.cache import with_tier
 from forebay.recipe import RowRecipe
 from forebay.store import Root, open_store
+from forebay.store.base import is_url
 
 TIER_VARIABLE, TIER_BYTES_VARIABLE = "FOREBAY_TIER", "FOREBAY_TIER_BYTES"
 _LANE = re.compile(r"[0-9]{1,6}")

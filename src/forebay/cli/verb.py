@@ -28,11 +28,12 @@ from click.shell_completion import CompletionItem
 from rich.text import Text
 
 from forebay.cache.records import OnProgress
-from forebay.errors import ForebayError, LibraryMissing, RangeInvalid, closest, is_url
+from forebay.errors import ForebayError, LibraryMissing, RangeInvalid, closest
 from forebay.fields import Field, declared, parse_size
 from forebay.preview.console import console_for
 from forebay.preview.console import shown_progress as drawn_progress
 from forebay.preview.words import clear_first_sign, printable
+from forebay.store.base import is_url
 
 GROUPS = {
     "Source": "Source options",

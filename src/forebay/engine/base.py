@@ -12,6 +12,7 @@ an engine that runs in the calling process uses the task itself, so it also take
 
 What a worker of any engine does with a chunk is `attempt_chunk`: compute it, write it, and return what happened as an
 event. `InlineEngine` does just that in the calling process; a `ChunkWorker` writes one while it computes the next.
+`MemoryGovernor` resizes an engine to what a memory limit leaves room for.
 """
 
 import ctypes
@@ -29,8 +30,9 @@ from queue import Queue
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
+import psutil
 
-from forebay.errors import ChunkFailed, SourceChanged
+from forebay.errors import ChunkFailed, MemoryTooSmall, SourceChanged
 from forebay.store.base import is_full
 
 # How many threads libraries start in a worker: `tokenizers` obeys the first, `fastokens` the second alone.
@@ -255,6 +257,76 @@ def peak_bytes() -> int:
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+_MARGIN = 1.15
+_TYPICAL = 0.8
+_ENOUGH = 2
+
+
+class MemoryGovernor:
+    """Begins with one worker, then allows as many as the measured peak of one leaves room for.
+
+    Only a chunk that weighs about as much as the heaviest says what a worker needs, and the second one, for a worker
+    writes one chunk while it makes the next; one worker works until then.
+    """
+
+    def __init__(self, limit: int | None, workers: int, heaviest: int) -> None:
+        self._limit = limit
+        self._workers = workers
+        self._heaviest = heaviest
+        self._peak = 0
+        self._weighed = 0
+        self._allowed: int | None = None
+        self._warned = False
+        self._before = peak_bytes()  # of this process, whatever it did
+
+    def check_before(self, engine: Engine) -> None:
+        """Refuse a limit that cannot hold this process and a worker with the heaviest slice, before it is passed."""
+        if self._limit is None:
+            return
+        if not engine.usage().pids:
+            raise ValueError("memory_limit bounds processes on this machine; leave it out with workers elsewhere")
+        needed = psutil.Process().memory_info().rss + self._heaviest
+        if needed > self._limit:
+            raise MemoryTooSmall(self._limit, needed)
+
+    def warning(self, engine: Engine) -> str:
+        """What to say, once, of a limit that was passed with no chunk left that could be refused."""
+        if self._limit is None or not self._peak or self._warned:
+            return ""
+        needed = self._needed(engine)
+        if needed <= self._limit:
+            return ""
+        self._warned = True
+        return f"the memory limit of {self._limit:,} bytes was passed: about {needed:,} were needed"
+
+    def _needed(self, engine: Engine, margin: float = 1.0) -> int:
+        """What this process and one worker take; a worker that is this process has a peak from before the build."""
+        own: int = psutil.Process().memory_info().rss
+        if not engine.usage().in_process:
+            return own + int(self._peak * margin)
+        return self._peak if self._peak > self._before else own
+
+    def take(self, event: Event, weight: int) -> None:
+        if isinstance(event, Done) and weight >= _TYPICAL * self._heaviest:
+            self._peak = max(self._peak, event.peak_bytes)
+            self._weighed += 1
+
+    def steer(self, engine: Engine, left: int) -> None:
+        """Resize the engine when a higher peak, or the first one, was seen."""
+        if self._limit is None or not self._peak or not left:
+            return
+        if self._needed(engine, _MARGIN) > self._limit:
+            raise MemoryTooSmall(self._limit, self._needed(engine, _MARGIN))
+        if self._weighed < _ENOUGH or engine.usage().in_process:
+            return
+        own = psutil.Process().memory_info().rss
+        allowed = int((self._limit - own) // (self._peak * _MARGIN))
+        wanted = max(1, min(allowed, self._workers, left))
+        if wanted != self._allowed:
+            engine.resize(wanted)
+            self._allowed = wanted
 
 
 class InlineEngine:

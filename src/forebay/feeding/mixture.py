@@ -45,7 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.columns import Column
-from forebay.errors import SettingsInvalid, StateMismatch, is_url
+from forebay.errors import SettingsInvalid, StateMismatch
 from forebay.feeding.selection import By, Split
 from forebay.feeding.stream import (
     PACKED_COLUMNS,
@@ -64,6 +64,7 @@ from forebay.order.orders import Numbers, Window, key_of
 from forebay.order.selected_rows import Selection
 from forebay.read.cache import Cache, open_cache
 from forebay.recipe import inputs_in
+from forebay.store.base import is_url
 
 Places = NDArray[np.int64]
 LARGEST = 2**31  # sum of all weights; products of two such numbers fit in 64 bits

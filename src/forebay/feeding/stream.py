@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from forebay.cache.catalog import generation_numbers
 from forebay.columns import Array, Ragged
-from forebay.errors import GenerationGone, NothingPublished, StateMismatch, WindowTooLarge, choice_error, is_url
+from forebay.errors import GenerationGone, NothingPublished, StateMismatch, WindowTooLarge, choice_error
 from forebay.order.orders import (
     LANES,
     Numbers,
@@ -51,6 +51,7 @@ from forebay.order.orders import (
 )
 from forebay.order.selected_rows import Selection
 from forebay.read.cache import DEFAULT_MEMORY, Cache
+from forebay.store.base import is_url
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ from rich.table import Table
 from rich.text import Text
 
 from forebay.cache.records import GONE, OnProgress, Progress
-from forebay.errors import is_url
 from forebay.preview.words import clear_first_sign, command_line, harmless, human_bytes, human_time, printable
+from forebay.store.base import is_url
 
 _PIPE_WIDTH = 1000  # lines in a file or a pipe are not wrapped
 

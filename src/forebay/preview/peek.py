@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forebay.building.build_cache import named_alike
+from forebay.building.grow_cache import named_alike
 from forebay.cache.plan import LeftOut, load_plan
 from forebay.columns import Array, Column
 from forebay.errors import ForebayError, LibraryMissing, TokenizerUnusable

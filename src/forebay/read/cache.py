@@ -48,7 +48,6 @@ from forebay.errors import (
     LayersShareColumn,
     PinMismatch,
     TokenizerUnusable,
-    is_url,
 )
 from forebay.fields import as_bytes
 from forebay.format import layout
@@ -61,7 +60,7 @@ from forebay.read.gather import BlockCache, BlockStatistics, RowAddresses
 from forebay.recipe import RecipeDocument
 from forebay.source import Part
 from forebay.store import LocalStore, Root, open_store
-from forebay.store.base import BadCopy, Fetching, Missing, Store
+from forebay.store.base import BadCopy, Fetching, Missing, Store, is_url
 from forebay.store.tiered import TieredStore
 
 Result = TypeVar("Result")

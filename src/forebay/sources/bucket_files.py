@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, BinaryIO, cast
 
-from forebay.errors import SourceNotFound, is_url
+from forebay.errors import SourceNotFound
 from forebay.source import SourceFile
 from forebay.store.base import Entry, Missing
 
@@ -132,11 +132,9 @@ def objects_below(url: str) -> Iterator[tuple[str, Entry]]:
         yield f"{bucket}/{entry.key}", entry
 
 
-def open_file(path: str) -> BinaryIO:
-    """A file or an object for reading, without a buffer between."""
-    if not is_url(path):
-        return open(path, "rb", buffering=0)
-    return cast(BinaryIO, ObjectReader(path))
+def open_object(url: str) -> BinaryIO:
+    """An object for reading, as a file is opened without a buffer."""
+    return cast(BinaryIO, ObjectReader(url))
 
 
 def read_at(file: BinaryIO, count: int, position: int) -> bytes:

@@ -7,8 +7,9 @@ skippable  magic 0x184D2A5?, 4 bytes of size, content
 Planning estimates the size of a file, finds cuts and previews samples, all from its beginning: `head_cache` keeps that
 in memory, so that it is read from disk once. Data for a cache is always read from disk.
 
-A process keeps its last stream open, so that consecutive parts of a file decompress it once. A small file that expands
-beyond `MOST_RATIO` is rejected while it is read.
+A process keeps its last stream open, so that consecutive parts of a file decompress it once. The stored bytes are
+hashed while they are read: `take_digest` returns the digest of a file that a stream has read to its end, so that
+planning does not read it again. A small file that expands beyond `MOST_RATIO` is rejected while it is read.
 """
 
 import atexit
@@ -22,11 +23,13 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache
 from typing import IO, BinaryIO, Literal, cast
 
+import xxhash
 import zstandard
 
 from forebay.errors import SourceUnreadable
 from forebay.source import SourceFile
-from forebay.sources.bucket_files import open_file, read_at
+from forebay.sources.bucket_files import open_object, read_at
+from forebay.store.base import is_url
 
 Packing = Literal["gzip", "zstd", "bzip2", "xz"]
 FORMATS: dict[str, Packing] = {
@@ -166,17 +169,22 @@ def head_cache(path: str, file: SourceFile) -> bytearray:
 
 
 class StoredBytes:
-    """The first `size` bytes of a file; the cached beginning is read from memory."""
+    """The first `size` bytes of a file, hashed while they are read; the cached beginning is read from memory."""
 
     def __init__(self, file: BinaryIO, size: int, kept: bytearray | None = None) -> None:
         self._file, self._size, self._kept = file, size, kept
-        self._position = 0
+        self._position, self._running = 0, xxhash.xxh3_64()
 
     def read(self, count: int = -1) -> bytes:
         left = self._size - self._position
         data = self._take(min(count, left) if count >= 0 else left)
         self._position += len(data)
+        self._running.update(data)
         return data
+
+    def digest(self) -> int | None:
+        """The hash of all bytes; None unless all were read."""
+        return self._running.intdigest() if self._position == self._size else None
 
     def _take(self, count: int) -> bytes:
         if self._kept is None:
@@ -211,8 +219,10 @@ class DecompressedStream(AbstractContextManager["DecompressedStream"]):
         self.most = most_unpacked(file, max_sample_bytes)
         self.position = 0
         self.newlines = 0
-        self._file: BinaryIO = open_file(path)
-        self._plain = _decompressed(cast(BinaryIO, StoredBytes(self._file, file.size, kept)), path)
+        take_digest(path, file)  # of another pass
+        self._file = _stored_file(path)
+        self._stored = StoredBytes(self._file, file.size, kept)
+        self._plain = _decompressed(cast(BinaryIO, self._stored), path)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -220,6 +230,7 @@ class DecompressedStream(AbstractContextManager["DecompressedStream"]):
     def close(self) -> None:
         self._plain.close()
         self._file.close()
+        _keep_digest(self.path, self.file, self._stored.digest())
 
     def read(self, count: int) -> bytes:
         """At most `count` bytes; empty at the end."""
@@ -249,6 +260,23 @@ class DecompressedStream(AbstractContextManager["DecompressedStream"]):
                 raise  # an error of the disk, not of the content
             where = f"line {self.newlines + 1}, after {self.position:,} decompressed bytes"
             raise SourceUnreadable(self.path, f"{where}: {error}") from error
+
+
+_MOST_DIGESTS = 64
+_digests: dict[tuple[str, SourceFile], int] = {}  # of files that were read to their end, the oldest first
+
+
+def take_digest(path: str, file: SourceFile) -> int | None:
+    """The digest of the bytes that the last stream of a file read to its end, once; None where there is none."""
+    return _digests.pop((path, file), None)
+
+
+def _keep_digest(path: str, file: SourceFile, digest: int | None) -> None:
+    if digest is None:
+        return
+    _digests[path, file] = digest
+    for oldest in list(_digests)[:-_MOST_DIGESTS]:
+        _digests.pop(oldest, None)
 
 
 @contextmanager
@@ -292,6 +320,10 @@ def most_unpacked(file: SourceFile, max_sample_bytes: int) -> int:
     return max(MOST_RATIO * file.size, LEAST_SAMPLES * max_sample_bytes)
 
 
+def _stored_file(path: str) -> BinaryIO:
+    return open_object(path) if is_url(path) else open(path, "rb", buffering=0)
+
+
 def _decompressed(file: BinaryIO, path: str) -> IO[bytes]:
     match format_of(path):
         case "gzip":
@@ -323,7 +355,7 @@ def estimated_size(path: str, file: SourceFile) -> int:
     A gzip file states the size of its last member at its end, a Zstandard file may state that of its first frame at its
     beginning. That is used unless it is far less than the compression ratio of the beginning suggests.
     """
-    with open_file(path) as raw:
+    with _stored_file(path) as raw:
         stored = StoredBytes(raw, file.size, head_cache(path, file))
         head = stored.read(min(max(file.size // _ESTIMATED_SHARE, _LEAST_ESTIMATED), _MOST_ESTIMATED))
         try:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 import msgspec
 import xxhash
 
-from forebay.errors import SourceChanged, is_url
+from forebay.errors import SourceChanged
 from forebay.source import (
     CHANGED_MEANWHILE,
     TOO_DEEP,
@@ -46,7 +46,7 @@ from forebay.sources.paths import (
     suffix_of,
     too_large,
 )
-from forebay.store.base import Entry
+from forebay.store.base import Entry, is_url
 
 MOST_BYTES = 1 << 24  # of a sidecar
 SIDECAR_SUFFIXES = (".json", ".txt")

@@ -33,13 +33,22 @@ import xxhash
 from numpy.typing import DTypeLike
 
 from forebay.columns import Array
-from forebay.errors import SourceChanged, SourceNotFound, SourceUnreadable, is_url
+from forebay.errors import SourceChanged, SourceNotFound, SourceUnreadable
 from forebay.source import TOO_DEEP, Annotated, Failure, FileTable, Part, Sample, Source, SourceFile, Unit, is_shallow
-from forebay.sources.bucket_files import entries_of, join_url, objects_below, open_file, relative_url
+from forebay.sources.bucket_files import entries_of, join_url, objects_below, relative_url
 from forebay.sources.compression import DecompressedStream
 from forebay.sources.image_files import FILE_PROBLEMS, clean_etag, image_digest, read_image, stamp, state_of
-from forebay.sources.paths import BOM, MAX_IMAGE_BYTES, checked_limit, full_path, is_stream, look, refuse_one_slash
-from forebay.store.base import Entry
+from forebay.sources.paths import (
+    BOM,
+    MAX_IMAGE_BYTES,
+    checked_limit,
+    full_path,
+    is_stream,
+    look,
+    open_file,
+    refuse_one_slash,
+)
+from forebay.store.base import Entry, is_url
 
 LONGEST_LINE = 1 << 24
 MOST_UNPACKED = 16 << 30  # of a compressed manifest, on the disk for temporary files

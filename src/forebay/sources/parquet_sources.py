@@ -25,9 +25,9 @@ import numpy as np
 import xxhash
 
 from forebay.columns import Array
-from forebay.errors import LibraryMissing, SourceUnreadable, is_url
+from forebay.errors import LibraryMissing, SourceUnreadable
 from forebay.source import Annotated, Failure, Part, Sample, SourceFile, Unit, settling_seconds
-from forebay.sources.bucket_files import ObjectReader, entry_of, open_file
+from forebay.sources.bucket_files import ObjectReader, entry_of
 from forebay.sources.compression import most_unpacked
 from forebay.sources.image_files import stamp
 from forebay.sources.parquet_columns import holds_bytes, holds_json
@@ -38,9 +38,11 @@ from forebay.sources.paths import (
     check_readable,
     checked_limit,
     full_path,
+    hashed_range,
     named_below,
     too_large,
 )
+from forebay.store.base import is_url
 
 try:
     import pyarrow as pa
@@ -349,7 +351,6 @@ def _type_problem(schema: pa.Schema, column: str) -> str:
     return "" if holds_text(kind) else f"its column '{column}' holds {kind}, not text"
 
 
-_PIECE = 1 << 22
 Span = tuple[int, int]
 State = tuple[int, ...]
 
@@ -395,14 +396,7 @@ def _layout(path: str, state: State, column: str | None) -> tuple[list[int], lis
 
 @lru_cache(maxsize=256)
 def _span_digest(path: str, state: State, span: Span) -> bytes:
-    running = xxhash.xxh3_64()
-    position, end = span
-    with open_file(path) as raw:
-        raw.seek(position)
-        while position < end and (content := raw.read(min(_PIECE, end - position))):
-            running.update(content)
-            position += len(content)
-    value: bytes = running.digest()
+    value: bytes = hashed_range(path, *span).digest()
     return value
 
 

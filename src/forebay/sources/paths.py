@@ -26,12 +26,12 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import ClassVar, NamedTuple, Self
+from typing import BinaryIO, ClassVar, NamedTuple, Self
 
 import msgspec
 import xxhash
 
-from forebay.errors import SourceInvalid, SourceNotFound, SourceUnreadable, is_url, meant_url
+from forebay.errors import SourceInvalid, SourceNotFound, SourceUnreadable
 from forebay.source import Failure, FileTable, Listing, Source, SourceFile, Unit, listing_of, not_read
 from forebay.sources.bucket_files import (
     as_file,
@@ -39,12 +39,12 @@ from forebay.sources.bucket_files import (
     join_url,
     look_at,
     objects_below,
-    open_file,
+    open_object,
     relative_url,
     split_url,
 )
-from forebay.sources.compression import FORMATS, estimated_size
-from forebay.store.base import Entry
+from forebay.sources.compression import FORMATS, estimated_size, take_digest
+from forebay.store.base import Entry, is_url, meant_url
 
 STREAM_SUFFIXES = tuple(FORMATS)
 NO_SUFFIX = "no suffix"
@@ -437,6 +437,11 @@ def full_path(root: str, name: str) -> str:
     return join_url(root, name) if is_url(root) else os.path.abspath(os.path.join(root, name))
 
 
+def open_file(path: str) -> BinaryIO:
+    """A file or an object for reading, without a buffer between."""
+    return open_object(path) if is_url(path) else open(path, "rb", buffering=0)
+
+
 def _fixed_folder(pattern: str) -> str:
     """The folder above the first wildcard; a plain file's own folder; a folder itself."""
     if not glob.has_magic(pattern):
@@ -533,7 +538,10 @@ class LocalFiles(Source):
         return estimated_size(full_path(self.root, file.path), file) if file.stream else file.size
 
     def scanned(self, file: SourceFile) -> SourceFile:
-        return msgspec.structs.replace(file, digest=self.digest(file, 0, file.size)) if file.stream else file
+        if not file.stream:
+            return file
+        found = take_digest(full_path(self.root, file.path), file)
+        return msgspec.structs.replace(file, digest=self.digest(file, 0, file.size) if found is None else found)
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         return digest(self.root, file, start, stop)
@@ -596,11 +604,15 @@ def _found(root: str, name: str, decompressed: bool) -> SourceFile | None:
 
 def digest(root: str, file: SourceFile, start: int, stop: int) -> int:
     """A hash of a range of the stored bytes."""
+    value: int = hashed_range(full_path(root, file.path), start, stop).intdigest()
+    return value
+
+
+def hashed_range(path: str, start: int, stop: int) -> xxhash.xxh3_64:
     running = xxhash.xxh3_64()
-    with open_file(full_path(root, file.path)) as raw:
+    with open_file(path) as raw:
         raw.seek(start)
         while start < stop and (content := raw.read(min(_HASHED_BYTES, stop - start))):
             running.update(content)
             start += len(content)
-    value: int = running.intdigest()
-    return value
+    return running

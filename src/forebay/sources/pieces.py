@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 
 from forebay.errors import SourceChanged
 from forebay.source import Failure, Part, PartDigest, SourceFile
-from forebay.sources.bucket_files import open_file
 from forebay.sources.compression import DecompressedStream, OpenStream, preview_stream, stream_at
-from forebay.sources.paths import check_readable, full_path, too_large
+from forebay.sources.paths import check_readable, full_path, open_file, too_large
 
 Block = bytes | bytearray
 _BLOCK = 128 * 1024  # decoding is fastest while a block and what is made of it stay in the processor's cache

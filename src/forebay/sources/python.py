@@ -16,9 +16,10 @@ import msgspec
 import xxhash
 import zstandard
 
-from forebay.errors import ForebayError, FunctionFailed, SourceInvalid, SourceNeeded, is_url
+from forebay.errors import ForebayError, FunctionFailed, SourceInvalid, SourceNeeded
 from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
 from forebay.sources.jsonl import JsonlSource, jsonl
+from forebay.store.base import is_url
 
 _SUFFIXES = (".jsonl", ".jsonl.zst")
 _PIECE = 1 << 20

@@ -6,7 +6,7 @@ may be, an example, and `open`, which finds the format and makes the source.
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -22,12 +22,15 @@ from forebay.sources.manifests import image_manifest
 from forebay.sources.paths import (
     MAX_SAMPLE_BYTES,
     STREAM_SUFFIXES,
+    found_files,
+    full_path,
     list_files,
     named_below,
     suffix_of,
     without_stream_suffix,
 )
 from forebay.sources.text import files, text
+from forebay.store.base import is_url
 
 HUB = "hub:"
 Format = TypeVar("Format")
@@ -246,23 +249,38 @@ def is_on_hub(path: str) -> bool:
 
 
 def text_format(paths: Sequence[str]) -> TextFormat:
-    """The common format of all files; files of folders and globs with unknown suffixes are ignored."""
+    """The common format of all files; files of folders and globs with unknown suffixes are ignored.
+
+    A path or glob that ends in a known suffix says it. Only the names in other folders are walked through: the build
+    lists the files and their times.
+    """
     root, patterns = named_below(paths, None)
     found: dict[TextFormat, str] = {}
     others: Counter[str] = Counter()
     for pattern in patterns:
-        for file in list_files(root, (pattern,)).files:
-            known = _by_suffix(file.path, TEXT_SUFFIXES) or ("text" if file.path == pattern else None)
+        for name in _names_below(root, pattern):
+            known = _by_suffix(name, TEXT_SUFFIXES) or ("text" if name == pattern else None)
             if known is not None:
-                found.setdefault(known, file.path)
+                found.setdefault(known, name)
             else:
-                others[suffix_of(file.path)] += 1
+                others[suffix_of(name)] += 1
     choice = f"--format {'|'.join(dict.fromkeys(TEXT_SUFFIXES.values()))}"
     if not found:
         raise SourceInvalid(
             f"no file below '{root}' has a known suffix ({not_read(others)}); pass {choice}, or --suffix"
         )
     return _only(found, f"choose one with {choice}")
+
+
+def _names_below(root: str, pattern: str) -> Iterator[str]:
+    """The names that decide the format of what a pattern names."""
+    path = full_path(root, pattern)
+    if _by_suffix(pattern, TEXT_SUFFIXES) is not None and not os.path.isdir(path):
+        yield pattern
+    elif is_url(root):
+        yield from (file.path for file in list_files(root, (pattern,)).files)
+    else:
+        yield from (os.path.relpath(file.path, root) for file in found_files([path]))
 
 
 def image_format(paths: Sequence[str]) -> ImageFormat:

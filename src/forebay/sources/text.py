@@ -13,9 +13,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from forebay.errors import ForebayError, SourceChanged, SourceInvalid, is_url
+from forebay.errors import ForebayError, SourceChanged, SourceInvalid
 from forebay.source import Failure, Part, PartDigest, Sample, SourceFile, TextBatch
-from forebay.sources.bucket_files import open_file
 from forebay.sources.compression import OpenStream, preview_stream, stream_at
 from forebay.sources.paths import (
     BOM,
@@ -27,11 +26,13 @@ from forebay.sources.paths import (
     full_path,
     named_below,
     not_utf8,
+    open_file,
     too_large,
     with_stream_suffixes,
     without_stream_suffix,
 )
 from forebay.sources.pieces import Block, LongPiece, Reading, cut_between_pieces, handed_out, piece_bounds, piece_ends
+from forebay.store.base import is_url
 
 _PIECE = 1 << 20
 _LOOKED_FILES = 8

@@ -13,7 +13,8 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache, cached_property, lru_cache
@@ -25,7 +26,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 import psutil
 
-from forebay.errors import IndexCorrupt, NotForebay, StoreFull, StoreRefused, is_url, meant_url
+from forebay.errors import DiskFull, IndexCorrupt, NotForebay, StoreFull, StoreRefused
 
 Buffer = bytes | bytearray | memoryview
 MAX_KEY_PARTS = 4  # keys of a cache have at most three
@@ -211,6 +212,17 @@ def _key_problem(key: str) -> str | None:
 def is_full(error: OSError) -> bool:
     """Whether an error means that there is no room for a value."""
     return isinstance(error, StoreFull) or error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def naming_full_disk(store: Store, needed: Callable[[], int]) -> Iterator[None]:
+    """Raise `DiskFull` with the bytes that are needed and free, where an action finds no room."""
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise DiskFull(store.address, needed(), store.free_bytes() or 0) from error
 
 
 PIECE_BYTES = 4 << 20
@@ -535,7 +547,28 @@ _LOCAL = "forebay.store.local:LocalStore"  # named, not imported: stores import 
 SCHEMES = dict.fromkeys(("s3", "gs", "az", "memory"), "forebay.store.object_store:ObjectStore")
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "azure": "az", "abfs": "az", "abfss": "az", "wasb": "az"}
 
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _PASSWORD = re.compile(r"(?<=/)[^/@]*:[^/@]*@")  # and its user, of a URL that an error shows
+
+
+def is_url(name: str) -> bool:
+    """Whether a name has a scheme, also where a `Path` has taken one of its slashes.
+
+    >>> is_url("s3://bucket/cache"), is_url("s3:/bucket/cache"), is_url("./s3:/x"), is_url("C:/x")
+    (True, True, False, False)
+    """
+    return _SCHEME.match(name) is not None
+
+
+def meant_url(name: object) -> str:
+    """The URL that a text with one slash was meant to be, else "". A `Path` is not a text: it takes the other slash.
+
+    >>> meant_url("s3:/bucket/cache"), meant_url("s3://bucket/cache")
+    ('s3://bucket/cache', '')
+    """
+    if not isinstance(name, str) or not is_url(name) or "://" in name:
+        return ""
+    return name.replace(":/", "://", 1)
 
 
 def open_store(root: Root) -> Store:

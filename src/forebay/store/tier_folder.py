@@ -27,8 +27,8 @@ from pathlib import Path
 
 import msgspec
 
-from forebay.errors import StoreFull, TierUnusable, is_url
-from forebay.store.base import Buffer, Missing, is_temporary
+from forebay.errors import StoreFull, TierUnusable
+from forebay.store.base import Buffer, Missing, is_temporary, is_url
 from forebay.store.local import LocalStore, sync_folder
 
 MARKER = "forebay-tier.json"

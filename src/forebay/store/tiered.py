@@ -42,7 +42,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from forebay import errors
-from forebay.errors import ForebayError, IndexCorrupt, StoreFull, StoreRefused, StoreUnavailable, is_url
+from forebay.errors import ForebayError, IndexCorrupt, StoreFull, StoreRefused, StoreUnavailable
 from forebay.store.base import (
     MAX_DOCUMENT_BYTES,
     BadCopy,
@@ -53,6 +53,7 @@ from forebay.store.base import (
     Store,
     Transfers,
     is_full,
+    is_url,
     load_index,
 )
 from forebay.store.local import LocalStore, map_file

@@ -37,7 +37,6 @@ T_BUCKETS = "t_buckets"  # the constant that holds the grid of a timed teacher
 MEMO_BYTES = 256 * 1024 * 1024
 MOST_CHUNK_BYTES = 4 * 1024**3
 FITTING_CHUNK_BYTES = 128_000_000
-FLOATS = ("float32", "float16", "bfloat16", "float64")  # models compute in the first three
 UNUSED: dict[str, Any] = {
     "buckets": (), "batch_size": 1, "batch_timesteps": False, "dtype": "float32", "stored": "float32", "seed": 0,
     "prompt_column": "", "prompt_key": None, "ids": "", "empty_prompt": False,

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from forebay.building.build_cache import named_alike
+from forebay.building.grow_cache import named_alike
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.records import Record
 from forebay.columns import Array

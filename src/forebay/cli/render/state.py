@@ -41,7 +41,6 @@ from forebay.cache.records import (
     TierContents,
     TierFill,
 )
-from forebay.errors import is_url
 from forebay.kinds import WRONG
 from forebay.preview.console import (
     BUILD_ANEW,
@@ -55,6 +54,7 @@ from forebay.preview.console import (
     title,
 )
 from forebay.preview.words import command_line, counted, human_bytes, human_time, in_ranges, printable
+from forebay.store.base import is_url
 from forebay.teachers import Alignment, LayerAlignment, TeacherEstimate
 from forebay.tiers.tier_value import RecipeShare, TierClearReport, TierSummary, TierVerifyReport, WarmReport
 

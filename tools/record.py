@@ -146,7 +146,7 @@ def read(terminal: int) -> bytes:
 
 
 def screen_of(shown: str) -> str:
-    """The lines that are left once a progress display has gone up and erased itself; colours stay."""
+    """The lines that are left once a progress display has gone up and erased itself; colors stay."""
     lines, row = [""], 0
     for piece in CONTROL.split(shown):
         if piece == "\n":

@@ -164,7 +164,7 @@ class CacheDataset(Dataset[Row]):
         places = np.array([operator.index(index) for index in indices], np.int64)
         wrong = places[(places < -count) | (places >= count)]
         if len(wrong):
-            raise IndexError(f"row {wrong[0]} of {count:,} in {self!r}")
+            raise IndexError(f"there is no row {wrong[0]}; {self!r} has {count:,} rows")
         places %= count
         return places if self._selection is None else self._selection.rows(places)
 
@@ -197,7 +197,7 @@ class CacheDataset(Dataset[Row]):
 
 def _checked_names(names: Mapping[str, str]) -> dict[str, str]:
     if not isinstance(names, Mapping):
-        raise TypeError(f"names is {names!r}; pass a dict from the model's names to ours: {{'input_ids': 'tokens'}}")
+        raise TypeError(f"names must be a dict, {{'input_ids': 'tokens'}}: the model's names first (got {names!r})")
     return dict(names)
 
 

@@ -36,7 +36,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt src/forebay/_native.c src/forebay/i
 		$(BIN)/python tools/install.py --constraint constraints.txt --editable '.[dev]'; installed=$$?; wait; exit $$installed
 	@touch $@ $(VENV)/.core
 
-# The site and the release have an environment of their own: `make test` needs neither, and installs neither.
+# The site and the release have a separate environment: `make test` needs neither, and installs neither.
 $(VENV)-tools/.ready: pyproject.toml constraints.txt
 	@echo "==> installing the tools of 'make docs' and 'make release' into $(VENV)-tools"
 	$(PYTHON) -m venv $(VENV)-tools
@@ -101,6 +101,9 @@ docs: $(VENV)-tools/.ready  ## the site, into site/; a warning is an error
 wheel: $(VENV)-tools/.ready  ## sdist and wheel, into dist/
 	rm -rf build dist src/forebay.egg-info/SOURCES.txt
 	$(VENV)-tools/bin/python -m build --outdir dist
+	@# auditwheel finds the oldest C library that the wheel runs with, and names the wheel by it: PyPI refuses linux_x86_64.
+	@if [ "$$(uname)" = Linux ]; then export PATH="$(CURDIR)/$(VENV)-tools/bin:$$PATH"; \
+		auditwheel repair --wheel-dir dist dist/*-linux_*.whl && rm dist/*-linux_*.whl; fi
 	$(VENV)-tools/bin/twine check --strict dist/*
 
 wheel-check: wheel  ## install the wheel in clean environments, with EXTRAS one by one, and try it
@@ -123,7 +126,7 @@ release:  ## a dry run: every check that a release needs, then what to type
 	@echo
 	@echo "forebay $(VERSION) is ready. Nothing was published. Type:"
 	@echo "  git tag -a v$(VERSION) -m 'forebay $(VERSION)' && git push origin v$(VERSION)"
-	@echo "  $(VENV)-tools/bin/twine upload dist/*"
+	@echo "  $(VENV)-tools/bin/twine upload dist/*    # beside the wheels that wheel.yml builds for macOS and ARM (dist-macos, dist-arm)"
 
 figures:  ## files, lines, repeated names, functions per file
 	$(PYTHON) tools/figures.py

@@ -15,6 +15,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 from PIL import Image, ImageDraw
@@ -27,7 +28,7 @@ import forebay as fb
 from forebay.compat.tinyflux import TrainerConfig, compute_lune_loss, compute_sol_loss
 from forebay.masks import latent_weights
 from forebay.teachers import GeometricSol, TeacherRecipe
-from forebay.torch import FeaturesAt, Ingredient, Loader, Mixture, distill
+from forebay.torch import FeaturesAt, Ingredient, Loader, Mixture, Present, distill
 from forebay.torch.distill import LogitNormalTimes, LunePredictor, SolPrior, TeacherRows, embed_times
 
 SIZE, LATENT, CHANNELS = 32, 16, 4  # pixels, cells of latents on a side, and their channels
@@ -257,12 +258,14 @@ class Training:
 
     @torch.no_grad()
     def sample(self, count: int, steps: int = 20) -> Tensor:
-        """Return latents made of noise, for the captions of the first rows. No teacher is asked."""
-        x = torch.randn(count, CHANNELS, LATENT, LATENT, generator=torch.Generator().manual_seed(1))
-        shared = [fb.teachers.shared(self.caches[0], name).read(range(count)) for name in TEXT_COLUMNS]
+        """Return latents made of noise, for the first captions: rows without one are left out. No teacher is asked."""
+        captions = Present("t5", "clip").select(self.caches[0])
+        rows = captions.rows(np.arange(min(count, len(captions))))
+        x = torch.randn(len(rows), CHANNELS, LATENT, LATENT, generator=torch.Generator().manual_seed(1))
+        shared = [fb.teachers.shared(self.caches[0], name).read(rows) for name in TEXT_COLUMNS]
         text = [torch.from_numpy(values).float() for values in shared]
         for step in range(steps):
-            x = x + self.student(x, torch.full((count,), step / steps), *text)[0] / steps
+            x = x + self.student(x, torch.full((len(rows),), step / steps), *text)[0] / steps
         return x
 
     def save(self) -> None:
@@ -289,14 +292,11 @@ def content(batch: dict[str, Tensor]) -> Tensor:
 def train(folder: Path, options: argparse.Namespace) -> None:
     run = Training(folder, options)
     run.resume()
-    while run.done < options.steps:
-        for batch in run.loader:
-            losses = run.step(batch)
-            print(f"step {run.done} " + " ".join(f"{name} {loss:.9g}" for name, loss in losses.items()), flush=True)
-            if run.done % options.save_every == 0 or run.done == options.steps:
-                run.save()
-            if run.done == options.steps:
-                break
+    for batch in run.loader.forever(max_steps=max(0, options.steps - run.done)):
+        losses = run.step(batch)
+        print(f"step {run.done} " + " ".join(f"{name} {loss:.9g}" for name, loss in losses.items()), flush=True)
+        if run.done % options.save_every == 0 or run.done == options.steps:
+            run.save()
     latents = run.sample(4)
     print(f"sampled without teachers: mean {latents.mean():.6g}, deviation {latents.std():.6g}")
 

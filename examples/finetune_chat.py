@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import forebay as fb
 from forebay.masks import TrainOn
-from forebay.torch import Loader, PackedSelfAttention
+from forebay.torch import Loader, PackedSelfAttention, document_block_mask
 
 TEMPLATE = """{% for message in messages %}
 <|im_start|>{{ message.role }}
@@ -76,8 +76,9 @@ class TinyModel(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, seq_lens: Tensor) -> Tensor:
         x = self.tokens(tokens) + self.places(positions)
+        mask = document_block_mask(seq_lens, tokens.shape[1])  # built once, for all layers
         for attention, norm, mlp in zip(self.attention, self.norms, self.mlps, strict=True):
-            x = x + attention(norm(x), seq_lens)
+            x = x + attention(norm(x), mask=mask)
             x = x + mlp(x)
         logits: Tensor = self.head(x)
         return logits
@@ -123,15 +124,12 @@ def main(folder: Path, steps: int = 60) -> dict[str, str]:
     trained = prove_masks(model, next(iter(loader)))
     print(f"{trained:,} of {8 * 128:,} tokens of a batch are trained, and no other logit has a gradient")
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-    step = 0
-    while step < steps:
-        for batch in loader:
-            loss = loss_of(model(batch["tokens"], batch["positions"], batch["seq_lens"]), batch["labels"])
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            step += 1
-    print(f"loss {loss.item():.4f} after {step} steps")
+    for batch in loader.forever(max_steps=steps):
+        loss = loss_of(model(batch["tokens"], batch["positions"], batch["seq_lens"]), batch["labels"])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    print(f"loss {loss.item():.4f} after {steps} steps")
     last = Loader(cache, global_batch_size=8, train_on=TrainOn.of(("response", "stop"), turns="last"), seed=0)
     print(f"the last turn alone: {prove_masks(model, next(iter(last))):,} tokens, from the same cache")
     answers = {question: answer(model, tokenizer, question) for question in ANSWERS}
@@ -142,7 +140,7 @@ def main(folder: Path, steps: int = 60) -> dict[str, str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="where to keep the data  [a temporary folder]")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=60, help="at least 1")
     chosen = parser.parse_args()
     if chosen.folder:
         main(chosen.folder, chosen.steps)

@@ -13,45 +13,46 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 
 import forebay as fb
-from forebay.torch import BlockMaskCache, Growth, Loader, PackedSelfAttention, Schedule, Split
+from forebay.torch import Growth, Loader, PackedSelfAttention, Schedule, Split, document_block_mask
 
 Batch = dict[str, Tensor]
+DERIVE = ("positions", "num_label_tokens")
 
 
 class Block(nn.Module):
-    def __init__(self, dim: int, heads: int, masks: BlockMaskCache) -> None:
+    def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
         # No token sees another document. Without a GPU, SDPA: compiling FlexAttention would take longer than it saves.
         backend = "auto" if torch.cuda.is_available() else "dense"
-        self.attention = PackedSelfAttention(dim, heads, cache=masks, backend=backend)
+        self.attention = PackedSelfAttention(dim, heads, backend=backend)
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
 
-    def forward(self, x: Tensor, seq_lens: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x), seq_lens)
+    def forward(self, x: Tensor, mask: BlockMask) -> Tensor:
+        x = x + self.attention(self.norm1(x), mask=mask)
         return x + self.mlp(self.norm2(x))
 
 
 class GPT(nn.Module):
     def __init__(self, vocabulary: int, length: int, dim: int, heads: int, layers: int) -> None:
         super().__init__()
-        masks = BlockMaskCache()  # one for all layers: the mask of a batch is made once
         self.tokens, self.positions = nn.Embedding(vocabulary, dim), nn.Embedding(length, dim)
-        self.blocks = nn.ModuleList(Block(dim, heads, masks) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, vocabulary, bias=False)
         nn.init.normal_(self.tokens.weight, std=0.02)
         self.head.weight = self.tokens.weight
 
-    def forward(self, batch: Batch) -> Tensor:
-        """The mean loss over the labels that count: −100 stands on padding and at each document's last token."""
+    def forward(self, batch: Batch, mask: BlockMask) -> Tensor:
+        """The sum of the losses of labels that count: −100 stands on padding and at each document's last token."""
         x = self.tokens(batch["tokens"]) + self.positions(batch["positions"])  # positions restart per document
         for block in self.blocks:
-            x = block(x, batch["seq_lens"])
-        return cross_entropy(self.head(self.norm(x)).flatten(0, 1), batch["labels"].flatten())
+            x = block(x, mask)
+        return cross_entropy(self.head(self.norm(x)).flatten(0, 1), batch["labels"].flatten(), reduction="sum")
 
 
 class Training:
@@ -68,6 +69,9 @@ class Training:
         self.loader = Loader(
             self.cache,
             global_batch_size=options.batch,
+            micro_batches=options.micro_batches,  # a step is a list of batches
+            derive=DERIVE,
+            max_documents=options.max_documents,
             seed=options.seed,
             selection=Split("train", fraction=options.train_fraction),  # no document is on both sides
             growth="epoch",  # new rows come with the next epoch
@@ -99,27 +103,33 @@ class Training:
     def loss(self, batch: Batch) -> Tensor:
         if (largest := int(batch["tokens"].max())) >= self.options.vocabulary:
             raise SystemExit(f"the cache has the token id {largest}; run with --vocabulary {largest + 1} or more")
-        # The lengths stay here: masks are made from them, and go to the device.
-        moved = {
-            name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items() if name != "seq_lens"
-        }
-        return self.model(moved | {"seq_lens": batch["seq_lens"]})
+        # One mask for all layers, made from the lengths where they are, then moved.
+        mask = document_block_mask(batch["seq_lens"], batch["tokens"].shape[1], device=self.device)
+        moved = {name: batch[name].to(self.device, non_blocking=True) for name in ("tokens", "positions", "labels")}
+        return self.model(moved, mask)
 
-    def step(self, batch: Batch) -> float:
-        loss = self.loss(batch)
+    def step(self, batches: list[Batch]) -> float:
+        """Return the mean loss over all labels of a step, however they are spread over micro-batches and ranks."""
+        labels = self.loader.sum_over_ranks(sum(batch["num_label_tokens"] for batch in batches)).item()
+        total = 0.0
         self.optimizer.zero_grad()
-        loss.backward()
+        for batch in batches:
+            loss = self.loss(batch) / labels
+            loss.backward()
+            total += loss.item()
         self.optimizer.step()
         self.scheduler.step()
-        return loss.item()
+        return total
 
     @torch.no_grad()
     def validate(self) -> float:
         rows = Split("validation", fraction=self.options.train_fraction)
-        held_out = Loader(
-            self.cache, global_batch_size=self.options.batch, selection=rows, shuffle=None, drop_last=False
-        )
-        return torch.stack([self.loss(batch) for batch in held_out]).mean().item()
+        options = {"selection": rows, "shuffle": None, "drop_last": False, "derive": DERIVE}
+        total = labels = 0.0
+        for batch in Loader(self.cache, global_batch_size=self.options.batch, **options):
+            total += self.loss(batch).item()
+            labels += batch["num_label_tokens"].item()
+        return total / labels
 
     def save(self) -> None:
         """Whole or not at all: a kill while writing leaves the checkpoint before."""
@@ -143,10 +153,10 @@ def train(options: argparse.Namespace) -> None:
     run.resume()
     while run.loader.epoch < options.epochs:
         epoch = run.loader.epoch
-        for batch in run.loader:
-            rate, loss, step = run.scheduler.get_last_lr()[0], run.step(batch), run.schedule.step
+        for batches in run.loader:
+            rate, loss, step = run.scheduler.get_last_lr()[0], run.step(batches), run.schedule.step
             # The checksum is for people who compare two runs: equal batches, equal numbers.
-            mark = zlib.crc32(batch["tokens"].numpy())
+            mark = zlib.crc32(torch.cat([batch["tokens"] for batch in batches]).numpy())
             print(f"step {step} epoch {epoch} batch {mark:08x} rate {rate:.3e} loss {loss:.9g}", flush=True)
             # Behind its last batch the loader stands in the next epoch; the checkpoint of that follows the validation.
             if step % options.save_every == 0 and run.loader.epoch == epoch:
@@ -162,6 +172,8 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=100, help="steps")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--micro-batches", type=int, default=1, help="into which a batch is split, to save memory")
+    parser.add_argument("--max-documents", type=int, help="of a row, for fixed shapes")
     parser.add_argument("--train-fraction", type=float, default=0.9)
     parser.add_argument("--full-rows", type=int, help="to train on when the cache is complete, for the warm-up")
     parser.add_argument("--learning-rate", type=float, default=1e-3)

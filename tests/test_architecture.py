@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "teachers": INDEX | {"read", "hub", "masks", "order"},  # reads a cache; `torch` runs the models
     "kinds": WORDS | {"store"},  # of store, whether a root is a URL
     "api": CORE | {"feeding", "kinds", "preview"},  # of preview, the progress bar
+    "installation": INDEX | {"api", "compiled", "preview"},  # of preview, its sentences
     "testing": CORE | {"raw"},  # the simplest recipe
     "tiers": INDEX | {"building", "engine"},  # an LMDB of its own; of store, whether a path is a URL
     "feeding": INDEX | {"read", "order", "masks"},  # numpy only
@@ -56,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": CORE
     | {
         "api",
-        "compiled",
+        "installation",
         "kinds",
         "images",
         "preview",
@@ -153,6 +154,7 @@ def test_only_few_modules_read_the_environment() -> None:
     # engine/local.py reads none of it: it hands the whole of it on to its workers; engine/base.py sets some for Ray.
     assert {reader for reader in readers if not reader.startswith("cli/")} == {
         "format/tensors.py",
+        "installation.py",  # whether credentials are set
         "engine/local.py",
         "engine/base.py",
         "store/bucket_client.py",  # the endpoint, which obstore reads too
@@ -165,7 +167,20 @@ def test_hooks_are_declared_and_never_asked_for_by_name() -> None:
 
     What differs between platforms and their libraries is asked for by name; `recipe.hooks_of` does it for all.
     """
-    rooms = ("api", "kinds", "source", "building", "cache", "engine", "tiers", "cli", "sources", "preview", "teachers")
+    rooms = (
+        "api",
+        "installation",
+        "kinds",
+        "source",
+        "building",
+        "cache",
+        "engine",
+        "tiers",
+        "cli",
+        "sources",
+        "preview",
+        "teachers",
+    )
     asked = [
         f"{path.relative_to(SRC)}:{call.lineno} asks {ast.unparse(call)}"
         for path in _modules()

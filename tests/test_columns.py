@@ -72,7 +72,7 @@ def test_ragged_rows_may_have_a_shape_even_where_there_are_none():
 
 @pytest.mark.parametrize("row", [2, -3])
 def test_a_row_that_is_not_there_is_an_index_error(row):
-    with pytest.raises(IndexError, match=f"row {row} of 2"):
+    with pytest.raises(IndexError, match=f"there is no row {row}; there are 2 rows"):
         Ragged.of_bytes([b"a", b"b"])[row]
 
 

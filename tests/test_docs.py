@@ -16,12 +16,12 @@ from tests.photographs import write_photographs
 import forebay as fb
 
 ROOT = Path(__file__).parent.parent
-TUTORIAL = ROOT / "docs" / "tutorial.md"
+TUTORIALS = sorted((ROOT / "docs").glob("tutorial*.md"))  # each begins in an empty folder
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 REMOTE = ROOT / "docs" / "guide-remote.md"  # its blocks need servers: tests/remote/test_remote_guide.py runs them
 CHAT = ROOT / "docs" / "guide-chat.md"  # its commands need what its blocks wrote
 MASKS = ROOT / "docs" / "guide-masks.md"  # tests/masks/test_guide.py runs its blocks
-GUIDES = [page for page in PAGES if page not in (TUTORIAL, REMOTE, CHAT, MASKS)]
+GUIDES = [page for page in PAGES if page not in (*TUTORIALS, REMOTE, CHAT, MASKS)]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -87,7 +87,7 @@ def test_the_python_blocks_of_a_page_run(page: Path, folder: Path) -> None:
         exec(compile(block, f"{page.name} block {number}", "exec"), names)
 
 
-@pytest.mark.parametrize("page", [TUTORIAL, CHAT], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*TUTORIALS, CHAT], ids=lambda page: page.name)
 def test_a_page_runs_from_top_to_bottom_in_an_empty_folder(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

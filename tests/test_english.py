@@ -1,10 +1,11 @@
-"""Texts that people read are plain English: no calques in help, errors, docstrings and docs.
+"""Texts that people read are plain English: no calques in help, errors, notes, comments, docstrings and docs.
 
 `CALQUES` has phrases that are grammatical but not what an engineer would write, with the plain word.
 """
 
 import ast
 import re
+import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,20 +41,21 @@ CALQUES = {
     r"\bat rest\b": "stored",
     r"\bthere is none of that name\b": "it does not exist",
 }
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "Makefile", ".pre-commit-config.yaml")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / ".github").rglob("*.*ml")),
+    *sorted((ROOT / "tools").glob("*.py")),
+]
 BRITISH = {r"\bcolour\w*\b": "color", r"\bgrey\b": "gray"}
 WORDS = {re.compile(pattern, re.IGNORECASE): plain for pattern, plain in (CALQUES | BRITISH).items()}
 
 
-def docstrings_and_errors(path: Path) -> Iterator[str]:
-    """Docstrings, and the texts of raised errors; in errors.py, every text."""
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield ast.get_docstring(node) or ""
-        if isinstance(node, ast.Raise) and node.exc is not None:
-            yield from texts_in(node.exc)
-    if path == SOURCE / "errors.py":
-        yield from texts_in(tree)
+def written_in(path: Path) -> Iterator[str]:
+    """Every text and every comment of a module: docstrings, errors, notes, and what is drawn."""
+    yield from texts_in(ast.parse(path.read_text()))
+    with tokenize.open(path) as file:
+        yield from (token.string for token in tokenize.generate_tokens(file.readline) if token.type == tokenize.COMMENT)
 
 
 def texts_in(node: ast.AST) -> Iterator[str]:
@@ -74,12 +76,21 @@ def prose(path: Path) -> str:
 
 
 def hits(text: str) -> list[str]:
-    """
-    >>> hits("'x' is not a size; it is held against its digest")
-    ['is not a size', 'held against']
+    """The calques in a text, wherever its lines break.
+
+    >>> hits("'x' is no size; it is held against its digest")
+    ['is no size', 'held against']
     """
     flat = " ".join(text.split())
     return [found[0] for pattern in WORDS for found in pattern.finditer(flat)]
+
+
+def test_a_calque_is_found_wherever_it_is_written(tmp_path):
+    assert hits("'x' is no size; it is held\n    against its digest") == ["is no size", "held against"]
+    assert hits("'x' is not a size; it is compared with its digest") == []
+    module = tmp_path / "module.py"
+    module.write_text('"""It goes on with x."""\nnote = f"{note} is told"  # of ours\n')
+    assert [hit for text in written_in(module) for hit in hits(text)] == ["goes on with", "is told", "of ours"]
 
 
 def room_of(path: Path) -> str:
@@ -90,10 +101,10 @@ def room_of(path: Path) -> str:
 def found_by_room() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
-        texts = dict.fromkeys(docstrings_and_errors(path))
+        texts = dict.fromkeys(written_in(path))
         for text in texts:
             found.setdefault(room_of(path), []).extend(f"{path.relative_to(ROOT)}: {hit}" for hit in hits(text))
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for path in PAGES:
         name = str(path.relative_to(ROOT))
         found[name] = [f"{name}: {hit}" for hit in hits(prose(path))]
     return found
@@ -103,7 +114,7 @@ FOUND = found_by_room()
 
 
 @pytest.mark.parametrize("room", sorted(FOUND))
-def test_docstrings_errors_and_docs_have_no_calques(room):
+def test_texts_comments_and_docs_have_no_calques(room):
     listed = "\n".join(f"{hit}  x{count}" for hit, count in Counter(FOUND[room]).most_common())
     assert not FOUND[room], f"say it plainly:\n{listed}"
 

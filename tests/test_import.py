@@ -137,3 +137,19 @@ print(ran.exit_code, "torch" in sys.modules, "PIL" in sys.modules)
 """
     ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["1", "False", "False"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("fb.opencache", "open_cache"),
+        ("fb.sumarize", "summarize"),
+        ("fb.sources.jsnol", "jsonl"),
+        ("fb.images.fitmany", "fit_many"),
+    ],
+)
+def test_python_suggests_the_name_that_was_probably_meant(wrong: str, meant: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", f"import forebay as fb; {wrong}"], capture_output=True, text=True, check=False
+    )
+    assert f"Did you mean: '{meant}'?" in ran.stderr

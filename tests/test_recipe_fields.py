@@ -42,3 +42,13 @@ def test_a_teacher_is_asked_with_fields_of_the_right_type():
         fb.TeacherRecipe(teacher=Ramp(name="ramp"), dtype="float61")
     with pytest.raises(RecipeInvalid, match="batch_size is '8'; it must be a whole number"):
         fb.TeacherRecipe(teacher=Ramp(name="ramp"), batch_size="8")
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [(fb.TokenRecipe, "pad"), (fb.TokenRecipe, "eos"), (fb.TokenRecipe, "bos"), (fb.ChatRecipe, "pad")],
+)
+def test_a_negative_token_id_is_refused_when_the_recipe_is_made(kind, field):
+    needed = {"tokenizer": "x"} if kind is fb.ChatRecipe else {}
+    with pytest.raises(RecipeInvalid, match=rf"{field} must be a token or an id of at least 0 \(got -7\)"):
+        kind(**needed, **{field: -7})

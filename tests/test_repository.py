@@ -2,6 +2,8 @@
 
 import re
 import runpy
+import subprocess
+import sys
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -77,6 +79,39 @@ def test_every_extra_is_tried_by_the_check_of_the_wheel() -> None:
     names = set(re.findall(r'"(\w+)"', tried[1]))
     assert names - {"core"} == set(PROJECT["project"]["optional-dependencies"]) - tools
     assert set(runpy.run_path(str(ROOT / "tools" / "smoke.py"))["SMOKES"]) == names - {"core"}
+
+
+@pytest.mark.parametrize(
+    ("tag", "refused"),
+    [
+        ("cp311-abi3-linux_x86_64", True),
+        ("cp311-abi3-manylinux_2_17_x86_64.linux_aarch64", True),
+        ("cp311-abi3-manylinux2014_x86_64.manylinux_2_17_x86_64", False),
+        ("cp311-abi3-macosx_11_0_universal2", False),
+        ("py3-none-any", False),
+    ],
+)
+def test_a_wheel_that_pypi_refuses_is_not_tried(tag: str, refused: bool) -> None:
+    check = [
+        sys.executable,
+        str(ROOT / "tools" / "check_wheel.py"),
+        f"dist/forebay-0.1.0-{tag}.whl",
+        "--extras",
+        "none",
+    ]
+    ran = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert ("PyPI refuses the tag 'linux_" in ran.stderr) is refused
+    assert ("unknown extra" in ran.stderr) is not refused
+
+
+def test_the_workflow_keeps_a_wheel_for_every_platform() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "wheel.yml").read_text())["jobs"].values()
+    kept = [step["with"]["name"] for job in jobs for step in job["steps"] if "upload-artifact" in step.get("uses", "")]
+    assert kept == ["dist-linux", "dist-macos", "dist-arm"]
+    made = re.search(r"^wheel:.*?\n\n", (ROOT / "Makefile").read_text(), re.MULTILINE | re.DOTALL)
+    assert made is not None
+    assert "auditwheel repair" in made[0]
 
 
 def test_ci_runs_the_tests_and_then_two_minutes_of_faults() -> None:

@@ -171,4 +171,4 @@ def test_the_command_line_refuses_one_slash_and_what_would_be_lost_or_land_in_a_
         assert "'memory://x' is the memory of this command and ends with it" in run(*words, code=2).err
     for words in (["demo", "--into", "s3://b/x"], ["view", here / "cache", "--bundle", "s3://b/x"]):
         assert "'s3://b/x' is a URL; name a place on this machine" in run(*words, code=2).err
-    assert "it is a URL, and a tier lies in a folder" in run("warm", here / "cache", "--tier", "s3://b/x", code=1).err
+    assert "it is a URL, and a tier is a folder" in run("warm", here / "cache", "--tier", "s3://b/x", code=1).err

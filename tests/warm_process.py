@@ -64,7 +64,7 @@ def script_environment() -> dict[str, str]:
 def preload() -> None:
     """Import what processes import when they need it, and load the vocabulary that most of them read."""
     for module in PRELOADED:
-        with suppress(ModuleNotFoundError):  # `make lowest` installs the core alone
+        with suppress(ImportError):  # `make lowest` installs the core alone
             import_module(module)
     if "ray" in sys.modules:
         import_module("ray.dag")  # which it imports when a process ends

@@ -1,9 +1,9 @@
 """Install a wheel in clean environments, the core alone and with each extra, and run smoke.py in each.
 
-    python tools/check_wheel.py dist/forebay-0.1.0-py3-none-any.whl --extras core,tokens,images
+    python tools/check_wheel.py dist/forebay-0.1.0-cp311-abi3-manylinux_2_17_x86_64.whl --extras core,tokens,images
 
-Prints one line per environment; exit code 1 where one fails. `--constraint` fixes the versions, without it they are the
-newest. An environment is removed before the next is made.
+A wheel whose tag PyPI refuses is refused first. Prints one line per environment; exit code 1 where one fails.
+`--constraint` fixes the versions, without it they are the newest. An environment is removed before the next is made.
 """
 
 import argparse
@@ -25,12 +25,23 @@ def main() -> int:
     parser.add_argument("--extras", default=",".join(EXTRAS), help=f"Of: {', '.join(EXTRAS)}.")
     parser.add_argument("--constraint", type=Path, help="A file with the versions to install.")
     arguments = parser.parse_args()
+    if problem := refused_by_pypi(arguments.wheel.name):
+        parser.error(problem)
     extras = arguments.extras.split(",")
     unknown = sorted(set(extras) - set(EXTRAS))
     if unknown:
         parser.error(f"unknown extra '{unknown[0]}'; choose from {', '.join(EXTRAS)}")
     failures = [extra for extra in extras if not works(arguments.wheel.resolve(), extra, arguments.constraint)]
     return 1 if failures else 0
+
+
+def refused_by_pypi(name: str) -> str:
+    """Why PyPI refuses a wheel of this name, or '': a bare linux tag does not say which C library the wheel needs."""
+    platforms = name.removesuffix(".whl").rpartition("-")[2].split(".")
+    bare = [platform for platform in platforms if platform.startswith("linux_")]
+    return (
+        f"PyPI refuses the tag '{bare[0]}' of '{name}'; `make wheel` names it manylinux with auditwheel" if bare else ""
+    )
 
 
 def works(wheel: Path, extra: str, constraint: Path | None) -> bool:

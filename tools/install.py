@@ -1,6 +1,6 @@
 """Install into the environment of this Python: `python tools/install.py --editable '.[dev]'` takes what pip takes.
 
-uv unpacks packages side by side, in a quarter of the time that pip takes. It is told where pip is configured to look
+uv unpacks packages side by side, in a quarter of the time that pip takes. It is passed where pip is configured to look
 for packages. Where it cannot be had or does not succeed, pip installs the same.
 """
 

@@ -1,17 +1,23 @@
-"""Record two terminal sessions as SVG: `python tools/record.py [docs/pictures]`.
+"""Record terminal sessions as SVG, and pictures of the tutorials: `python tools/record.py [docs/pictures]`.
 
-    session.svg       build, Ctrl-C, resume, flip a bit, verify, repair, verify: the standard library as packed tokens
-    packed-text.svg   one packed row as `peek` shows it: docstrings of the standard library
+    session.svg            build, Ctrl-C, resume, flip a bit, verify, repair, verify: modules of the standard library
+    packed-text.svg        one packed row as `peek` shows it: docstrings of the standard library
+    chat-spans.svg         a row of docs/tutorial-chat.md as `peek` shows it
+    tutorial-sheet.png     the contact sheet of docs/tutorial-images.md
+    tutorial-features.png  the features of docs/tutorial-teachers.md
 
 Every command really runs, in a pseudo-terminal. The picture is what the terminal showed at the end of each.
 """
 
 import ast
 import fcntl
+import io
 import json
 import os
 import pty
 import re
+import shlex
+import shutil
 import signal
 import struct
 import subprocess
@@ -22,6 +28,7 @@ import termios
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -29,6 +36,7 @@ from rich.text import Text
 
 from forebay.cli.demo import write_library
 
+DOCS = Path(__file__).parents[1] / "docs"
 WIDTH = 112
 BUILD = ["build", "tokens", "library.jsonl", "--into", "cache", "--chunk-size", "100"]
 CHUNK = "cache/layers/tokens/{:06d}.safetensors"
@@ -43,12 +51,18 @@ def main(pictures: Path) -> None:
         os.chdir(folder)
         (pictures / "session.svg").write_text(session())
         (pictures / "packed-text.svg").write_text(packed_text())
+        (pictures / "chat-spans.svg").write_text(chat_spans())
+        follow("tutorial-images.md")
+        shutil.copy("sheet.png", pictures / "tutorial-sheet.png")
+        follow("tutorial-teachers.md")
+        shutil.copy("features.png", pictures / "tutorial-features.png")
 
 
-def session() -> str:
-    write_library(os.path.abspath("library.jsonl"), "[a-h]*")
+def session(modules: str = "[a-h]*", stop_at: int = STOP_AT) -> str:
+    """Modules of the standard library in a cache that is stopped at a chunk, resumed, damaged and repaired."""
+    write_library(os.path.abspath("library.jsonl"), modules)
     console = recording()
-    act(console, BUILD, 130, interrupt_part_way)
+    act(console, BUILD, 130, partial(interrupt_part_way, stop_at))
     act(console, BUILD)
     chunk = CHUNK.format(FLIPPED)
     console.print(Text(f"# one bit of {chunk} is flipped, in byte {flip(chunk):,}", "italic bright_black"))
@@ -71,8 +85,28 @@ def packed_text() -> str:
     return svg_of(console, "packed")
 
 
+def chat_spans() -> str:
+    follow("tutorial-chat.md")
+    console = recording()
+    act(console, ["peek", "chats", "--row", "0"])
+    return svg_of(console, "chat")
+
+
+def follow(page: str) -> None:
+    """Do what a page of the docs says, in an empty folder that becomes the current one."""
+    os.chdir(tempfile.mkdtemp(dir="."))
+    names: dict[str, object] = {"__name__": "page"}
+    text = (DOCS / page).read_text()
+    for language, block in re.findall(r"^```(python|console)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        if language == "python":
+            exec(block, names)
+        else:
+            for command in re.findall(r"^\$ forebay (.*)$", block, re.MULTILINE):
+                run(shlex.split(command, comments=True))
+
+
 def recording() -> Console:
-    return Console(record=True, width=WIDTH, file=open(os.devnull, "w"))
+    return Console(record=True, width=WIDTH, file=io.StringIO())
 
 
 def svg_of(console: Console, name: str) -> str:
@@ -112,7 +146,7 @@ def read(terminal: int) -> bytes:
 
 
 def screen_of(shown: str) -> str:
-    """The lines that are left once a progress display has gone up and erased itself; colours stay."""
+    """The lines that are left once a progress display has gone up and erased itself; colors stay."""
     lines, row = [""], 0
     for piece in CONTROL.split(shown):
         if piece == "\n":
@@ -127,9 +161,9 @@ def screen_of(shown: str) -> str:
     return "\n".join(lines).strip("\n")
 
 
-def interrupt_part_way(pid: int) -> None:
-    """Send what Ctrl-C sends once about a third is there."""
-    while not os.path.exists(CHUNK.format(STOP_AT)):
+def interrupt_part_way(stop_at: int, pid: int) -> None:
+    """Send what Ctrl-C sends once a chunk is there."""
+    while not os.path.exists(CHUNK.format(stop_at)):
         time.sleep(0.01)
     os.kill(pid, signal.SIGINT)
 

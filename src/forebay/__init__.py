@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         clean,
         copy,
         drop,
+        dry_run,
         estimate,
         estimate_remote,
         gaps,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from forebay.chat import ChatRecipe, PreferenceRecipe
     from forebay.columns import Column, Ragged
     from forebay.images import ImageRecipe
+    from forebay.installation import doctor
     from forebay.preview.peek import contact_sheet, peek
     from forebay.raw import RawRecipe
     from forebay.read.cache import Cache, Origin, RowId, open_cache
@@ -62,6 +64,7 @@ _HOMES = {
             "clean",
             "copy",
             "drop",
+            "dry_run",
             "estimate",
             "estimate_remote",
             "gaps",
@@ -87,6 +90,7 @@ _HOMES = {
     **dict.fromkeys(("ChatRecipe", "PreferenceRecipe"), "forebay.chat"),
     "ImageRecipe": "forebay.images",
     "Progress": "forebay.cache.records",
+    "doctor": "forebay.installation",
     "RawRecipe": "forebay.raw",
     "TeacherRecipe": "forebay.teachers",
     "TokenRecipe": "forebay.tokens",
@@ -98,9 +102,9 @@ __all__ = [
     "Cache", "CachedImages", "ChatRecipe", "ChunkTarget", "Column", "Failure", "ImageRecipe", "LayerRecipe",
     "LocalStore", "MemoryStore", "Origin", "Part", "PreferenceRecipe", "Progress", "Ragged", "RawRecipe", "Recipe",
     "RecipeHooks", "RowId", "Rows", "Sample", "Source", "SourceFile", "Store", "TeacherRecipe", "TokenRecipe", "build",
-    "build_layers", "clean", "contact_sheet", "copy", "drop", "errors", "estimate", "estimate_remote", "fingerprint",
-    "gaps", "grow", "images", "masks", "open_cache", "peek", "refresh", "rekey", "repair", "sources", "status",
-    "summarize", "teachers", "testing", "tiers", "verify", "view", "warm_cache",
+    "build_layers", "clean", "contact_sheet", "copy", "doctor", "drop", "dry_run", "errors", "estimate",
+    "estimate_remote", "fingerprint", "gaps", "grow", "images", "masks", "open_cache", "peek", "refresh", "rekey",
+    "repair", "sources", "status", "summarize", "teachers", "testing", "tiers", "verify", "view", "warm_cache",
 ]  # fmt: skip
 
 
@@ -109,7 +113,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"forebay.{name}")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'forebay' has no attribute '{name}'")
+    raise AttributeError(f"module 'forebay' has no attribute '{name}'", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

@@ -15,13 +15,14 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast, get_args
 
 import msgspec
 
-from forebay.building.begin import kept_source, new_files, resolve_recipe, why_unchecked
+from forebay.building.begin import check_start, kept_source, new_files, resolve_recipe, why_unchecked
 from forebay.building.grow_cache import grow_base
 from forebay.building.layer_build import (
     BuildRequest,
     build_layer,
     check_is_recipe,
     check_is_source,
+    in_order,
     replace_layers,
     silent,
     worker_count,
@@ -29,17 +30,19 @@ from forebay.building.layer_build import (
 from forebay.building.planning import SourceListing, estimate_build, of_missing
 from forebay.building.refresh_cache import refresh_cache
 from forebay.building.repair_cache import repair_before_build, repair_cache
-from forebay.cache.catalog import Snapshot, load_generation, read_cache_document
+from forebay.cache.catalog import Snapshot, load_generation, read_cache_document, read_recipe_document
 from forebay.cache.claims import LEASE_SECONDS
 from forebay.cache.clean import clean_cache, drop_layers
 from forebay.cache.copy import copy_cache, rekey_cache
+from forebay.cache.plan import load_plan
 from forebay.cache.records import (
     BuildReport,
     CleanReport,
     CopyReport,
     DropReport,
+    DryRun,
     Estimate,
-    Gaps,
+    GapList,
     LayerSummary,
     OnProgress,
     RefreshReport,
@@ -57,7 +60,7 @@ from forebay.cache.records import (
 from forebay.cache.status import SHOWN_FAILURES, Depth, cache_status, find_gaps, summarize_cache
 from forebay.cache.verify import newest_sound, verify_generation
 from forebay.engine.base import Engine
-from forebay.errors import TierUnusable, UnknownKind
+from forebay.errors import RecipeMismatch, TierUnusable, UnknownKind, choice_error
 from forebay.feeding.chunk_ahead import estimate_remote as feeding_estimate
 from forebay.feeding.chunk_ahead import warm_tier
 from forebay.fields import as_bytes
@@ -66,9 +69,9 @@ from forebay.format.chunk import MAX_BLOCK_BYTES
 from forebay.format.tensors import hmac_key
 from forebay.kinds import WRONG, recipe_class
 from forebay.read.cache import check_pins, open_cache
-from forebay.recipe import AnyRecipe, Recipe, RecipeHooks, dependencies_of, hooks_of
+from forebay.recipe import AnyRecipe, Recipe, RecipeHooks, dependencies_of, differing_fields, fingerprint, hooks_of
 from forebay.source import Source, listed_once
-from forebay.store import Root, open_store
+from forebay.store import Root, Store, open_store
 from forebay.store.tier_folder import TierFolder
 
 ShowProgress = bool | OnProgress | None
@@ -86,6 +89,8 @@ def _reporting(verb: Callable[P, R]) -> Callable[P, R]:
     @wraps(verb)
     def reporting(*args: P.args, **kwargs: P.kwargs) -> R:
         show, passed = cast(ShowProgress, kwargs.pop("progress", None)), kwargs.get("on_progress")
+        if not (show is None or isinstance(show, bool) or callable(show)):
+            raise TypeError(f"progress must be True, False, None or a function (got {show!r})")
         calls = [cast(OnProgress, call) for call in (passed, show) if callable(call)]
         with ExitStack() as ending:
             if show is True or (show is None and not calls and _is_watched()):
@@ -154,7 +159,7 @@ def build(
 
 
 def build_layers(
-    root: Root, recipes: Mapping[str, AnyRecipe], *, replace: Collection[str] = (), **terms: Any
+    root: Root, recipes: Mapping[str, AnyRecipe], *, replace: Collection[str] = (), **options: Any
 ) -> list[BuildReport]:
     """Add several layers, by name, one after the other: each is complete before the next begins.
 
@@ -168,7 +173,7 @@ def build_layers(
         raise ValueError(f"replace must name layers that are built (got {', '.join(sorted(unknown))})")
     if replace:
         replace_layers(open_store(root), {layer: recipes[layer] for layer in replace})
-    return [build(root, None, recipe, layer=layer, **terms) for layer, recipe in recipes.items()]
+    return [build(root, None, recipe, layer=layer, **options) for layer, recipe in recipes.items()]
 
 
 @_reporting
@@ -278,9 +283,9 @@ def repair(
     return repair_cache(open_store(root), source, recipe, copied, request, check_source)
 
 
-def gaps(root: Root, *, layer: str | None = None) -> list[Gaps]:
-    """Which planned chunks are missing, per layer."""
-    return find_gaps(open_store(root), layer)
+def gaps(root: Root, *, layer: str | None = None) -> GapList:
+    """Return the chunks that are planned and missing, a record per layer."""
+    return GapList(find_gaps(open_store(root), layer))
 
 
 @listed_once()
@@ -299,7 +304,7 @@ def status(
     With `depth="index"` no chunk is opened and the source is not asked: a cache of any size can be polled.
     """
     if depth not in get_args(Depth):
-        raise ValueError(f"depth is {depth!r}; one of {', '.join(map(repr, get_args(Depth)))} is expected")
+        raise choice_error("depth", depth, get_args(Depth))
     store = open_store(root)
     read_cache_document(store)
     snapshot = Snapshot.take(store, below="")
@@ -330,7 +335,7 @@ def estimate(
     start_chunk: int | None = None,
     end_chunk: int | None = None,
 ) -> Estimate:
-    """What a build will take, estimated from a sample of at most 5 % of the source.
+    """What a build will take, estimated from a sample: at most 5 % of the source, but at least a few whole documents.
 
     If a cache that this recipe began is at `into`, the figures are of its missing chunks, in an inclusive range of
     them. Of images, the tags of all are read as well, unless the recipe names its vocabulary.
@@ -342,6 +347,53 @@ def estimate(
     settled, said = resolve_recipe(store, listing, recipe, name)
     found = estimate_build(listing, settled, store, worker_count(workers), skip_unreadable, said)
     return found if store is None else of_missing(store, settled, name, found, start_chunk, end_chunk)
+
+
+def dry_run(
+    root: Root,
+    source: Source,
+    recipe: Recipe,
+    *,
+    layer: str | None = None,
+    workers: int | None = None,
+    start_chunk: int | None = None,
+    end_chunk: int | None = None,
+    skip_unreadable: bool = False,
+) -> DryRun:
+    """Return what `build` with these arguments would do, and write nothing.
+
+    `planned` counts the chunks of the plan and `missing` lists those that would be built, of an inclusive range; both
+    are None if there is no plan yet. `estimate` is what they will take. Another recipe's layer is an error, as in
+    `build`. For teacher layers, use `fb.teachers.estimate_teachers`.
+    """
+    check_is_recipe(recipe)
+    store, name = open_store(root), layer or layer_name(recipe)
+    listing = SourceListing(check_is_source(source), store)
+    settled, said = resolve_recipe(store, listing, recipe, name)
+    planned, missing = _planned_and_missing(store, settled, name, start_chunk, end_chunk)
+    found = estimate_build(listing, settled, store, worker_count(workers), skip_unreadable, said)
+    return DryRun(
+        root=store.address,
+        layer=name,
+        kind=recipe.kind,
+        planned=planned,
+        missing=missing,
+        estimate=of_missing(store, settled, name, found, start_chunk, end_chunk),
+    )
+
+
+def _planned_and_missing(
+    store: Store, recipe: Recipe, layer: str, start_chunk: int | None, end_chunk: int | None
+) -> tuple[int | None, tuple[int, ...] | None]:
+    """The number of planned chunks, and those of the range that are missing; None if there is no plan."""
+    kept = read_recipe_document(store, layer)
+    if kept is not None and kept.fingerprint != fingerprint(recipe):
+        raise RecipeMismatch(store.address, layer, differing_fields(kept, recipe), is_base=True)
+    if kept is None or not load_plan(store).segments:
+        return None, None
+    (found,) = find_gaps(store, layer)
+    check_start(store.address, start_chunk, found.planned)
+    return found.planned, tuple(in_order(found.missing, "forward", start_chunk, end_chunk))
 
 
 def estimate_remote(
@@ -463,7 +515,7 @@ def copy(
 ) -> CopyReport:
     """Copy what the newest generation lists, every chunk checked on the way."""
     if isinstance(destination, str | os.PathLike) and os.path.isfile(destination):
-        raise NotADirectoryError(errno.ENOTDIR, "there is a file, and a cache is a folder", os.fspath(destination))
+        raise NotADirectoryError(errno.ENOTDIR, "it is a file, and a cache is a folder", os.fspath(destination))
     return copy_cache(open_store(root), open_store(destination), on_progress or silent)
 
 
@@ -473,7 +525,7 @@ def layer_name(recipe: AnyRecipe) -> str:
 
 
 def _with_figures(summary: Summary) -> Summary:
-    """What each layer's kind, if it is installed, derives from the sums over its chunks."""
+    """Return the summary with the figures that each layer's kind, if installed, derives from its statistics."""
     layers = tuple(
         msgspec.structs.replace(layer, figures=_derived(layer, lambda hooks: hooks.figures)) for layer in summary.layers
     )

@@ -128,7 +128,7 @@ class Ragged:
 
     def __getitem__(self, row: int) -> Array:
         if not -len(self) <= row < len(self):
-            raise IndexError(f"row {row} of {len(self)}")
+            raise IndexError(f"there is no row {row}; there are {len(self):,} rows")
         row %= len(self)
         return self.values[int(self.offsets[row]) : int(self.offsets[row + 1])]
 

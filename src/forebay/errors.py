@@ -9,7 +9,7 @@ ForebayError
 ├── LayerNeeded          a layer cannot be dropped: it is the base, or others were made from it
 ├── InputIncomplete      a layer cannot be built: a layer that it reads lacks chunks
 ├── RecipeMismatch       the cache was built by another recipe
-├── RecipeInvalid        a recipe broke the contract between recipes and the core
+├── RecipeInvalid        a field of a recipe is wrong, or it returned what it did not declare
 ├── UnknownKind          no recipe or source of that kind is installed
 ├── LibraryMissing       an optional library is needed and not installed
 ├── TokenizerUnusable    a tokenizer cannot be found, loaded or used as requested
@@ -36,7 +36,7 @@ ForebayError
 ├── BlockTooLarge        a compressed block decodes to more bytes than the caller allows
 ├── PinMismatch          the cache is not the one that the caller pinned, or is older
 ├── KeyRefused           a generation is not tagged with the key in use, or needs one
-├── OldCacheInvalid      a file is not a teacher cache of the old format, or holds more than tensors
+├── OldCacheInvalid      a file is not a teacher cache that torch.save wrote, or holds more than tensors
 ├── SourceNotFound       no file matches the source
 ├── SourceInvalid        the arguments do not describe a source
 ├── SourceNeeded         a cache cannot reopen its source by name; the caller must pass it
@@ -60,7 +60,7 @@ ForebayError
 │   └── WorkersFailed    worker processes exit during start-up
 ├── StateMismatch        a loader's state belongs to another cache, generation or order
 │   └── GenerationGone   the generation of the state is no longer published
-├── RanksDisagree        the ranks of a loader would read different rows
+├── RanksDisagree        the ranks of a loader would make different batches
 ├── RanksMissing         some ranks of a loader did not request a batch in time
 ├── AllTokensIgnored     an image has so little content that no token of it is kept
 ├── WindowTooLarge       a shuffle window does not fit the memory for decoded blocks
@@ -80,6 +80,7 @@ KeyboardInterrupt
 """
 
 import errno
+import os
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
@@ -105,10 +106,12 @@ def _restored(kind: type[ForebayError], args: tuple[object, ...], attributes: Ma
 def closest(name: str, known: Collection[str]) -> str | None:
     """The known name that was probably meant.
 
-    >>> closest("token", ["tokens", "raw"]), closest("data", ["tokens", "raw"])
-    ('tokens', None)
+    A slip of three letters ("rwa" for "raw") has a ratio of 0.67; other words ("data", "chat") one below 0.6.
+
+    >>> closest("rwa", ["tokens", "raw"]), closest("data", ["tokens", "chat"])
+    ('raw', None)
     """
-    return next(iter(get_close_matches(name, known, n=1, cutoff=0.5)), None)
+    return next(iter(get_close_matches(name, known, n=1, cutoff=0.65)), None)
 
 
 def nearest(name: str, known: Collection[str]) -> str:
@@ -143,6 +146,8 @@ class CacheNotFound(ForebayError):
     def __init__(self, root: str) -> None:
         self.root = root
         advice = f"build one with `forebay build … --into {root}`"
+        if os.path.isfile(root):
+            advice = "it is a file, and a cache is a folder: name the folder that `forebay build … --into` made"
         if root.startswith("memory://"):
             advice = "memory:// holds what this process built itself; name a folder or a bucket"
         super().__init__(f"there is no cache at '{root}'; {advice}")
@@ -578,8 +583,8 @@ class TooManyFailures(BuildFailed):
         self.failures, self.samples, self.allowed = failures, samples, allowed
         ForebayError.__init__(
             self,
-            f"{failures:,} of {samples:,} samples failed, more than the {allowed} allowed here or when the cache was "
-            f"built; see `forebay status {root}` for the reasons, or raise --max-failures",
+            f"{failures:,} of {samples:,} samples failed; the limit is {allowed}: see `forebay status {root}` for the "
+            "reasons, or raise --max-failures",
         )
 
 
@@ -708,9 +713,9 @@ class RanksDisagree(ForebayError):
             for name, (first, rank, other) in differs.items()
         )
         super().__init__(
-            f"the ranks of this loader would read different rows: {shown}; open the same generation on every rank "
-            "(fb.open_cache(root, generation=…)), make the same loaders in the same order, and pass rank=0, "
-            "world_size=1 to a loader that only one rank has"
+            f"the ranks of this loader would make different batches: {shown}; open the same generation on every rank "
+            "(fb.open_cache(root, generation=…)), make the same loaders with the same arguments in the same order, and "
+            "pass rank=0, world_size=1 to a loader that only one rank has"
         )
 
 

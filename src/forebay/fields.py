@@ -228,7 +228,7 @@ def _declared(struct: Any) -> dict[str, Field]:
 
 
 def _field(info: Any, declared_type: Any, nothing: Any) -> Field:
-    """A field; `nothing` stands for a default that there is not."""
+    """Return a field; `nothing` as its default means that it has none."""
     types, metas = _unwrapped(declared_type)
     default = info.default if info.default_factory is nothing else info.default_factory()
     bounds = {name: [getattr(meta, name) for meta in metas if getattr(meta, name) is not None] for name in ("ge", "le")}

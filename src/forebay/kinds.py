@@ -79,7 +79,7 @@ def reopen_source(description: Mapping[str, Any]) -> Source:
         return kind.from_description(description)
     except WRONG as error:
         raise SourceInvalid(
-            f"the plan describes its source of kind '{description.get('kind')}' in a way that it cannot be opened by: "
+            f"the plan's description of its source (kind '{description.get('kind')}') cannot be opened: "
             f"{_said(error)}; pass the source itself"
         ) from error
 

@@ -230,7 +230,7 @@ class AnnotatedRecipe(Protocol):
         ...
 
     def refreshed(self, before: Iterable[Mapping[str, Array]], after: Iterable[Mapping[str, Array]]) -> tuple[str, ...]:
-        """What there is to say of rows that were made again."""
+        """Return notes about rows that were made again, for the report of `refresh`."""
         ...
 
 
@@ -365,7 +365,7 @@ def input_names(layers: Mapping[str, str]) -> dict[str, str]:
 
 
 def inputs_in(dependencies: Mapping[str, str]) -> dict[str, str]:
-    """Those of some dependencies that are layers."""
+    """Return the dependencies that are layers."""
     return {name: mark for name, mark in dependencies.items() if name.startswith(_INPUT)}
 
 

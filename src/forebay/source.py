@@ -189,7 +189,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 _MOST_CHARS = 300
 _ADVICE = {
-    "no-text": "name a field that the objects have as the text (text=…, --text …)",
+    "no-text": "set the text field to one of them (text=…, --text …)",
     "not-text": "name another field as the text (text=…, --text …)",
     "null": "name another field as the text (text=…, --text …)",
     "no-messages": "name the field that holds the messages (names={'messages': …}, --names messages=…)",
@@ -365,7 +365,7 @@ class Source(Protocol):
         return self
 
     def is_walked(self) -> bool:
-        """Whether `listing` may look for its files. It may not where only a cache, maybe a stranger's, names them."""
+        """Whether `listing` may search for files; False if only a cache, maybe a stranger's, names them."""
         return True
 
     def without_gone(self) -> Self:
@@ -373,11 +373,11 @@ class Source(Protocol):
         return self
 
     def workers(self) -> int | None:
-        """Processes that make chunks from it unless the caller or the recipe says; 0: the calling one."""
+        """The number of worker processes, unless the caller or the recipe sets it; 0: the calling process."""
         return None
 
     def looking(self) -> Callable[[str], SourceFile]:
-        """`look` for somebody who looks at all files: a source may list them once for it."""
+        """Return a `look` for checking all files: a source may list them once for it."""
         return self.look
 
     def sample_ends(self, file: SourceFile) -> NDArray[np.uint64] | None:

@@ -200,10 +200,10 @@ def test_too_many_failed_samples_stop_the_build(tmp_path):
     recipe = fb.RawRecipe(chunk_bytes=100, max_sample_bytes=10)
     source = fb.sources.lines(tmp_path / "source.txt")
     for _ in range(2):  # nor does it help to ask again
-        with pytest.raises(TooManyFailures, match="more than the 2 allowed"):
+        with pytest.raises(TooManyFailures, match="the limit is 2"):
             fb.build(tmp_path / "cache", source, recipe, workers=0, max_failures=2)
     assert fb.build(tmp_path / "cache", source, recipe, workers=0, max_failures=3).failures == 3
-    with pytest.raises(TooManyFailures, match=r"3 of 53 samples failed, more than the 5\.00% allowed"):
+    with pytest.raises(TooManyFailures, match=r"3 of 53 samples failed; the limit is 5\.00%"):
         fb.build(tmp_path / "cache", source, recipe, workers=0, max_failures=0.05)
 
 
@@ -212,7 +212,7 @@ def test_a_share_of_failures_is_one_of_all_samples_and_not_of_the_first_chunk(tm
     recipe = fb.RawRecipe(chunk_bytes=50, max_sample_bytes=10)
     source = fb.sources.lines(tmp_path / "source.txt")
     assert fb.build(tmp_path / "enough", source, recipe, workers=0, max_failures=0.04).failures == 3
-    with pytest.raises(TooManyFailures, match=r"more than the 2\.00% allowed"):
+    with pytest.raises(TooManyFailures, match=r"the limit is 2\.00%"):
         fb.build(tmp_path / "cache", source, recipe, workers=0, max_failures=0.02)
     assert fb.gaps(tmp_path / "cache")[0].missing, "it was told at the end only"
 
@@ -484,8 +484,8 @@ def zipped(lines: list[str]) -> bytes:
     [
         ({"recipe": 224}, "a recipe is needed, for instance .* not int"),
         ({"source": "photos"}, "a source is needed, for instance .* not str"),
-        ({"workers": -1}, "workers is -1; give a whole number"),
-        ({"workers": "2"}, "workers is '2'; give a whole number"),
+        ({"workers": -1}, r"workers must be 0 \(this process\), a positive number, or None \(one per core\); got -1"),
+        ({"workers": "2"}, r"or None \(one per core\); got '2'"),
     ],
 )
 def test_what_is_given_by_mistake_is_refused_before_anything_is_written(tmp_path, file, options, problem):
@@ -494,6 +494,13 @@ def test_what_is_given_by_mistake_is_refused_before_anything_is_written(tmp_path
         fb.build(tmp_path / "cache", **given)
     with pytest.raises((TypeError, ValueError), match=problem):
         fb.estimate(**given)
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("progress", ["yes", 1, []])
+def test_progress_that_is_neither_a_choice_nor_a_function_is_refused(tmp_path, file, progress):
+    with pytest.raises(TypeError, match=r"progress must be True, False, None or a function \(got "):
+        fb.build(tmp_path / "cache", fb.sources.lines(file), ObedientRecipe(), progress=progress)
     assert not (tmp_path / "cache").exists()
 
 
@@ -560,8 +567,8 @@ class KeepsAll:
         return True
 
 
-@pytest.mark.parametrize("sieve", [None, KeepsAll()])
-def test_a_sample_that_was_taken_is_not_held_by_what_reads_the_next(sieve):
+@pytest.mark.parametrize("duplicates", [None, KeepsAll()])
+def test_a_sample_that_was_taken_is_not_held_by_what_reads_the_next(duplicates):
     """It may be a document of 64 MiB, which is 256 MiB as text with one wide character in it."""
 
     class Texts:
@@ -570,7 +577,7 @@ def test_a_sample_that_was_taken_is_not_held_by_what_reads_the_next(sieve):
             for name in "ab":
                 yield fb.Sample(name, Text(name))
 
-    samples = ChunkSamples(Texts(), [None], sieve)
+    samples = ChunkSamples(Texts(), [None], duplicates)
     taken = samples.batches()
     for name in "ab":
         sample = next(taken)

@@ -33,7 +33,7 @@ def test_a_copy_is_a_cache_of_its_own(tmp_path: Path) -> None:
 
 def test_a_file_in_the_place_of_a_copy_is_named_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "cache.pt").write_text("of the old format")
-    with pytest.raises(NotADirectoryError, match=r"there is a file, and a cache is a folder: '.*cache\.pt'"):
+    with pytest.raises(NotADirectoryError, match=r"it is a file, and a cache is a folder: '.*cache\.pt'"):
         fb.copy(number_cache(tmp_path), tmp_path / "cache.pt")
     assert (tmp_path / "cache.pt").read_text() == "of the old format"
 

@@ -42,6 +42,7 @@ def test_everything_a_verb_returns_has_a_short_line_and_a_table(tmp_path: Path):
         fb.build(root, lines, fb.RawRecipe(chunk_bytes=400), workers=0),
         fb.status(root), fb.summarize(root), fb.estimate(lines, fb.RawRecipe()), fb.verify(root), fb.repair(root),
         fb.clean(root), fb.copy(root, tmp_path / "copy"), *fb.gaps(root), fb.peek(root), fb.open_cache(root),
+        fb.dry_run(root, lines, fb.RawRecipe(chunk_bytes=400)), fb.doctor(root),
     ]  # fmt: skip
     for record in returned:
         assert len(repr(record)) < 800, record
@@ -69,12 +70,32 @@ def test_text_of_others_is_only_text():
 def test_a_line_leaves_out_what_is_empty_and_counts_what_is_long():
     report = BuildReport(
         root="caches/raw", layer="raw", chunks=3, made=3, present=0, failed={}, rows=9, failures=0, samples=9,
-        written_bytes=100, seconds=0.5, generation=1, notes=("a note of some length",) * 5,
+        written_bytes=100, seconds=0.2784757100000661, generation=1, notes=("a note of some length",) * 5,
+        statistics={f"a statistic {number}": number for number in range(9)}, phases={"making": 0.1},
     )  # fmt: skip
     assert repr(report) == (
-        "BuildReport(root='caches/raw', layer='raw', chunks=3, made=3, present=0, rows=9, failures=0, samples=9, "
-        "written_bytes=100, seconds=0.5, generation=1, notes=<5 items>, made_rows=0, made_failures=0)"
+        "BuildReport(root='caches/raw', layer='raw', chunks=3, made=3, present=0, rows=9, failures=0, "
+        "written_bytes=100, seconds=0.2785, generation=1, notes=<5 items>)"
     )
+    assert "a statistic 8: 8" in report._repr_html_()
+
+
+def test_gaps_are_a_list_and_a_table(tmp_path: Path):
+    root, _ = build_lines(tmp_path, "--start-chunk", 1, "--end-chunk", 1)
+    found = fb.gaps(root)
+    assert found == [found[0]]
+    cells = Cells(found._repr_html_()).text
+    assert cells[:2] == ["Gaps", "raw"]
+    assert cells[2].startswith(f"1 of {found[0].planned} chunks present, missing: 0, 2")
+    assert fb.gaps(root, layer="raw") == found
+
+
+def test_an_origin_names_ranges_of_files_in_one_line(tmp_path: Path):
+    root, _ = build_lines(tmp_path)
+    origin = fb.open_cache(root).origin(0)
+    part = origin.parts[0]
+    assert f"parts=({part.file.path}[{part.start}:{part.stop}])" in repr(origin)
+    assert "inode" not in repr(origin)
 
 
 def test_records_equal_by_value_as_before(tmp_path: Path):

@@ -289,6 +289,9 @@ def test_padded_and_packed_batches_hold_the_same_documents(cache: fb.Cache) -> N
 def test_a_loader_makes_pairs_by_default_and_train_on_chooses_kinds(cache: fb.Cache, tokenizer: Tokenizer) -> None:
     batch = next(iter(Loader(cache, global_batch_size=4, shuffle=None)))
     assert batch["tokens"].shape[0] == 8
+    scored = next(iter(Loader(cache, global_batch_size=4, shuffle=None, columns=["scores"])))
+    assert scored.keys() - batch.keys() == {"scores", "scores.offsets"}
+    assert scored.keys() >= batch.keys()
     end = tokenizer.token_to_id("<|im_end|>")
     assert (batch["labels"] == end).sum() == 8
     without = one_batch(cache, train_on=("response",))

@@ -43,7 +43,8 @@ class Ran:
 
 def run(*words: object, code: int | None = 0) -> Ran:
     """Run a command in this process; it must end with an exit code (None: any), and never with a traceback."""
-    result: Result = CliRunner().invoke(cli, [str(word) for word in words], prog_name="forebay")
+    unwrapped = {"COLUMNS": None}  # whatever the shell exports
+    result: Result = CliRunner().invoke(cli, [str(word) for word in words], prog_name="forebay", env=unwrapped)
     ran = Ran(result.exit_code, result.stdout, result.stderr)
     assert "Traceback" not in ran.err, ran.err
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception

@@ -1,5 +1,6 @@
 """The doctor: what is installed, what the disk can do, and what is wrong with a cache, each with the next command."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,22 @@ def test_a_secret_is_never_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         ran = run(*words)
         assert "set by HF_TOKEN" in ran.out
         assert "very-secret" not in ran.out + ran.err
+
+
+def test_credentials_that_are_not_set_are_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    assert checks(run("doctor", "--json"), "Credentials")["S3"]["state"] == "note"
+    assert re.search(r"· S3 +not set", run("doctor").out)
+
+
+def test_the_cache_may_be_a_store(tmp_path: Path):
+    store = forebay.MemoryStore()
+    report = forebay.doctor(store)
+    assert [check.name for check in report.problems] == [store.address]
+    assert "there is no cache at" in report.problems[0].detail
 
 
 def test_a_folder_that_cannot_be_written_is_a_problem(monkeypatch: pytest.MonkeyPatch):

@@ -221,7 +221,7 @@ def failed_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("build", "raw", source, "--into", tmp_path / "cache", "--workers", 1, code=1)
 
 
-@shows(errors.TooManyFailures, "30 of 60 samples failed, more than the 10.00% allowed here or when the cache was built")
+@shows(errors.TooManyFailures, "30 of 60 samples failed; the limit is 10.00%: see `forebay status ")
 def many_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     source = tmp_path / "a.jsonl"
     source.write_text("ab\n" * 30 + "a long line\n" * 30)
@@ -635,11 +635,41 @@ def test_completion_never_fails(tmp_path: Path, typed: str):
         ("forebay build tokens data --codec z", "plain,zstd"),
         ("forebay status --js", "plain,--json"),
         ("forebay build im", "plain,images"),
+        ("forebay help st", "plain,status"),
+        ("forebay help build to", "plain,tokens"),
+        ("forebay build tokens data --codec = z", "plain,zstd"),
+        ("forebay build tokens data --codec =", "plain,none"),
+        ("forebay build tokens data --codec=z", "plain,--codec=zstd"),
     ],
 )
 def test_completion_offers_paths_where_a_path_is_expected(typed: str, offered: str):
     environment = {"_FOREBAY_COMPLETE": "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
     assert offered in CliRunner().invoke(cli, prog_name="forebay", env=environment).output.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("peek {} --column da", ["plain,data"]),
+        ("gaps {} --layer ", ["plain,raw"]),
+        ("drop {} ", []),  # the layer that the cache was built with cannot be dropped
+        ("peek {}/nowhere --column ", []),
+        ("peek s3://bucket/cache --column ", []),
+    ],
+)
+def test_completion_knows_the_layers_and_columns_of_a_cache(tmp_path: Path, typed: str, offered: list[str]):
+    root, _ = build_lines(tmp_path)
+    words = f"forebay {typed.format(root)}"
+    environment = {"_FOREBAY_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    assert CliRunner().invoke(cli, prog_name="forebay", env=environment).output.split() == offered
+
+
+@pytest.mark.parametrize(("shell", "offered"), [("zsh", "plain\n--codec=zstd\n_"), ("fish", "plain,--codec=zstd")])
+def test_shells_that_do_not_split_at_the_equals_sign_get_the_whole_word(shell: str, offered: str):
+    typed = "forebay build raw data --codec=z"
+    position = "--codec=z" if shell == "fish" else "4"
+    environment = {"_FOREBAY_COMPLETE": f"{shell}_complete", "COMP_WORDS": typed, "COMP_CWORD": position}
+    assert CliRunner().invoke(cli, prog_name="forebay", env=environment).output == f"{offered}\n"
 
 
 def test_bash_itself_completes_verbs_and_paths(tmp_path: Path):

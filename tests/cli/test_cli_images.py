@@ -374,3 +374,11 @@ def test_a_settings_file_names_labels_keys_and_a_separator(photos: Path, tmp_pat
     run("build", tmp_path / "images.toml")
     kept = recipe_of(tmp_path / "cache")
     assert (kept["tags"], kept["tag_key"], kept["tag_separator"]) == (["cat"], ["tags", "more"], " ")
+
+
+def test_a_folder_without_images_is_not_called_plain_text(tmp_path: Path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.jsonl").write_text("{}")
+    said = run("build", "images", tmp_path / "data", "--into", tmp_path / "cache", code=1).err
+    assert "1 file was not read: .jsonl 1; name a folder or a glob that has such files" in said
+    assert "--suffix" not in said

@@ -5,6 +5,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.cli.running import COMMAND, build_lines, chunk_path, flip, run, wait_until, write_lines
 
@@ -17,6 +18,27 @@ def test_a_result_is_what_python_returns(tmp_path: Path):
     assert document.keys() == {"ok", "result"}
     assert document["ok"] is True
     assert document["result"][0]["planned"] == fb.gaps(root)[0].planned
+
+
+def test_what_the_command_line_can_do_python_can_do(tmp_path: Path):
+    root, source = build_lines(tmp_path, "--end-chunk", 3)
+    would = fb.dry_run(root, fb.sources.lines(source), fb.RawRecipe(chunk_bytes=400), start_chunk=2, end_chunk=6)
+    shown = run("build", root, "--dry-run", "--start-chunk", 2, "--end-chunk", 6, "--json").json
+    for field in ("root", "layer", "kind", "planned", "missing"):
+        assert shown[field] == json.loads(msgspec.json.encode(getattr(would, field)))
+    assert would.missing == (4, 5, 6)
+    assert would.estimate.chunks == shown["estimate"]["chunks"] == 3
+    with pytest.raises(fb.errors.RecipeMismatch, match="codec"):
+        fb.dry_run(root, fb.sources.lines(source), fb.RawRecipe(chunk_bytes=400, codec="none"))
+    with pytest.raises(fb.errors.RangeInvalid, match="start_chunk 99 is beyond the plan"):
+        fb.dry_run(root, fb.sources.lines(source), fb.RawRecipe(chunk_bytes=400), start_chunk=99)
+    chunk_path(root, 2).unlink()
+    report = fb.doctor(root)
+    assert [check.name for check in report.problems] == ["chunks of raw"]
+    assert report.problems[0].command == f"forebay repair {root}"
+    assert repr(report) == f"DoctorReport({len(report.checks)} checks, problems: chunks of raw)"
+    shown = run("doctor", root, "--json", code=1).json["checks"]
+    assert [check["name"] for check in shown] == [check.name for check in report.checks]
 
 
 def test_a_finding_has_the_result_and_the_command_that_repairs_it(tmp_path: Path):
@@ -47,6 +69,9 @@ def test_an_error_has_its_type_its_message_and_what_is_known(tmp_path: Path):
     assert ran.error["type"] == "CacheNotFound"
     assert ran.error["details"] == {"root": str(root)}
     assert ran.err == f"forebay: {ran.error['message']}\n"
+    file = tmp_path / "part-0.jsonl"
+    file.touch()
+    assert "it is a file, and a cache is a folder" in run("status", file, code=1).err
     root, source = build_lines(tmp_path)
     ran = run("build", "raw", source, "--into", root, "--codec", "none", "--json", code=1)
     assert ran.error["type"] == "RecipeMismatch"

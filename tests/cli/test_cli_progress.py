@@ -18,7 +18,7 @@ from rich.console import Console
 from tests.cli.running import COMMAND, write_lines
 
 from forebay.cache.records import Progress
-from forebay.preview.console import Bar, Lines, Pace, UsageMeter
+from forebay.preview.console import Bar, Lines, SpeedMeter, UsageMeter
 
 HALF = Progress(
     phase="building",
@@ -91,10 +91,10 @@ def test_a_short_job_gets_no_line_but_every_note():
 
 
 def test_the_time_left_counts_only_what_this_build_made():
-    pace = Pace()
-    pace.follow(moment(done=30, seconds=0.1))
-    assert pace.time_left(moment(done=32, seconds=10.0)) == "ETA 10 s"
-    assert pace.time_left(moment(done=34, seconds=20.0)) == ""
+    meter = SpeedMeter()
+    meter.follow(moment(done=30, seconds=0.1))
+    assert meter.time_left(moment(done=32, seconds=10.0)) == "ETA 10 s"
+    assert meter.time_left(moment(done=34, seconds=20.0)) == ""
 
 
 def test_the_meter_sums_processes_and_survives_those_that_end():

@@ -40,7 +40,9 @@ def test_a_signal_stops_a_build_cleanly_and_the_command_to_go_on_is_right(tmp_pa
     assert out == ""
     assert "Traceback" not in err
     said = re.search(
-        r"stopped: all finished chunks of .* are published \(raw (\d+) of (\d+)\); resume with:\n  (forebay .*)\n", err
+        r"stopped: all finished chunks of .* are published \(raw (\d+) of (\d+)\); run the same command to resume\n"
+        r"  (forebay .*)\n",
+        err,
     )
     assert said is not None, err
     present, planned = int(said[1]), int(said[2])
@@ -65,7 +67,7 @@ def test_a_signal_while_planning_says_how_to_start_again(tmp_path: Path):
     _, err = process.communicate(timeout=600)
     assert "Traceback" not in err
     if process.returncode == 130:  # else the core refused it, which is as good
-        assert "run again with:\n  forebay estimate raw" in err
+        assert "stopped; run the same command to start again\n  forebay estimate raw" in err
 
 
 def test_the_demo_does_what_it_says(tmp_path: Path):
@@ -80,7 +82,7 @@ def test_the_demo_does_what_it_says(tmp_path: Path):
         "$ forebay build tokens",
         "stopped: ",
         "bad-json  line 1: ",
-        "resume with:",
+        "run the same command to resume",
         "not sound",
         "restored, byte for byte",
     ):

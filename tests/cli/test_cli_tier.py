@@ -89,7 +89,7 @@ def test_a_warming_that_was_stopped_goes_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=600)
     assert process.returncode == 130, err
-    assert "nothing is lost" in err
+    assert "stopped; run the same command to start again" in err
     kept = summarize_tier(str(tier)).values
     assert 0 < kept < 400
     report = run("warm", photos, "--l2", tier, "--size", 32, "--workers", 0, "--json").json

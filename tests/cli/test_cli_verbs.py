@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from rich.console import Console
-from tests.cli.running import build_lines, chunk_path, flip, run, write_lines
+from tests.cli.running import build_lines, chunk_path, flip, run, run_process, write_lines
 
 import forebay as fb
 from forebay.cache.records import BuilderStatus, ClaimStatus
@@ -434,3 +434,28 @@ def test_a_cache_without_its_plan_is_told_what_is_lost_and_what_to_run(tmp_path:
     if lost == "plan":
         run("repair", root)
         run("build", root, "--workers", 0)
+
+
+def test_sixty_columns_are_enough_also_in_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "60")
+    root, _ = build_lines(tmp_path)
+    for words in (["status", root], ["doctor"], ["build", "raw", "--help"], ["info", root]):
+        ran = run_process(*words)
+        lines = ran.out.splitlines()
+        assert max(map(len, lines)) <= 60, ran.out
+    monkeypatch.setenv("COLUMNS", "38")
+    bar = next(line for line in run_process("status", root).out.splitlines() if "█" in line)
+    assert re.fullmatch(r"raw  █{5,}  \d+ of \d+ chunks · 60 rows", bar), "the bar shrinks"
+    monkeypatch.setenv("COLUMNS", "60")
+    long = next(line for line in run_process("doctor").out.splitlines() if " python " in line)
+    assert long.startswith("  ✓ python "), "a long detail continues below itself"
+
+
+def test_info_shows_values_as_a_settings_file_has_them(tmp_path: Path):
+    root, source = tmp_path / "cache", write_lines(tmp_path / "data")
+    run("build", "tokens", source, "--format", "text", "--into", root, "--workers", 0)
+    shown = run("info", root).out
+    assert "layer tokens (base)" in shown
+    assert "bos none" in shown
+    assert "deduplicate false" in shown

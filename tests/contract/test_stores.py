@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples import scaled
@@ -13,6 +14,8 @@ from forebay.testing import SharedStoreContract, StoreContract
 
 
 class TestLocalStore(SharedStoreContract):
+    helpers = ("writing",)
+
     def make_store(self, folder: Path) -> Store:
         return LocalStore(folder)
 
@@ -23,6 +26,22 @@ class TestLocalStore(SharedStoreContract):
 class TestMemoryStore(StoreContract):
     def make_store(self, folder: Path) -> Store:
         return MemoryStore()
+
+
+class MisspeltStore(MemoryStore):
+    def veiw(self, key: str) -> bytes:
+        return self.read(key)
+
+    def free_byte(self) -> int:
+        return 0
+
+
+def test_a_misspelt_method_fails_the_contract_of_a_store():
+    with pytest.raises(AssertionError) as caught:
+        TestMemoryStore().test_every_public_name_is_a_method_of_a_store(MisspeltStore())
+    assert "not methods of a store: 'free_byte' (did you mean 'free_bytes'?), 'veiw' (did you mean 'view'?)" in str(
+        caught.value
+    )
 
 
 KEYS = st.sampled_from(["a", "b", "f/a", "f/b", "f/g/a", "f-g"])

@@ -180,12 +180,12 @@ def torchtitan_loader(cache: fb.Cache, folder: Path) -> Run:
     return run(TitanLoader(new_loader(cache)), STEPS), first, rest
 
 
-def stateful_dataloader(cache: fb.Cache, folder: Path) -> Run:
+def stateful_dataloader(cache: fb.Cache, folder: Path, workers: int = 0) -> Run:
     stateful = import_module("torchdata.stateful_dataloader")
 
     def new() -> Any:
         torch.manual_seed(0)
-        return stateful.StatefulDataLoader(new_dataset(cache), batch_size=BATCH, shuffle=True)
+        return stateful.StatefulDataLoader(new_dataset(cache), batch_size=BATCH, shuffle=True, num_workers=workers)
 
     def run(loader: Any, steps: int, start: int = 0) -> list[Step]:
         seen: list[Step] = []
@@ -198,6 +198,10 @@ def stateful_dataloader(cache: fb.Cache, folder: Path) -> Run:
     first = run(stopped, STOP)
     resumed.load_state_dict(stopped.state_dict())
     return run(new(), STEPS), first, run(resumed, STEPS - STOP, start=STOP)
+
+
+def stateful_workers(cache: fb.Cache, folder: Path) -> Run:
+    return stateful_dataloader(cache, folder, workers=2)
 
 
 class Recorder(torch.nn.Module):
@@ -318,14 +322,14 @@ def grain_dataset(cache: fb.Cache, folder: Path) -> Run:
 
 
 def plain_dataloader(cache: fb.Cache, context: str) -> Run:
-    """Worker processes; a DataLoader has no state, so a resumed run begins an epoch."""
+    """One worker process for all runs. A DataLoader has no state, so a resumed run begins an epoch, in any process."""
+    dataset = new_dataset(cache)
+    loader = DataLoader(
+        dataset, BATCH, shuffle=True, num_workers=1, multiprocessing_context=context, persistent_workers=True
+    )
 
     def run(steps: int, epoch: int = 0) -> list[Step]:
         torch.manual_seed(0)
-        dataset = new_dataset(cache)
-        loader = DataLoader(
-            dataset, BATCH, shuffle=True, num_workers=1, multiprocessing_context=context, persistent_workers=True
-        )
         seen: list[Step] = []
         while len(seen) < steps:
             dataset.set_epoch(epoch)
@@ -350,6 +354,7 @@ CASES: dict[str, Callable[[fb.Cache, Path], Run]] = {
     "`Loader` in Accelerate, with `register_for_checkpointing`": accelerate_loader,
     "`Loader` behind torchtitan's `BaseDataLoader`, saved by `torch.distributed.checkpoint`": torchtitan_loader,
     "torchdata's `StatefulDataLoader`": stateful_dataloader,
+    "torchdata's `StatefulDataLoader`, with workers": stateful_workers,
     "`transformers.Trainer`": transformers_trainer,
     "`transformers.Trainer` without the callback": trainer_without_callback,
     "TRL's `SFTTrainer`": sft_trainer,
@@ -386,9 +391,7 @@ def only(steps: Iterable[Step], part: int) -> list:
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated, please do not call:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*use of fork\\(\\) may lead to deadlocks:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long) if case is spawned else name for name, case in CASES.items()]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_a_line_of_the_table(name: str, cache: fb.Cache, tmp_path: Path) -> None:
     whole, first, rest = CASES[name](cache, tmp_path)
     assert (len(whole), len(first), len(rest)) == (STEPS, STOP, STEPS - STOP)

@@ -52,7 +52,8 @@ def training(folder: Path, checkpoint: Path, epochs: int = 2, *options: str) -> 
     """The command that trains."""
     sizes = ["--vocabulary", str(VOCABULARY), "--dim", "32", "--heads", "2", "--layers", "1", "--learning-rate", "1e-2"]
     where = [str(folder / "cache"), "--checkpoint", str(checkpoint), "--save-every", str(SAVED_EVERY)]
-    return [str(EXAMPLE), *where, *sizes, "--epochs", str(epochs), "--train-fraction", "0.8", *options]
+    shapes = ["--micro-batches", "2", "--max-documents", "64"]
+    return [str(EXAMPLE), *where, *sizes, *shapes, "--epochs", str(epochs), "--train-fraction", "0.8", *options]
 
 
 def start_training(folder: Path, checkpoint: Path, epochs: int = 2) -> WarmProcess:

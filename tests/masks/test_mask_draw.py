@@ -3,6 +3,7 @@
 import io
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from forebay.masks import dense_mask, document_spans, pixel_mask, token_ignore_mask, windowed
@@ -72,3 +73,11 @@ def test_a_notebook_shows_the_same_png_that_is_saved(tmp_path):
     picture.save(str(tmp_path / "mask.png"))
     assert picture._repr_png_() == (tmp_path / "mask.png").read_bytes()
     assert picture.png().startswith(b"\x89PNG")
+
+
+def test_what_is_not_one_packed_row_is_named():
+    with pytest.raises(ValueError, match=r"a packed row has tokens and seq_lens \(got image, without seq_lens\)"):
+        packed_row({"image": np.zeros(3)})
+    ragged = {"tokens": np.zeros((2, 8)), "seq_lens": [[3, 5], [8]]}
+    with pytest.raises(ValueError, match=r"draws one row: pass cache\[5\], not a slice of rows"):
+        packed_row(ragged)

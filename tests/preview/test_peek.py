@@ -40,7 +40,7 @@ def test_rows_are_a_count_or_a_list_of_numbers(tmp_path: Path):
     for rows, numbers in ((2, [0, 1]), (1000, list(range(60))), ([7, -1, 7], [7, 59, 7]), (np.array([4]), [4])):
         assert [row.row for row in fb.peek(root, rows).shown] == numbers
     assert len(fb.peek(fb.open_cache(root)).shown) == 3
-    with pytest.raises(IndexError, match="row 60 of 60"):
+    with pytest.raises(IndexError, match=r"there is no row 60; .* has 60 rows"):
         fb.peek(root, [60])
 
 

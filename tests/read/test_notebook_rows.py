@@ -55,8 +55,8 @@ def test_one_number_of_any_type_is_one_row(numbered: fb.Cache):
 @pytest.mark.parametrize(
     ("rows", "error", "message"),
     [
-        ([0, 23], IndexError, "row 23 of 23"),
-        ([0, -24], IndexError, "row -24 of 23"),
+        ([0, 23], IndexError, "there is no row 23; .* has 23 rows"),
+        ([0, -24], IndexError, "there is no row -24; .* has 23 rows"),
         ("tokens", TypeError, r"cache\[17\]\['tokens'\]"),
         ([0.5], TypeError, "list of integers"),
         (np.ones(23, bool), TypeError, "list of integers"),
@@ -113,5 +113,5 @@ def test_a_packed_row_comes_from_the_files_of_its_chunk_in_the_pinned_generation
 
 def test_a_row_that_is_not_there_has_neither_text_nor_origin(tokens: fb.Cache):
     for ask in (tokens.text, tokens.origin):
-        with pytest.raises(IndexError, match=rf"row {len(tokens)} of {len(tokens)}"):
+        with pytest.raises(IndexError, match=rf"there is no row {len(tokens)}; .* has {len(tokens)} rows"):
             ask(len(tokens))

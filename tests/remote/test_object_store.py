@@ -11,13 +11,19 @@ from forebay.store.base import BadCopy, Expected, Store
 from forebay.testing import SharedStoreContract, StoreContract
 from forebay.testing.faults import Fault, FaultProxy
 
+OF_BUCKETS = ("fetch", "stat", "walk")
+
 
 class TestMemoryBucket(StoreContract):
+    helpers = OF_BUCKETS
+
     def make_store(self, folder: Path) -> Store:
         return open_store(f"memory://{abs(hash(str(folder))):x}/{folder.name}")
 
 
 class TestS3(SharedStoreContract):
+    helpers = OF_BUCKETS
+
     @pytest.fixture(autouse=True)
     def _bucket(self, bucket: str) -> None:
         self.bucket = bucket
@@ -30,6 +36,8 @@ class TestS3(SharedStoreContract):
 
 
 class TestGoogle(StoreContract):
+    helpers = OF_BUCKETS
+
     @pytest.fixture(autouse=True)
     def _bucket(self, gcs_bucket: str) -> None:
         self.bucket = gcs_bucket
@@ -45,6 +53,8 @@ class TestGoogleBetweenProcesses(SharedStoreContract, TestGoogle):
 
 
 class TestAzure(StoreContract):
+    helpers = OF_BUCKETS
+
     @pytest.fixture(autouse=True)
     def _container(self, container: str) -> None:
         self.container = container

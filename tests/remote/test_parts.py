@@ -362,6 +362,8 @@ def test_a_wrong_bit_does_not_decide_whose_an_object_is(
 class TestS3InParts(StoreContract):
     """Every promise of a store, where whatever is not empty is sent in parts."""
 
+    helpers = ("fetch", "stat", "walk")
+
     @pytest.fixture(autouse=True)
     def _bucket(self, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bucket = bucket

@@ -4,6 +4,7 @@ python -m tests.torch.loader_process COMMAND ROOT …
 """
 
 import gc
+import io
 import json
 import os
 import sys
@@ -11,12 +12,17 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import redirect_stderr
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from tests.token_caches import grow_cache, numbers_of
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
@@ -24,9 +30,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import forebay as fb
+from forebay.columns import Columns
 from forebay.errors import RanksDisagree, RanksMissing
 from forebay.order.orders import Coins
-from forebay.torch import Loader, ranks
+from forebay.torch import BucketLoader, Ingredient, Loader, Mixture, Where, ranks
 
 Batch = dict[str, torch.Tensor]
 
@@ -226,9 +233,15 @@ def other_recipes(root: str, meeting: str, rank: str) -> None:
         next(iter(Loader(fb.open_cache(Path(root) / rank), global_batch_size=2)))
     with pytest.raises(RanksDisagree) as again:
         next(iter(Loader(fb.open_cache(Path(root) / "0"), global_batch_size=4, micro_batches=1 + int(rank))))
+    own = fb.open_cache(Path(root) / ("2" if int(rank) else "0"))  # the same recipe, other lines
+    with pytest.raises(RanksDisagree) as content:
+        next(iter(Loader(own, global_batch_size=2)))
+    mixture = Mixture.of([Ingredient(fb.open_cache(Path(root) / "1"), weight=1), Ingredient(own, weight=1)])
+    with pytest.raises(RanksDisagree) as mixed:
+        next(iter(Loader(mixture, global_batch_size=2)))
     distributed.barrier()
     distributed.destroy_process_group()
-    print(json.dumps([str(raised.value), str(again.value)]))
+    print(json.dumps([str(each.value) for each in (raised, again, content, mixed)]))
 
 
 def read_apart(root: str, meeting: str, rank: str) -> None:
@@ -244,9 +257,48 @@ def read_apart(root: str, meeting: str, rank: str) -> None:
     feeding.load_state_dict(feeding.state_dict())
     with pytest.raises(RanksDisagree) as again:
         next(iter(feeding))
+    options: dict[str, Any] = {"labels": "unshifted", "max_documents": 9, "columns": ["documents"]} if int(rank) else {}
+    with pytest.raises(RanksDisagree) as otherwise:
+        next(iter(Loader(cache, global_batch_size=2, **options)))
     distributed.barrier()
     distributed.destroy_process_group()
-    print(json.dumps([str(raised.value), str(again.value)]))
+    print(json.dumps([str(each.value) for each in (raised, again, otherwise)]))
+
+
+def leaves(rest: int, columns: Columns) -> NDArray[np.bool_]:
+    """Whether the number of a row leaves a rest when it is divided by two."""
+    found: NDArray[np.bool_] = np.asarray(columns["tokens"])[:, 0] % 2 == rest
+    return found
+
+
+def take_other_turns(root: str, meeting: str, rank: str) -> None:
+    """Ranks whose buckets have other seeds; then the same ones, of which the loaders differ."""
+    join(meeting, rank)
+    cache, told = fb.open_cache(root), []
+
+    def buckets(**options: Any) -> list[Loader]:
+        return [
+            Loader(
+                cache,
+                global_batch_size=2,
+                selection=Where(f"n % 2 == {rest}", partial(leaves, rest), ["tokens"]),
+                **options,
+            )
+            for rest in range(2)
+        ]
+
+    for seed in range(1, 6):
+        with pytest.raises(RanksDisagree) as raised:
+            next(iter(BucketLoader(buckets(), seed=seed * int(rank))))
+        told.append(str(raised.value))
+    with pytest.raises(RanksDisagree) as raised:
+        next(iter(BucketLoader(buckets(labels="unshifted" if int(rank) else "shifted"))))
+    told.append(str(raised.value))
+    same = BucketLoader(buckets(), seed=3)
+    rows = [batch["tokens"][:, 0].tolist() for batch in same]
+    distributed.barrier()
+    distributed.destroy_process_group()
+    print(json.dumps([told, rows]))
 
 
 def one_rank_only(root: str, meeting: str, rank: str) -> None:
@@ -261,9 +313,10 @@ def one_rank_only(root: str, meeting: str, rank: str) -> None:
         joint = Loader(cache, global_batch_size=2, rank_timeout=0.2)
     assert reduced(rank) == 4.0
     if rank == "0":
-        with pytest.raises(RanksMissing) as raised:
+        ranks._SILENT = 0.1
+        with pytest.raises(RanksMissing) as raised, redirect_stderr(io.StringIO()) as printed:
             next(iter(joint))
-        told = str(raised.value)
+        told = [str(raised.value), printed.getvalue()]
     assert reduced(rank) == 4.0
     assert sum(1 for _ in training) == len(cache) // 2 - 1
     distributed.barrier()
@@ -345,6 +398,12 @@ def split_in_two_ways(root: str, meeting: str, rank: str) -> None:
     with pytest.raises(RanksDisagree) as raised:
         next(iter(Loader(cache, global_batch_size=4, seed=mesh.get_local_rank("dp"), device_mesh=mesh["dp"])))
     apart = str(raised.value)
+    with pytest.raises(ValueError, match=r"ranks along tp share a model and need the same rows.*mesh\['dp'\]"):
+        Loader(cache, global_batch_size=4, device_mesh=mesh)
+    replicated = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
+    assert Loader(cache, global_batch_size=4, device_mesh=replicated).ranks.world_size == 4
+    alone = init_device_mesh("cpu", (4, 1), mesh_dim_names=("dp", "tp"))
+    assert Loader(cache, global_batch_size=4, device_mesh=alone).ranks.world_size == 4
     distributed.barrier()
     distributed.destroy_process_group()
     print(json.dumps([mesh.get_coordinate(), rows, counts, apart]))
@@ -400,6 +459,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "grow-after-the-first": grow_after_the_first,
     "open-apart": open_apart,
     "read-apart": read_apart,
+    "take-other-turns": take_other_turns,
     "one-rank-only": one_rank_only,
     "come-late": come_late,
     "join-later": join_later,

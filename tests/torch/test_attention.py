@@ -185,6 +185,11 @@ def test_a_mask_of_another_batch_is_refused_by_every_backend(backend):
         attend_documents(query, key, value, document_block_mask(*ROWS), ROWS.seq_lens[:2])
 
 
+def test_a_mask_that_is_a_tensor_is_refused():
+    with pytest.raises(TypeError, match="mask is a Tensor; pass a BlockMask"):
+        PackedSelfAttention(16, 2)(torch.randn(3, 140, 16), mask=torch.ones(3, 1, 140, 140, dtype=torch.bool))
+
+
 @pytest.mark.parametrize("carry", [Tensor.tolist, Tensor.numpy])
 @pytest.mark.parametrize("backend", ["dense", "documents"])
 def test_lengths_may_be_lists_or_arrays(backend, carry):

@@ -1,5 +1,7 @@
 """What batches carry beside their main tensors: columns, names of rows, presence, encodings and features."""
 
+import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from tests.image_caches import image_cache, write_pictures
 from tests.layer_recipes import stored_cache
 from tests.teachers.own_teachers import Letters, Ramp, prompt_cache
 from tests.token_caches import numbers_of, token_cache
+from torch.utils.data import DataLoader
 
 import forebay as fb
 from forebay import compiled
@@ -245,3 +248,104 @@ def test_what_only_packed_batches_have_is_refused_elsewhere(tokens: fb.Cache) ->
     with pytest.raises(ValueError, match="need labels"):
         Loader(tokens, global_batch_size=2, labels=None, derive=["num_label_tokens"])
     assert numbers_of(batches(tokens, labels=None, derive=()))
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_a_column_that_labels_are_made_of_comes_if_it_is_named(
+    weighed: fb.Cache, monkeypatch: pytest.MonkeyPatch, is_compiled: bool
+) -> None:
+    if not is_compiled:
+        monkeypatch.setattr(compiled, "native", None)
+    (batch,) = batches(weighed, 2, shuffle=None, loss_mask="weights", columns=["weights", "mask"])
+    for name in ("weights", "mask"):
+        assert torch.equal(batch[name], torch.from_numpy(np.asarray(weighed.read([0, 1], [name])[name])))
+    assert "loss_weights" in batch
+    assert "weights" not in batches(weighed, 2, loss_mask="weights")[0]
+
+
+def test_a_column_of_a_layer_that_a_cache_of_a_mixture_lacks_has_absent_rows(
+    taught: fb.Cache, untaught: fb.Cache
+) -> None:
+    mixture = Mixture.of([Ingredient(untaught, weight=1), Ingredient(taught, weight=1)])
+    bits = np.asarray(taught.read(np.arange(len(taught)), ["ramp"])["ramp.present"])
+    for batch in batches(mixture, 8, columns=["ramp", "letters_prompt", "data"], identify=["row"]):
+        strange = batch["dataset_id"] == 0
+        assert not batch["ramp.present"][strange].any()
+        assert not batch["ramp"][strange].any()
+        rows = batch["row"][~strange].numpy()
+        assert batch["ramp.present"][~strange].tolist() == bits[rows].tolist()
+        assert torch.equal(batch["ramp"][~strange], torch.from_numpy(np.asarray(taught.read(rows, ["ramp"])["ramp"])))
+        assert batch["letters.present"].tolist() == (~strange).tolist()
+    with pytest.raises(ColumnNotFound, match="nowhere"):
+        Loader(mixture, global_batch_size=2, columns=["nowhere"])
+
+
+def test_encodings_and_features_of_added_rows_come_after_growth(tmp_path: Path) -> None:
+    root, lines = prompt_cache(tmp_path), tmp_path / "prompts.txt"
+    layers = [TeacherRecipe(teacher=teacher, buckets=BUCKETS, batch_size=3) for teacher in (Letters(), Ramp())]
+    for recipe in layers:
+        fb.build(root, None, recipe)
+    loader = Loader(
+        fb.open_cache(root), global_batch_size=1, growth="epoch", columns=["letters"], features={"ramp": 0.5}
+    )
+    assert len(list(loader)) == 10
+    lines.write_text(lines.read_text() + "two hills\na dog\n")
+    fb.grow(root, fb.sources.lines(lines), workers=0)
+    for recipe in layers:
+        fb.build(root, None, recipe)
+    before, after = len(list(loader)), list(loader)
+    assert (before, len(after)) == (10, 12)
+    assert all(bool(batch["letters.present"]) and bool(batch["ramp.present"]) for batch in after)
+
+
+def test_a_dataset_has_what_a_loader_has(weighed: fb.Cache, taught: fb.Cache) -> None:
+    options: dict[str, Any] = {"loss_mask": "weights", "max_documents": 5, "columns": ["weights"]}
+    (batch,) = batches(weighed, 2, shuffle=None, **options)
+    for number, row in enumerate(CacheDataset(weighed, **options)[at] for at in range(2)):
+        assert row.keys() == batch.keys() - {"row_weight"}
+        assert all(torch.equal(values, batch[name][number]) for name, values in row.items())
+    timed = CacheDataset(taught, columns=["letters"], features={"ramp": 0.4}, identify=["row"])
+    reader = fb.teachers.features(taught, "ramp")
+    for dataset in (timed, pickle.loads(pickle.dumps(timed))):  # as a spawned worker has it
+        row = dataset[1]
+        assert row["ramp"].tolist() == reader.at([1], 0.4)["ramp"][0].tolist()
+        assert row["letters"].tolist() == fb.teachers.shared(taught, "letters").read([1])[0].tolist()
+
+
+def test_ragged_rows_of_a_dataset_are_collated_as_a_loader_does(tokens: fb.Cache) -> None:
+    dataset = CacheDataset(tokens, columns=["documents"], names={"lengths": "seq_lens", "documents": "documents"})
+    made = DataLoader(dataset, batch_size=4, collate_fn=dataset.collate_rows)
+    for batch, expected in zip(made, batches(tokens, columns=["documents"], shuffle=None), strict=True):
+        weighed = int(expected["row_weight"].sum())
+        assert torch.equal(batch["lengths"], expected["seq_lens"][:weighed])
+        assert batch["documents.offsets"].tolist() == expected["documents.offsets"][: weighed + 1].tolist()
+        assert torch.equal(batch["documents"], expected["documents"][: len(batch["documents"])])
+    single = dataset.collate_rows([dataset[0], dataset[3]])  # read apart, of different widths
+    assert single["lengths"].shape == (2, max(len(dataset[at]["lengths"]) for at in (0, 3)))
+
+
+def test_what_is_known_to_be_wrong_is_refused_before_the_first_batch(weighed: fb.Cache, taught: fb.Cache) -> None:
+    for make in (partial(Loader, global_batch_size=2), CacheDataset):
+        with pytest.raises(TypeError, match=r"max_documents is 2\.5; pass a whole number"):
+            make(weighed, max_documents=2.5)
+        with pytest.raises(ValueError, match="loss_mask is 'tokens', which has no weights"):
+            make(weighed, loss_mask="tokens")
+        with pytest.raises(ColumnNotFound, match="nowhere"):
+            make(weighed, loss_mask="nowhere")
+        with pytest.raises(ValueError, match=r"t of features must be from 0 to 1 \(got 500\)"):
+            make(taught, features={"ramp": 500})
+        for t in (None, "x"):
+            with pytest.raises(TypeError, match=f"t of features is {t!r}; pass a number"):
+                make(taught, features={"ramp": t})
+
+
+def test_a_loss_mask_has_one_number_per_token(tokens: fb.Cache) -> None:
+    with pytest.raises(ValueError, match="rows of 'documents' are ragged; a loss_mask has one number per token"):
+        Loader(tokens, global_batch_size=2, loss_mask="documents")
+
+
+def test_what_belongs_to_batches_is_refused_for_rows(tokens: fb.Cache) -> None:
+    with pytest.raises(ValueError, match="num_label_tokens belongs to a whole batch, not to a row; count"):
+        CacheDataset(tokens, derive=["num_label_tokens"])
+    with pytest.raises(ValueError, match="derive='device' makes batches for derive_on_device"):
+        CacheDataset(tokens, derive="device")  # type: ignore[arg-type]

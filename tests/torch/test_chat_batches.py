@@ -198,3 +198,13 @@ def test_weights_of_spans_in_words() -> None:
     assert token_weights(*arguments, TrainOn.of(["stop"], turns="last")).tolist() == [[0, 0, 0, 0, 0, 1, 0, 0]]
     early = np.array([0, 1])
     assert token_weights(*arguments[:3], early, 8, TrainOn(turns="last")).tolist() == [[0] * 8]
+
+
+def test_spans_come_beside_labels_if_they_are_named(chat: fb.Cache) -> None:
+    stored = chat.read(np.arange(len(chat)), ["spans", "last_turn"])
+    batch = one_batch(chat, columns=["last_turn", "spans", "documents"])
+    assert {"labels", "documents"} <= batch.keys()
+    for name in ("spans", "last_turn"):
+        assert batch[name].tolist() == stored[name].values.tolist()  # type: ignore[union-attr]
+        assert CacheDataset(chat, columns=["spans", "last_turn"])[0][name].tolist() == chat[0][name].tolist()
+    assert "spans" not in one_batch(chat)

@@ -226,3 +226,10 @@ def test_export_of_documents_fails_as_for_masks_of_torch_itself(registered, stri
             torch.export.export(Exported(), (torch.randn(2, 1, LENGTH, 16), mask), strict=strict)
         found.append(type(failure.value))
     assert found[0] is found[1]
+
+
+def test_a_whole_graph_that_builds_masks_is_told_to_take_one():
+    layer = PackedSelfAttention(DIM, 2)
+    whole = torch.compile(layer, fullgraph=True, backend="eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="build the mask outside of the compiled model"):
+        whole(torch.randn(2, LENGTH, DIM), OTHER.seq_lens)

@@ -445,10 +445,16 @@ def test_a_loader_gives_images_their_batches_unless_columns_are_asked_for(caches
     assert_same(batch, next(iter(Loader(cache, global_batch_size=3, shuffle=None, collate=ImageBatch(cache)))))
     columns = next(iter(Loader(cache, global_batch_size=3, shuffle=None, columns=["box", "id"])))
     assert list(columns) == ["box", "id", "id.offsets"]
+    further = next(iter(Loader(cache, global_batch_size=3, shuffle=None, columns=["metadata"], identify=["row"])))
+    assert_same({name: further[name] for name in batch}, batch)
+    assert further.keys() - batch.keys() == {"metadata", "metadata.offsets", "row"}
     with pytest.raises(ValueError, match="'box' is already in the batch"):
         next(iter(Loader(cache, global_batch_size=3, collate=ImageBatch(cache), columns=["box"])))
-    with pytest.raises(ValueError, match="pass columns or collate, not both"):
-        CacheDataset(cache, collate=ImageBatch(cache), columns=["box"])
+    row = CacheDataset(cache, collate=ImageBatch(cache), columns=["metadata"])[1]
+    assert row["metadata"].tolist() == cache[1]["metadata"].tolist()
+    assert {"pixels", "box", "tags"} <= row.keys()
+    with pytest.raises(ValueError, match="'box' is already in the batch"):
+        CacheDataset(cache, collate=ImageBatch(cache), columns=["box"])[0]
 
 
 def test_flips_vary_by_epoch_and_a_resumed_loader_goes_on_with_them(caches: dict[str, fb.Cache]) -> None:

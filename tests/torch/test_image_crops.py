@@ -103,12 +103,14 @@ def test_mask_and_box_of_a_crop_across_the_padding():
     ("arguments", "message"),
     [
         ({"size": 0}, "size must be at least 1"),
+        ({"size": "24"}, r"size is '24'; pass a side or \(height, width\) in pixels"),
+        ({"size": 2.5}, "size is 2.5; pass a side"),
         ({"size": 8, "scale": (0.5, 2.0)}, "scale must be"),
         ({"size": 8, "ratio": (2.0, 1.0)}, "ratio must be"),
     ],
 )
 def test_a_crop_that_cannot_be_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         RandomResizedCrop(**arguments)
 
 
@@ -211,6 +213,54 @@ def test_buckets_take_turns_and_resume_at_the_same_batch(cache: fb.Cache):
         BucketLoader(whole.loaders[:1]).load_state_dict(whole.state_dict())
 
 
+def test_a_state_of_other_buckets_is_refused_with_a_sentence(cache: fb.Cache):
+    whole = bucket_loader(cache, threads=0)
+    list(islice(whole, 3))
+    state = whole.state_dict()
+    assert repr(whole) == f"<BucketLoader of 3 loaders, seed 1, at batch 3 of {len(whole)} of epoch 0>"
+    older = {name: state[name] for name in ("epoch", "position", "batches", "loaders")}
+    for saved in (state, older):
+        resumed = bucket_loader(cache, threads=0)
+        resumed.load_state_dict(saved)
+        assert len(list(resumed)) == len(whole) - 3
+        with pytest.raises(StateMismatch, match="the position of loader"):
+            bucket_loader(cache).load_state_dict({**saved, "position": 4})
+    with pytest.raises(StateMismatch, match="seed: 1 then, 7 now"):
+        BucketLoader(bucket_loader(cache).loaders, seed=7).load_state_dict(state)
+    with pytest.raises(StateMismatch, match="the position of loader"):
+        BucketLoader(bucket_loader(cache).loaders, seed=7).load_state_dict(older)
+    larger = [Loader(cache, global_batch_size=8, selection=bucket.selection()) for bucket in aspect_buckets(SHAPES)]
+    with pytest.raises(StateMismatch, match="batch sizes: "):
+        BucketLoader(larger, seed=1).load_state_dict(state)
+    for nonsense in ({}, whole.loaders[0].state_dict()):
+        with pytest.raises(ValueError, match="not the state of a BucketLoader"):
+            whole.load_state_dict(nonsense)
+
+
+def test_a_bucket_loader_repeats_and_begins_again_as_a_loader_does(cache: fb.Cache):
+    loader = bucket_loader(cache, threads=0)
+    count = len(loader)
+    assert len(list(loader.forever(count + 3))) == count + 3
+    assert (loader.epoch, loader.position) == (1, 3)
+    one = torch.ones(())
+    assert loader.sum_over_ranks(one) is one
+    again = bucket_loader(cache, threads=0, restart=True)
+    first = [batch["pixels"] for batch in islice(again, 4)]
+    second = [batch["pixels"] for batch in again]
+    assert len(second) == count
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=False))
+    assert (again.state_dict()["epoch"], again.state_dict()["position"]) == (0, 0)
+
+
+def test_loaders_that_cannot_be_buckets_are_refused(cache: fb.Cache):
+    with pytest.raises(ValueError, match="loaders is empty"):
+        BucketLoader([])
+    with pytest.raises(TypeError, match="loaders has a Cache"):
+        BucketLoader([cache])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="the same ranks"):
+        BucketLoader([Loader(cache, global_batch_size=2, rank=rank, world_size=2) for rank in range(2)])
+
+
 @pytest.mark.parametrize("sizes", [[], [(8, 8), (8, 8)], [(8, 0)]])
 def test_buckets_that_cannot_be_are_refused(sizes):
     with pytest.raises(ValueError, match="sizes must be different pairs"):
@@ -241,6 +291,8 @@ def test_two_classes_of_an_image_are_an_error_that_names_it(cache: fb.Cache):
         collate([cache[both]])
     with pytest.raises(ValueError, match=r"classes must be different tags of the vocabulary \(unknown: dog\)"):
         ImageBatch(cache, classes=["dog"])
+    with pytest.raises(TypeError, match=r"classes must be a sequence of tags.*got 'cat'"):
+        ImageBatch(cache, classes="cat")
 
 
 def test_folders_are_classes(tmp_path: Path):

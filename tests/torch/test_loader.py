@@ -304,8 +304,20 @@ def test_ranks_are_those_of_the_environment(caches: dict[str, fb.Cache], monkeyp
     assert numbers_of(Loader(by_number, global_batch_size=4, shuffle=None))[0] == [1, 3]
     with pytest.raises(ValueError, match=r"RANK=1 and WORLD_SIZE=2 are set, but .* has no process group"):
         Loader(caches["plain"], global_batch_size=4, shuffle=None)
+    with pytest.raises(ValueError, match=r"WORLD_SIZE=2 are set, but .* no process group to sum over; call init_pro"):
+        Loader(by_number, global_batch_size=4).sum_over_ranks(torch.ones(()))
     with pytest.raises(ValueError, match="or open one by number"):
         Loader(Mixture.of([Ingredient(caches["plain"], weight=1)]), global_batch_size=4)
+    monkeypatch.setenv("RANK", "x")
+    with pytest.raises(ValueError, match="the environment variable RANK is 'x'; set a whole number"):
+        Loader(by_number, global_batch_size=4)
+
+
+def test_what_is_not_a_mesh_or_a_group_is_refused(caches: dict[str, fb.Cache]) -> None:
+    with pytest.raises(TypeError, match=r"device_mesh is 'dp'; pass the data-parallel part of a DeviceMesh"):
+        Loader(caches["plain"], global_batch_size=4, device_mesh="dp")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="process_group is 'x'; pass a process group of"):
+        Loader(caches["plain"], global_batch_size=4, process_group="x")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import forebay as fb
 from forebay.compat.tinyflux import ModelZoo
 from forebay.errors import ColumnNotFound, RecipeMismatch
 from forebay.teachers import T5, Clip, GeometricSol, TeacherRecipe, check_alignment, estimate_teachers, shared
+from forebay.torch import CacheDataset, Loader
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -43,6 +44,11 @@ def test_states_of_real_tokens_only_read_back_as_padded_ones(tiny_models: TinyMo
     figures = next(layer.figures for layer in fb.summarize(root).layers if layer.layer == "t5r")
     assert figures["tokens_stored"] == f"{totals['tokens'] / totals['padded_tokens']:.1%} of the bytes with padding"
     assert figures["tokens_stored"] in run("info", root).out
+    for batch in Loader(cache, global_batch_size=3, columns=["t5r_states", "t5r_mask"], identify=["row"]):
+        assert np.array_equal(batch["t5r_states"], kept[batch["row"]], equal_nan=True)
+        assert np.array_equal(batch["t5r_mask"], mask[batch["row"]])
+    row = CacheDataset(cache, columns=["t5r_states"])[1]["t5r_states"]
+    assert np.array_equal(row, kept[1], equal_nan=True)
 
 
 def test_the_empty_prompt_is_encoded_once_for_a_layer(tiny_models: TinyModels, tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_moments_and_rows_that_do_not_go_together_are_an_error(tmp_path: Path) -
         lune.at([0, 1], [0.1, 0.2, 0.3])
     with pytest.raises(ValueError, match=r"t\[1\] is not a number"):
         lune.at([0, 1], [0.1, float("nan")])
-    with pytest.raises(IndexError, match="row 12 of 12"):
+    with pytest.raises(IndexError, match=r"there is no row 12; .* has 12 rows"):
         lune.at([12], 0.5)
     assert lune.at([], [])["lune"].values.shape == (0, 6)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import forebay as fb
-from forebay.torch import Loader, document_leaks, transformers_inputs
+from forebay.torch import Loader, derive_on_device, document_leaks, transformers_inputs
 
 LENGTH, VOCABULARY = 48, 61
 SEQ_LENS = torch.tensor([[20, 15, 0], [30, 7, 11]], dtype=torch.int32)
@@ -98,8 +98,8 @@ def test_sdpa_with_a_mask_keeps_documents_apart(family):
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_position_ids_alone_keep_documents_apart_without_flash(family, attention):
-    network, inputs = model(family, attention), transformers_inputs(BATCH, "sdpa")
-    del inputs["attention_mask"]
+    network, inputs = model(family, attention), transformers_inputs(BATCH, "eager")
+    assert "attention_mask" not in inputs
     assert not document_leaks(logits_with(network, inputs), BATCH["tokens"], SEQ_LENS)
     with torch.no_grad():
         torch.testing.assert_close(network(**inputs).logits, each_document_alone(network), atol=1e-5, rtol=0)
@@ -206,5 +206,12 @@ def test_a_window_is_part_of_the_mask():
 
 
 def test_an_unknown_attention_is_refused():
-    with pytest.raises(ValueError, match="attention must be one of flex_attention, sdpa, flash_attention_2"):
-        transformers_inputs(BATCH, "eager")
+    with pytest.raises(ValueError, match="attention must be one of flex_attention, sdpa, eager, flash_attention_2"):
+        transformers_inputs(BATCH, "paged")
+
+
+def test_tokens_as_they_are_stored_are_refused_with_the_way_on():
+    stored = BATCH | {"tokens": BATCH["tokens"].to(torch.uint16)}
+    with pytest.raises(TypeError, match=r"call derive_on_device\(batch\) first"):
+        transformers_inputs(stored, "sdpa")
+    assert torch.equal(transformers_inputs(derive_on_device(stored), "sdpa")["input_ids"], BATCH["tokens"])

@@ -343,7 +343,7 @@ def _compare_with_disk(
     """Say before the work starts that the disk cannot hold it; part of it may be all that is wanted."""
     free, total = store.free_bytes(), sum(map(source.weight, files))
     needed = round(trial.scaled(trial.stored_bytes, total))
-    if free and needed > free:  # what has none at all is no disk, or says so at once
+    if free and needed > free:  # what has none at all is not a disk, or says so at once
         on_note(
             f"about {needed:,} bytes are needed at '{store.address}', {free:,} are free: the build will stop when the "
             f"disk is full; make room, or build a range of chunks"
@@ -374,7 +374,7 @@ def first_segment(
     unreadable: Unreadable | None = None,
     kept: KeptResults | None = None,
 ) -> Segment:
-    """The plan of a source that was never planned; the same source gives the same segment."""
+    """Return the first segment of a plan; the same source gives the same segment."""
     if not files:
         raise SourceNotFound(str(source.describe()))
     unreadable = unreadable or Unreadable()
@@ -427,7 +427,7 @@ def _keep_recipe(store: Store, recipe: AnyRecipe, layer: str, inputs: Mapping[st
 
 
 def sealed_constants(recipe: AnyRecipe, layer: str) -> Sequence[Buffer]:
-    """The bytes of a layer's constants, none where its recipe has none."""
+    """Return the bytes of a layer's constants; none if its recipe has none."""
     constants = constants_of(recipe)
     metadata = {"format_version": FORMAT_VERSION, "type": "constants", "layer": layer}
     return seal(metadata, dict(sorted(constants.items()))) if constants else []
@@ -619,7 +619,7 @@ def _kept(description: Mapping[str, Any], check_source: bool) -> Source:
 
 
 def kept_source(plan: Plan | None, check_source: bool) -> Source | None:
-    """The source that a plan describes, None where there is none that can be opened here."""
+    """Return the source that a plan describes; None if it cannot be opened here."""
     return reopened(check_source, plan.source) if plan is not None and plan.segments else None
 
 

@@ -115,7 +115,7 @@ class BaseJob:
             except SourceUnreadable as error:
                 path = named_in(error, [part.file.path for part in self._plan.parts(chunk)])
                 allowed = self.skip_unreadable or self._plan.may_skip(chunk)
-                if not allowed or path is None or path in unreadable or self._sieve(chunk) is not None:
+                if not allowed or path is None or path in unreadable or self._duplicates(chunk) is not None:
                     raise
                 unreadable[path] = error.problem
 
@@ -133,16 +133,16 @@ class BaseJob:
             reading = [replace(part, file=self._expected(part.file)) for part in readable]
         else:
             before = self._checked_files(parts)
-        sieve = self._sieve(chunk)
-        intake = ChunkSamples(self.source, reading, sieve)
-        rows = self._made(chunk, intake)
-        intake.check_exhausted()
-        if sieve is not None and not sieve.saw_what_was_planned():
+        duplicates = self._duplicates(chunk)
+        samples = ChunkSamples(self.source, reading, duplicates)
+        rows = self._made(chunk, samples)
+        samples.check_exhausted()
+        if duplicates is not None and not duplicates.saw_what_was_planned():
             changed = dict.fromkeys((part.file.path for part in parts), "has other samples than were planned")
             raise SourceChanged(self.store.address, changed)
         if rows.present is not None:
             raise RecipeInvalid(f"the recipe '{self.recipe.kind}' makes base rows; leave out those it cannot make")
-        read = dict(zip(readable, intake.digests, strict=True))
+        read = dict(zip(readable, samples.digests, strict=True))
         sums = [part_sum(self.source, part, read.get(part)) for part in parts]
         self._check_unchanged(before)
         _check_recipe(self, self._kept)
@@ -152,9 +152,11 @@ class BaseJob:
             layer=self.layer,
             chunk=chunk,
             fingerprint=self._kept.fingerprint,
-            samples=intake.count + len(skipped),
-            failures=(*skipped, *intake.failures, *rows.failures),
-            statistics=rows.statistics if sieve is None else {**rows.statistics, "duplicates": sieve.left_out},
+            samples=samples.count + len(skipped),
+            failures=(*skipped, *samples.failures, *rows.failures),
+            statistics=rows.statistics
+            if duplicates is None
+            else {**rows.statistics, "duplicates": duplicates.left_out},
             sample_ids=hooks_of(self.recipe).sample_ids,
             source_sums=sums,
         )
@@ -189,7 +191,7 @@ class BaseJob:
     def _kept(self) -> RecipeDocument:
         return _kept_recipe(self.store, self.layer)
 
-    def _sieve(self, chunk: int) -> DuplicateFilter | None:
+    def _duplicates(self, chunk: int) -> DuplicateFilter | None:
         planned = self._plan.left_out(chunk)
         identity = identity_of(self.recipe)
         if planned is None:
@@ -199,7 +201,7 @@ class BaseJob:
         return DuplicateFilter(identity, planned)
 
     def _checked_files(self, parts: list[Part]) -> dict[str, SourceFile]:
-        """The files that are about to be read, as they are; they must be what was planned."""
+        """Return the files to read as they are now; raise if one is not as planned."""
         found = {part.file.path: self.source.look(part.file.path) for part in parts}
         wait_until_settled(found.values())
         for part in parts:
@@ -324,7 +326,7 @@ ChunkJob = BaseJob | LayerJob
 
 @dataclass(frozen=True)
 class BuildJob:
-    """Writing chunks that are not there; unless all samples may fail, one of which all did is not written."""
+    """Writes missing chunks; a chunk whose samples all failed is not written, unless the caller allows that."""
 
     chunks: ChunkJob
     distrusted: frozenset[int] = frozenset()  # chunks whose file, if there is one, does not count as made
@@ -435,14 +437,15 @@ Job = BuildJob | RepairJob
 class ChunkSamples(BatchedSamples):
     """The samples of a slice, once through; what has bad content is set aside as a failure.
 
-    A sample that the sieve leaves out counts, and is not given. `digests` are those that the source took while it read.
+    A sample that the filter of duplicates leaves out counts, and is not passed on. `digests` are those that the source
+    took while it read.
     """
 
-    def __init__(self, source: Source, parts: list[Part], sieve: DuplicateFilter | None = None) -> None:
+    def __init__(self, source: Source, parts: list[Part], duplicates: DuplicateFilter | None = None) -> None:
         self.count = 0
         self.failures: list[Failure] = []
         self.digests = [PartDigest() for _ in parts]
-        self._sieve = sieve
+        self._duplicates = duplicates
         self._batches = self._read(source, parts)
         self._samples = self._one_by_one()
 
@@ -467,7 +470,7 @@ class ChunkSamples(BatchedSamples):
         for part, digest in zip(parts, self.digests, strict=True):
             for found in source.read_hashed(part, digest):
                 given: list[Sample | SampleBatch] = []
-                if self._sieve is None and not isinstance(found, Failure):
+                if self._duplicates is None and not isinstance(found, Failure):
                     self.count += found.count if isinstance(found, SampleBatch) else 1
                     given.append(found)
                 elif isinstance(found, SampleBatch):
@@ -479,9 +482,9 @@ class ChunkSamples(BatchedSamples):
                     yield given.pop()  # no reference to it stays here: it may be large
 
     def _keeps(self, sample: Sample | Failure) -> TypeGuard[Sample]:
-        """Count a sample; False where it failed, or the sieve leaves it out."""
+        """Count a sample; False where it failed, or is a duplicate."""
         self.count += 1
-        kept = self._sieve is None or self._sieve.keeps(sample)
+        kept = self._duplicates is None or self._duplicates.keeps(sample)
         if isinstance(sample, Failure):
             self.failures.append(sample)
             return False
@@ -489,7 +492,7 @@ class ChunkSamples(BatchedSamples):
 
 
 def _check_chunk(store: Store, encoded: EncodedChunk) -> None:
-    """Refuse a chunk without a row if enough samples failed to say that something is wrong with all of them."""
+    """Raise if a chunk has no row and enough samples failed to suspect all others."""
     meta = encoded.meta
     if meta.rows or meta.failures < max(TELLING_SAMPLES, meta.samples):
         return

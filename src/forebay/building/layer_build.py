@@ -173,7 +173,9 @@ def worker_count(workers: int | None) -> int:
     if workers is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if not isinstance(workers, int) or workers < 0:
-        raise ValueError(f"workers is {workers!r}; give a whole number, 0 to work in this process, None: one per core")
+        raise ValueError(
+            f"workers must be 0 (this process), a positive number, or None (one per core); got {workers!r}"
+        )
     return max(1, workers)
 
 
@@ -501,22 +503,22 @@ def layer_workplace(snapshot: Snapshot, recipe: LayerRecipe, layer: str) -> Laye
     return LayerBuild(snapshot, job, plan, chunks, {}, lambda chunk: 0, lacking=lacking)
 
 
-def build_chunks(place: LayerBuild, wanted: Iterable[int], engine: Engine, terms: BuildOptions) -> BuildReport:
-    """Make what is missing of the wanted chunks, in the order given, and publish."""
+def build_chunks(place: LayerBuild, wanted: Iterable[int], engine: Engine, options: BuildOptions) -> BuildReport:
+    """Make the missing ones of some chunks, in this order, and publish."""
     store = place.job.store
     with naming_full_disk(store, lambda: max((one.size for one in store.entries(layout.GENERATIONS)), default=0)):
-        return _build_missing(place, wanted, engine, terms)
+        return _build_missing(place, wanted, engine, options)
 
 
-def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, terms: BuildOptions) -> BuildReport:
+def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, options: BuildOptions) -> BuildReport:
     store, layer = place.job.store, place.job.layer
     if place.changed:
         raise _changed_source(place, place.changed)
     started = time.monotonic()
-    is_kept = isinstance(place.job, BaseJob) and not allows_all(terms.max_failures)
-    terms = replace(terms, planned=place.plan, kept_limit=terms.max_failures if is_kept else None)
-    with terms.clock.during("listing"):
-        found, unsound = with_retries(partial(list_what_is_there, place, terms))
+    is_kept = isinstance(place.job, BaseJob) and not allows_all(options.max_failures)
+    options = replace(options, planned=place.plan, kept_limit=options.max_failures if is_kept else None)
+    with options.clock.during("listing"):
+        found, unsound = with_retries(partial(list_what_is_there, place, options))
     table, revisions = found.table(layer), place.revisions()
     outdated = set(outdated_chunks(table, revisions).tolist())
     listed, there = set(table.chunks.tolist()) - outdated, found.present_chunks(layer, table, revisions)
@@ -531,20 +533,20 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
     tally.wanted = _wanted(order, revisions)
     lost = [chunk for chunk in order if chunk in gone]
     notes = [*place.notes, *_unsound_notes(layer, unsound.intersection(order))]
-    if missing and (differing := differing_versions(found.newest.versions if found.newest else (), terms.versions)):
+    if missing and (differing := differing_versions(found.newest.versions if found.newest else (), options.versions)):
         tally.note = f"chunks are made with other library versions than those that are there: {differing}"
         notes.append(tally.note)
     if lost:
-        again = remake_chunks(place, lost, found.published, engine, terms)
+        again = remake_chunks(place, lost, found.published, engine, options)
         notes.append(f"{len(again.records)} published chunk(s) had lost their files and were made again")
         tally.failed |= again.failed
         tally.present -= len(lost) - len(again.records)
     adopts = {layer: place.job.may_adopt}  # also what a worker wrote and could not say before it was stopped
     try:
         later = {chunk: int(revisions[chunk]) for chunk in missing if revisions[chunk]}
-        job = BuildJob(place.job, distrusted, terms.max_failures is not None, later)
-        with terms.clock.during("making"):
-            _make_missing(place, job, missing, tally, engine, terms)
+        job = BuildJob(place.job, distrusted, options.max_failures is not None, later)
+        with options.clock.during("making"):
+            _make_missing(place, job, missing, tally, engine, options)
     except BaseException as error:
         # That what was made cannot be listed now must not hide why the build ended; a rerun lists it.
         unbound = False
@@ -552,7 +554,7 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
             made = {layer: tally.records.values()}
             # Who is stopped may have seconds: what others have not listed yet is not read now.
             adopted = {} if isinstance(error, BuildStopped) else adopts
-            publish(store, made, terms.versions, None, terms.planned, adopted, terms.kept_limit, tally.newest)
+            publish(store, made, options.versions, None, options.planned, adopted, options.kept_limit, tally.newest)
             if isinstance(error, ChunkFailed | TooManyFailures):
                 unbound = unbind(store, layer)
         if isinstance(error, SourceChanged):
@@ -563,10 +565,10 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
             check_something_made(store, layer, ChunkTable.of(list(tally.records.values())))  # says why
         raise
     if tally.listed is not None:
-        return _announced_report(place, tally, tally.listed, time.monotonic() - started, notes, terms.clock.seconds)
+        return _announced_report(place, tally, tally.listed, time.monotonic() - started, notes, options.clock.seconds)
     made, refused = {layer: tally.records.values()}, set[str]()
-    with terms.clock.during("publishing"):
-        listing = partial(publish, store, made, terms.versions, refused, terms.planned, adopts, terms.kept_limit)
+    with options.clock.during("publishing"):
+        listing = partial(publish, store, made, options.versions, refused, options.planned, adopts, options.kept_limit)
         generation = with_retries(partial(listing, tally.newest))
     table = generation.table(layer)
     notes += _check_listed(place, order, table, tally, _chunks_of(layer, refused))
@@ -574,7 +576,7 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
     notes += [f"{beside:,} chunk(s) are a later revision: what has their name was left as it is"] if beside else []
     notes += tally.warnings
     seconds, totals = time.monotonic() - started, table.summary()
-    report = _report(place, tally, generation.number, totals, seconds, notes, terms.clock.seconds)
+    report = _report(place, tally, generation.number, totals, seconds, notes, options.clock.seconds)
     if tally.failed:
         raise BuildFailed(store.address, tally.failed)
     if len(table) == len(place.chunks) and isinstance(place.job, BaseJob):
@@ -616,14 +618,14 @@ def _after_failed_chunk(place: LayerBuild, unbound: bool) -> str:
 
 
 def _make_missing(
-    place: LayerBuild, job: BuildJob, missing: list[int], tally: BuildProgress, engine: Engine, terms: BuildOptions
+    place: LayerBuild, job: BuildJob, missing: list[int], tally: BuildProgress, engine: Engine, options: BuildOptions
 ) -> None:
     """Make chunks, also when a source file changes meanwhile in a part that was not planned."""
     for looks_left in reversed(range(LOOKS)):
         job = replace(job, chunks=place.job)
         left = [chunk for chunk in missing if chunk not in tally.records]
         try:
-            Build(job, left, tally, terms, place.streams, place.weigh).run(engine)
+            Build(job, left, tally, options, place.streams, place.weigh).run(engine)
         except SourceChanged as error:
             root = place.job.store.address
             if place.again is None or set(error.files.values()) != {CHANGED_MEANWHILE}:
@@ -662,11 +664,11 @@ def _check_inputs(place: LayerBuild, missing: Sequence[int]) -> None:
 
 
 def remake_chunks(
-    place: LayerBuild, chunks: Iterable[int], generation: Generation, engine: Engine, terms: BuildOptions
+    place: LayerBuild, chunks: Iterable[int], generation: Generation, engine: Engine, options: BuildOptions
 ) -> BuildProgress:
     """Make published chunks again. Where other bytes come out, a new revision is published."""
     store, layer = place.job.store, place.job.layer
-    terms = replace(terms, planned=place.plan)
+    options = replace(options, planned=place.plan)
     listed = published_records(generation, layer, chunks)
     tally = BuildProgress(total=len(listed))
     for chunk in listed.keys() - set(place.chunks):
@@ -681,7 +683,7 @@ def remake_chunks(
         tally.failed[chunk] = f"its source has changed since; run `forebay refresh {store.address}`"
     job = RepairJob(place.job, listed, {chunk: int(asked[chunk]) for chunk in listed if chunk < len(asked)})
     with suppress(BuildFailed):  # what could not be made is in the tally
-        Build(job, sorted(listed), tally, terms, place.streams, place.weigh).run(engine)
+        Build(job, sorted(listed), tally, options, place.streams, place.weigh).run(engine)
     # What counts is what came to be listed, not what was written.
     newest = newest_generation(store) or generation
     for chunk, record in published_records(newest, layer, list(tally.records)).items():
@@ -697,7 +699,7 @@ def published_records(generation: Generation, layer: str, chunks: Iterable[int])
     return {chunk: table.record(at) for chunk, at in positions.items() if at is not None}
 
 
-def list_what_is_there(place: LayerBuild, terms: BuildOptions) -> tuple[Snapshot, frozenset[int]]:
+def list_what_is_there(place: LayerBuild, options: BuildOptions) -> tuple[Snapshot, frozenset[int]]:
     """The index with all of a layer that may be adopted listed, and the chunks of it whose files may not.
 
     Builders at work list their own chunks. While there are some, nothing is adopted: each that starts would read and
@@ -706,7 +708,7 @@ def list_what_is_there(place: LayerBuild, terms: BuildOptions) -> tuple[Snapshot
     check_index(place.snapshot)
     layer, skipped = place.job.layer, set[str]()
     adopts = {} if OtherBuilders(place.job.store, layer).is_any_at_work() else {layer: place.job.may_adopt}
-    found = publish_found(place.snapshot, terms.versions, skipped, place.plan, adopts)
+    found = publish_found(place.snapshot, options.versions, skipped, place.plan, adopts)
     return found, _chunks_of(layer, skipped)
 
 

@@ -656,7 +656,7 @@ def estimate_build(
     skip_unreadable: bool = False,
     said: Sequence[str] = (),
 ) -> Estimate:
-    """Sample at most 5 % of the source, and scale. `said` are notes of the recipe, which is resolved."""
+    """Sample at most 5 % of the source, but a few whole documents, and scale; `said` are notes of the recipe."""
     source, files = listing.source, listing.files
     if not files:
         raise SourceNotFound(str(source.describe()))

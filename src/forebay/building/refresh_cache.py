@@ -74,7 +74,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Amended:
-    """A plan that says what the source holds now, and what had changed."""
+    """A plan for the source as it is now, and what has changed."""
 
     plan: Plan
     changed: Mapping[str, str]
@@ -260,7 +260,7 @@ def _stops(source: Source, file: SourceFile, places: Sequence[Place]) -> list[in
 
 
 def _next_revisions(snapshot: Snapshot, layer: str, plan: Plan, chunks: Sequence[int]) -> list[int]:
-    """Of every chunk, a revision that no file of it has."""
+    """Return for every chunk a revision that none of its files has."""
     files, asked = snapshot.chunk_files(layer), plan.revisions(layer)
     return [1 + max(files.get(chunk, 0), int(asked[chunk])) for chunk in chunks]
 

@@ -115,7 +115,7 @@ class RepairLog:
 
 @dataclass(frozen=True, slots=True)
 class RepairInputs:
-    """What a repair can draw on."""
+    """The cache to repair, and what it can be repaired from."""
 
     store: Store
     copy: Store | None
@@ -125,38 +125,40 @@ class RepairInputs:
     workplace_of: Callable[[str], LayerBuild]
 
 
-def repair_index(means: RepairInputs, mending: RepairLog) -> Generation:
+def repair_index(inputs: RepairInputs, log: RepairLog) -> Generation:
     """Put back cache.json, recipes, constants and plan, then see to a sound newest generation."""
     try:
-        return _repair_index(means, mending)
+        return _repair_index(inputs, log)
     except NotForebay as error:  # which advises what is running
         raise Damaged(f"{_ADVICE.sub('', str(error))}, and run the repair again") from error
 
 
-def _repair_index(means: RepairInputs, mending: RepairLog) -> Generation:
-    store = means.store
-    _check_copy(store, means.copy)
-    basis, bad = _basis(means)
+def _repair_index(inputs: RepairInputs, log: RepairLog) -> Generation:
+    store = inputs.store
+    _check_copy(store, inputs.copy)
+    basis, bad = _basis(inputs)
     if basis is None:
-        return _list_anew(means, bad, mending)
+        return _list_anew(inputs, bad, log)
     plan = Snapshot(store, None).sound_plan
     problems = index_problems(store, basis, plan)
     for problem in problems:
-        _put_back(means, mending, problem.key, partial(_published_bytes, means, basis, problem.key))
+        _put_back(inputs, log, problem.key, partial(_published_bytes, inputs, basis, problem.key))
     for problem in identity_problems(store, basis, None if problems else plan):  # segments may be back only now
-        _put_back(means, mending, problem.key, partial(_identity_bytes, means, basis, problem.key))
-    _drop_loose_segments(store, basis, any(problem.key.startswith(layout.PLAN) for problem in problems), mending)
+        _put_back(inputs, log, problem.key, partial(_identity_bytes, inputs, basis, problem.key))
+    _drop_loose_segments(store, basis, any(problem.key.startswith(layout.PLAN) for problem in problems), log)
     if not bad and basis.number in generation_numbers(store):
         return basis
     plan = Snapshot(store, None).sound_plan
-    generation = publish_over_damaged(store, basis, adoptable(means, plan, basis.base, basis.recipes))
+    generation = publish_over_damaged(store, basis, adoptable(inputs, plan, basis.base, basis.recipes))
     why = f"it could not be read; generation {generation.number} stands in its place"
     if hmac_key() is not None:
         why += f", with what generation {basis.number} lists; `forebay build {store.address}` makes the other chunks"
-    _replace_generations(store, bad, why + _unbuilt(store, generation), mending)
-    if not bad and means.copy is not None:
-        why = f"none was left here; it lists what generation {basis.number} of the copy at '{means.copy.address}' lists"
-        mending.replaced[layout.generation(generation.number)] = why
+    _replace_generations(store, bad, why + _unbuilt(store, generation), log)
+    if not bad and inputs.copy is not None:
+        why = (
+            f"none was left here; it lists what generation {basis.number} of the copy at '{inputs.copy.address}' lists"
+        )
+        log.replaced[layout.generation(generation.number)] = why
     return generation
 
 
@@ -173,54 +175,54 @@ def _check_copy(store: Store, copy: Store | None) -> None:
         )
 
 
-def _basis(means: RepairInputs) -> tuple[Generation | None, list[str]]:
+def _basis(inputs: RepairInputs) -> tuple[Generation | None, list[str]]:
     """The generation to repair by, and the keys of those that are damaged.
 
     It is the newest sound one, or the copy's where the newest one here is damaged or lost; None where there is no sound
     one at all.
     """
-    store = means.store
+    store = inputs.store
     try:
         # With a key, a generation whose tag is wrong or gone is damage like any other, if one with a right tag is left.
         here, problems = newest_sound(store, past_refused=hmac_key() is not None)
         bad = [problem.key for problem in problems]
     except (NothingPublished, CacheNotFound, NotForebay) as error:
-        if means.copy is None:
+        if inputs.copy is None:
             if not isinstance(error, NotForebay):
                 _check_begun(store)
             raise
         here, bad = None, []
     except (IndexCorrupt, KeyRefused) as error:
-        if isinstance(error, KeyRefused) and (means.copy is None or hmac_key() is None):
+        if isinstance(error, KeyRefused) and (inputs.copy is None or hmac_key() is None):
             raise
         here, bad = None, [layout.generation(number) for number in generation_numbers(store)]
-    if means.copy is None or (here is not None and max(bad, default="") < layout.generation(here.number)):
+    if inputs.copy is None or (here is not None and max(bad, default="") < layout.generation(here.number)):
         return here, bad
-    there = _copied_generation(means, means.copy, here)
+    there = _copied_generation(inputs, inputs.copy, here)
     if here is None and there is None and hmac_key() is not None:
         newest_sound(store)  # which says why no generation here is believed
     is_newer = there is not None and (here is None or there.number > here.number)
     return (there if is_newer else here), bad
 
 
-def _copied_generation(means: RepairInputs, copy: Store, here: Generation | None) -> Generation | None:
+def _copied_generation(inputs: RepairInputs, copy: Store, here: Generation | None) -> Generation | None:
     """The newest sound generation of the copy, if the copy is of this cache."""
     try:
         there, _ = newest_sound(copy)
     except (Damaged, NothingPublished, CacheNotFound):
         return None
     with suppress(CacheNotFound, Damaged):
-        own = here.document.cache_id if here else read_cache_document(means.store).cache_id
+        own = here.document.cache_id if here else read_cache_document(inputs.store).cache_id
         if own != there.document.cache_id:
             raise ForebayError(
                 f"the copy at '{copy.address}' is of another cache (id {there.document.cache_id}, here {own}); name a "
-                f"copy of '{means.store.address}'{'' if here else _IF_DAMAGED}"
+                f"copy of '{inputs.store.address}'{'' if here else _IF_DAMAGED}"
             )
     return there
 
 
 def _check_begun(store: Store) -> None:
-    """Where nothing is published, there is nothing to repair by: say so before a build says "repair"."""
+    """Raise if nothing is published and the index is damaged: repair needs a generation."""
     damaged = [key for key, problem in _begun_problems(store).items() if problem is not None]
     is_cache = holds(store, layout.CACHE) or any(any(store.entries(folder)) for folder in (layout.PLAN, layout.LAYERS))
     if damaged and is_cache:  # another folder must never be said to be deleted
@@ -255,27 +257,27 @@ def _layer_folders(store: Store) -> list[str]:
     return sorted(filter(layout.is_layer_name, names))
 
 
-def _put_back(means: RepairInputs, mending: RepairLog, key: str, published: Callable[[], Sequence[Buffer]]) -> None:
+def _put_back(inputs: RepairInputs, log: RepairLog, key: str, published: Callable[[], Sequence[Buffer]]) -> None:
     try:
-        means.store.replace(key, published())
-        mending.restored.append(key)
+        inputs.store.replace(key, published())
+        log.restored.append(key)
     except ForebayError as error:
-        mending.fail(key, error)
+        log.fail(key, error)
     except IsADirectoryError:
-        mending.failed[key] = "a folder has its name; move it away and run it again"
+        log.failed[key] = "a folder has its name; move it away and run it again"
     except OSError as error:
         if is_full(error):
             raise
-        mending.failed[key] = f"'{error.filename}': {error.strerror}" if error.filename else str(error)
+        log.failed[key] = f"'{error.filename}': {error.strerror}" if error.filename else str(error)
 
 
-def _replace_generations(store: Store, bad: list[str], why: str, mending: RepairLog) -> None:
+def _replace_generations(store: Store, bad: list[str], why: str, log: RepairLog) -> None:
     for key in bad:
         store.delete(key)
-        mending.replaced[key] = why
+        log.replaced[key] = why
 
 
-def _drop_loose_segments(store: Store, basis: Generation, was_exchanged: bool, mending: RepairLog) -> None:
+def _drop_loose_segments(store: Store, basis: Generation, was_exchanged: bool, log: RepairLog) -> None:
     """Remove segments that no generation lists and that do not continue the published plan, with what they made.
 
     Their chunks would else be taken for those of the segments that are planned in their place.
@@ -302,7 +304,7 @@ def _drop_loose_segments(store: Store, basis: Generation, was_exchanged: bool, m
                 f"that wrote it: `forebay grow {store.address} SOURCE` with all files of the source if that was "
                 f"`grow`, or `forebay refresh {store.address}` if it was `refresh`"
             )
-            mending.replaced[entry.key] = why
+            log.replaced[entry.key] = why
 
 
 def _planned_chunks(store: Store, segments: int) -> int | None:
@@ -314,9 +316,9 @@ def _planned_chunks(store: Store, segments: int) -> int | None:
     return last.first_chunk + last.added
 
 
-def _list_anew(means: RepairInputs, bad: list[str], mending: RepairLog) -> Generation:
+def _list_anew(inputs: RepairInputs, bad: list[str], log: RepairLog) -> Generation:
     """No generation can be read: chunks prove themselves by their own digests, and are listed again."""
-    store = means.store
+    store = inputs.store
     if hmac_key() is not None:
         problem = (
             f"no generation can be read, and a key signs nothing that no tag covers; take it from a copy (`forebay "
@@ -324,18 +326,18 @@ def _list_anew(means: RepairInputs, bad: list[str], mending: RepairLog) -> Gener
             f"makes every chunk again and compares it"
         )
         raise KeyRefused(store.address, bad[-1] if bad else layout.GENERATIONS, problem)
-    _restore_begun(means, mending)
+    _restore_begun(inputs, log)
     plan, base = Snapshot(store, None).sound_plan, read_cache_document(store).base
-    adopts = adoptable(means, plan, base, _layer_folders(store))
+    adopts = adoptable(inputs, plan, base, _layer_folders(store))
     _check_plan(store, base, adopts)
     generation = publish_over_damaged(store, None, adopts)
     why = f"it could not be read; generation {generation.number} lists every chunk that was found sound"
-    _replace_generations(store, bad, why + _unbuilt(store, generation), mending)
+    _replace_generations(store, bad, why + _unbuilt(store, generation), log)
     return generation
 
 
 def _check_plan(store: Store, base: str, adopts: Adopts) -> None:
-    """Refuse a plan that none of the sound chunks of the base layer was made by."""
+    """Raise if no sound chunk of the base layer was made by this plan."""
     planned, found = len(load_plan(store)), 0
     for chunk, revision in chunk_files(store, base).items():
         record = sound_record(store, base, chunk, revision)
@@ -360,29 +362,29 @@ def _unbuilt(store: Store, generation: Generation) -> str:
     return f"; {', '.join(found)}, `forebay build {store.address}` makes them" if found else ""
 
 
-def adoptable(means: RepairInputs, plan: Plan | None, base: str, layers: Iterable[str]) -> Adopts:
+def adoptable(inputs: RepairInputs, plan: Plan | None, base: str, layers: Iterable[str]) -> Adopts:
     """Which chunks that no sound generation lists may be listed: those of the source, where that can be opened."""
     if plan is None or not plan.segments:
         return {}
-    source = means.source or means.reopened(plan.source)
+    source = inputs.source or inputs.reopened(plan.source)
     if source is None:
         return {layer: lambda record: True for layer in layers}
-    own = partial(is_made_from, means.store, source, plan, base)
+    own = partial(is_made_from, inputs.store, source, plan, base)
     return {layer: own if layer == base else lambda record: True for layer in layers}
 
 
-def _restore_begun(means: RepairInputs, mending: RepairLog) -> None:
+def _restore_begun(inputs: RepairInputs, log: RepairLog) -> None:
     """Put back the texts and the plan without a generation: from the copy, file by file, or say what is lost."""
-    store = means.store
+    store = inputs.store
     problems = [key for key, problem in _begun_problems(store).items() if problem is not None]
-    lost = [key for key in problems if not _restored_from_copy(means, key, mending)]
-    lost += [key for key in _missing_recipes(store) if not _restored_from_copy(means, key, mending)]
+    lost = [key for key in problems if not _restored_from_copy(inputs, key, log)]
+    lost += [key for key in _missing_recipes(store) if not _restored_from_copy(inputs, key, log)]
     plan = Snapshot(store, None).sound_plan
     if plan is None or not plan.segments:
         lost.append(layout.plan_segment(0))
     base = _base_layer(store)
     if lost == [layout.CACHE] and base:  # last: after a repair that fails, a copy must still be known by the old id
-        _begin_again(store, base, mending)
+        _begin_again(store, base, log)
         return
     if lost:
         raise Damaged(
@@ -400,9 +402,9 @@ def _missing_recipes(store: Store) -> list[str]:
     return [layout.recipe(layer) for layer in gone]
 
 
-def _restored_from_copy(means: RepairInputs, key: str, mending: RepairLog) -> bool:
+def _restored_from_copy(inputs: RepairInputs, key: str, log: RepairLog) -> bool:
     """Take a text, or every segment of the plan, from the copy, if it has it whole."""
-    copy = means.copy
+    copy = inputs.copy
     if copy is None or _begun_problems(copy).get(key) is not None:
         return False
     keys = [entry.key for entry in copy.entries(layout.PLAN)] if key.startswith(layout.PLAN) else [key]
@@ -411,8 +413,8 @@ def _restored_from_copy(means: RepairInputs, key: str, mending: RepairLog) -> bo
     except Missing:
         return False
     for name, value in values.items():
-        means.store.replace(name, [value])
-        mending.restored.append(name)
+        inputs.store.replace(name, [value])
+        log.restored.append(name)
     return bool(values)
 
 
@@ -427,10 +429,10 @@ def _is_readable(store: Store, layer: str) -> bool:
     return _raised(partial(read_recipe_document, store, layer)) is None
 
 
-def _begin_again(store: Store, base: str, mending: RepairLog) -> None:
+def _begin_again(store: Store, base: str, log: RepairLog) -> None:
     fresh = CacheDocument(cache_id=secrets.token_hex(16), base=base)
     store.replace(layout.CACHE, [msgspec.json.format(msgspec.json.encode(fresh)) + b"\n"])
-    mending.replaced[layout.CACHE] = (
+    log.replaced[layout.CACHE] = (
         f"it could not be read, nor any generation that carries it; the cache has the new id {fresh.cache_id}"
     )
 
@@ -439,19 +441,19 @@ def _quoted(keys: list[str]) -> str:
     return ", ".join(f"'{key}'" for key in sorted(set(keys)))
 
 
-def _published_bytes(means: RepairInputs, generation: Generation, key: str) -> Sequence[Buffer]:
+def _published_bytes(inputs: RepairInputs, generation: Generation, key: str) -> Sequence[Buffer]:
     """The bytes that were published under a key of the index."""
     texts = {layout.recipe(layer): text for layer, text in generation.recipes.items()}
     texts[layout.CACHE] = generation.cache
     if key in texts:
         return [texts[key].encode()]
-    if means.copy is not None:
+    if inputs.copy is not None:
         with suppress(Damaged):
-            return [_copied_index(means.copy, generation, key)]
+            return [_copied_index(inputs.copy, generation, key)]
     for layer, digest in generation.constants.items():
         if key == layout.constants(layer):
-            return _checked(sealed_constants(means.recipe_of(layer), layer), digest, means.store, key)
-    return _planned_again(means, generation, key)
+            return _checked(sealed_constants(inputs.recipe_of(layer), layer), digest, inputs.store, key)
+    return _planned_again(inputs, generation, key)
 
 
 def _copied_index(copy: Store, generation: Generation, key: str) -> memoryview:
@@ -468,20 +470,20 @@ def _copied_index(copy: Store, generation: Generation, key: str) -> memoryview:
     raise Damaged(f"'{key}' cannot be put back: the copy at '{copy.address}' has other bytes")
 
 
-def _identity_bytes(means: RepairInputs, generation: Generation, key: str) -> Sequence[Buffer]:
+def _identity_bytes(inputs: RepairInputs, generation: Generation, key: str) -> Sequence[Buffer]:
     """A segment's identities, from a copy, or taken again from the source; right only if their digest is."""
-    plan = load_plan(means.store)
+    plan = load_plan(inputs.store)
     segment = plan.segments[layout.parse_identities(key) or 0]
-    if means.copy is not None:
+    if inputs.copy is not None:
         with suppress(Damaged):
-            return [_copied_identities(means.copy, segment, key)]
-    source = means.source or means.reopened(plan.source)
+            return [_copied_identities(inputs.copy, segment, key)]
+    source = inputs.source or inputs.reopened(plan.source)
     if source is None:
         raise Damaged(f"'{key}' cannot be put back without its source or a copy; name a copy with --from COPY")
-    recipe = means.recipe_of(read_cache_document(means.store).base)
+    recipe = inputs.recipe_of(read_cache_document(inputs.store).base)
     assert isinstance(recipe, Recipe)
     earlier = plan.first(segment.number)
-    draft = draft_segment(means.store, source, recipe, segment, earlier, lambda *_: None)
+    draft = draft_segment(inputs.store, source, recipe, segment, earlier, lambda *_: None)
     if draft.segment.identities != segment.identities:
         raise Damaged(f"'{key}' cannot be put back: the source now has other samples; name a copy with --from COPY")
     return list(draft.identities)
@@ -495,25 +497,25 @@ def _copied_identities(copy: Store, segment: Segment, key: str) -> memoryview:
     return copy.view(key)
 
 
-def _planned_again(means: RepairInputs, generation: Generation, key: str) -> Sequence[Buffer]:
+def _planned_again(inputs: RepairInputs, generation: Generation, key: str) -> Sequence[Buffer]:
     advice = f"'{key}' cannot be put back without a copy of the cache; name one with --from COPY"
     if len(generation.plan) != 1:
         raise Damaged(f"{advice} (the cache has grown, or was refreshed, since this segment was planned)")
-    kept = means.reopened(generation.source) if generation.source and not means.source else None
-    source = means.source or (kept and kept.without_gone())  # which is walked: only so its files are found again
+    kept = inputs.reopened(generation.source) if generation.source and not inputs.source else None
+    source = inputs.source or (kept and kept.without_gone())  # which is walked: only so its files are found again
     if source is None:
         raise Damaged(f"{advice}, or pass the source itself to `forebay.repair`, so that it is planned again")
-    recipe = means.recipe_of(generation.base)
+    recipe = inputs.recipe_of(generation.base)
     assert isinstance(recipe, Recipe)
     try:
-        first = first_segment(source, SourceListing(source, means.store).apart, recipe, lambda *_: None)
-        planned = draft_segment(means.store, source, recipe, first, Plan((), ()), lambda *_: None).segment
+        first = first_segment(source, SourceListing(source, inputs.store).apart, recipe, lambda *_: None)
+        planned = draft_segment(inputs.store, source, recipe, first, Plan((), ()), lambda *_: None).segment
     except ForebayError as error:
         raise Damaged(f"{advice} (the source cannot be planned again: {error})") from error
     for segment in (planned, planned.without_change_times()):
         value = segment.encode()
         whole = memoryview(b"".join(value))
-        if decode_segment(whole, means.store.address, key)[1] == generation.plan[0]:
+        if decode_segment(whole, inputs.store.address, key)[1] == generation.plan[0]:
             return value
     raise Damaged(f"{advice} (planning the source again gave another plan)")
 
@@ -525,12 +527,12 @@ def _checked(value: Sequence[Buffer], digest: str, store: Store, key: str) -> Se
 
 
 def repair_chunks(
-    means: RepairInputs,
+    inputs: RepairInputs,
     report: VerifyReport,
     snapshot: Snapshot,
     engine: Engine,
     terms: BuildOptions,
-    mending: RepairLog,
+    log: RepairLog,
 ) -> None:
     """Take bad and missing chunks from a copy where it has them, make the others again.
 
@@ -540,32 +542,32 @@ def repair_chunks(
     tried: set[str] = set()
     generation = snapshot.published
     for layer, records in bad_chunks(report, generation).items():
-        left = [record for record in records if not _take_from_copy(means, layer, record, mending)]
-        _remake(means, layer, left, generation, engine, terms, mending)
+        left = [record for record in records if not _take_from_copy(inputs, layer, record, log)]
+        _remake(inputs, layer, left, generation, engine, terms, log)
         tried |= {record.key(layer) for record in records}
     if tried:
-        snapshot = Snapshot(means.store, newest_sound(means.store)[0])
+        snapshot = Snapshot(inputs.store, newest_sound(inputs.store)[0])
     newest = snapshot.published
     orphaned: dict[str, list[ChunkRecord]] = {}
     for layer, record in orphans(newest):
         if record.key(layer) not in tried:
             orphaned.setdefault(layer, []).append(record)
     for layer, records in orphaned.items():
-        _remake(means, layer, records, newest, engine, terms, mending)
+        _remake(inputs, layer, records, newest, engine, terms, log)
     if hmac_key() is None:  # with a key, no file counts before it is listed, so there is nothing to put right
-        after = Snapshot(means.store, newest_sound(means.store)[0]) if orphaned else snapshot
-        _make_unlisted(means, after, engine, terms, mending)
+        after = Snapshot(inputs.store, newest_sound(inputs.store)[0]) if orphaned else snapshot
+        _make_unlisted(inputs, after, engine, terms, log)
 
 
 def _make_unlisted(
-    means: RepairInputs, snapshot: Snapshot, engine: Engine, terms: BuildOptions, mending: RepairLog
+    inputs: RepairInputs, snapshot: Snapshot, engine: Engine, terms: BuildOptions, log: RepairLog
 ) -> None:
     """Make planned chunks again whose file is damaged, or of another source, and listed by no generation.
 
     A lost generation leaves them behind: `gaps` counts them as there, and a reader never sees their rows.
     """
-    store, newest = means.store, snapshot.published
-    plan, adopts = listed_plan(snapshot), adoptable(means, snapshot.sound_plan, newest.base, newest.layers)
+    store, newest = inputs.store, snapshot.published
+    plan, adopts = listed_plan(snapshot), adoptable(inputs, snapshot.sound_plan, newest.base, newest.layers)
     for layer in sorted(newest.layers, key=partial(layer_height, newest)):
         table, asked = newest.table(layer), plan.revisions(layer)
         listed = set(table.chunks.tolist())  # also in an older revision: `refresh` makes what it finds unsound
@@ -578,15 +580,15 @@ def _make_unlisted(
             if record is None or allowed is None or not allowed(record):
                 unsound[chunk] = layout.chunk(layer, chunk, revision)
         if unsound:
-            _build_unlisted(means, layer, unsound, engine, terms, mending)
+            _build_unlisted(inputs, layer, unsound, engine, terms, log)
 
 
 def _build_unlisted(
-    means: RepairInputs, layer: str, unsound: Mapping[int, str], engine: Engine, terms: BuildOptions, mending: RepairLog
+    inputs: RepairInputs, layer: str, unsound: Mapping[int, str], engine: Engine, terms: BuildOptions, log: RepairLog
 ) -> None:
-    store, failed, advice = means.store, {}, f"run `forebay build {means.store.address}` when that is put right"
+    store, failed, advice = inputs.store, {}, f"run `forebay build {inputs.store.address}` when that is put right"
     try:
-        place = means.workplace_of(layer)
+        place = inputs.workplace_of(layer)
         versions = builder_versions(versions_of(place.job.recipe))
         build_chunks(place, sorted(unsound), engine, replace(terms, versions=versions, max_failures=1.0))
     except BuildFailed as error:
@@ -598,60 +600,60 @@ def _build_unlisted(
         record = published_record(newest, layer, chunk)
         if record is not None:
             why = "its file was not sound, and no generation that can be read lists it; it was made from the source"
-            mending.replaced[record.key(layer)] = why
+            log.replaced[record.key(layer)] = why
         else:
             reason = _ADVICE.sub("", failed.get(chunk, "it was not made"))
-            mending.failed[key] = f"its file is not sound, and no generation lists it: {reason}; {advice}"
+            log.failed[key] = f"its file is not sound, and no generation lists it: {reason}; {advice}"
 
 
 def _remake(
-    means: RepairInputs,
+    inputs: RepairInputs,
     layer: str,
     records: list[ChunkRecord],
     generation: Generation,
     engine: Engine,
     terms: BuildOptions,
-    mending: RepairLog,
+    log: RepairLog,
 ) -> None:
     if not records:
         return
     try:
-        place = means.workplace_of(layer)
+        place = inputs.workplace_of(layer)
         own = replace(terms, versions=builder_versions(versions_of(place.job.recipe)))
         tally = remake_chunks(place, [record.chunk for record in records], generation, engine, own)
     except BuildStopped:
         raise  # the user stopped the repair; no chunk failed
     except ForebayError as error:
         for record in records:
-            mending.fail(record.key(layer), error)
+            log.fail(record.key(layer), error)
         return
     for record in records:
         made = tally.records.get(record.chunk)
         if made is None:
             reason = tally.failed.get(record.chunk, "it was not made")
-            mending.failed[record.key(layer)] = _ADVICE.sub("", reason)
+            log.failed[record.key(layer)] = _ADVICE.sub("", reason)
         elif made.revision == record.revision:
-            mending.restored.append(made.key(layer))
+            log.restored.append(made.key(layer))
         else:
             other = differing_versions(generation.made_with(layer, record.chunk), own.versions)
             why = _why_other_bytes(record, made) + (f": {other}" if other else "")
-            mending.replaced[made.key(layer)] = why
+            log.replaced[made.key(layer)] = why
 
 
-def check_repaired(means: RepairInputs, mending: RepairLog) -> Snapshot:
+def check_repaired(inputs: RepairInputs, log: RepairLog) -> Snapshot:
     """The index after a repair. Whatever `verify` would still find in it is a failure, and none goes unsaid."""
-    store = means.store
+    store = inputs.store
     generation, bad = newest_sound(store)
     snapshot = Snapshot(store, generation)
     plan = snapshot.sound_plan
     left = [*bad, *index_problems(store, generation, plan), *identity_problems(store, generation, plan)]
     left += [*outdated_layers(generation), *orphan_problems(generation), *shared_columns(store.address, generation)]
     for problem in left:
-        mending.failed.setdefault(problem.key, _ADVICE.sub("", problem.problem))
-    for layer, record in _touched_chunks(generation, {*mending.restored, *mending.replaced}):
+        log.failed.setdefault(problem.key, _ADVICE.sub("", problem.problem))
+    for layer, record in _touched_chunks(generation, {*log.restored, *log.replaced}):
         if check_chunk(store, layer, record, full=False) != []:
-            mending.failed.setdefault(record.key(layer), "it was put back, and is damaged again; check the disk")
-    mending.restored = [key for key in mending.restored if key not in mending.failed]
+            log.failed.setdefault(record.key(layer), "it was put back, and is damaged again; check the disk")
+    log.restored = [key for key in log.restored if key not in log.failed]
     return snapshot
 
 
@@ -685,18 +687,18 @@ def layer_height(generation: Generation, layer: str) -> int:
     return 1 + max((layer_height(generation, name) for name in below), default=0)
 
 
-def _take_from_copy(means: RepairInputs, layer: str, record: ChunkRecord, mending: RepairLog) -> bool:
-    if means.copy is None:
+def _take_from_copy(inputs: RepairInputs, layer: str, record: ChunkRecord, log: RepairLog) -> bool:
+    if inputs.copy is None:
         return False
     key = record.key(layer)
     try:
-        value = read_published(means.copy, key, record)  # what is hashed is what is written
+        value = read_published(inputs.copy, key, record)  # what is hashed is what is written
         if value is None:
             return False
-        means.store.replace(key, [value])
+        inputs.store.replace(key, [value])
     except (Missing, NotForebay, IsADirectoryError):
         return False
-    mending.restored.append(key)
+    log.restored.append(key)
     return True
 
 
@@ -719,7 +721,7 @@ def repair_cache(
     """Put back what is bad or missing; source files that changed are failures, which no repair puts back."""
 
     def started(snapshot: Snapshot) -> tuple[Engine, BuildOptions]:
-        """Once the index is whole: the recipes and the plan say how to work."""
+        """Return the engine and its options, once the index is repaired."""
         workers = kept_workers(store) if request.workers is None else request.workers
         own = replace(request, workers=workers)
         # Each layer's repair adds the versions of its recipe.
@@ -745,12 +747,12 @@ def repair_with(
         kept = partial(kept_recipe, store, verb="repair", check_source=check_source)
         recipe_of = partial(recipe_until, ending, store, recipe, kept)
         workplace_of = partial(_workplace, store, source, check_source, recipe_of)
-        means = RepairInputs(store, copy, source, partial(reopened, check_source), recipe_of, workplace_of)
-        snapshot = Snapshot(store, repair_index(means, log), below="")
+        inputs = RepairInputs(store, copy, source, partial(reopened, check_source), recipe_of, workplace_of)
+        snapshot = Snapshot(store, repair_index(inputs, log), below="")
         engine, options = started(snapshot)
         report = verify_generation(snapshot, [], None, False, options.on_progress)
-        repair_chunks(means, report, snapshot, engine, options, log)
-        after = check_repaired(means, log)
+        repair_chunks(inputs, report, snapshot, engine, options, log)
+        after = check_repaired(inputs, log)
     found = RepairReport(
         root=store.address,
         restored=tuple(log.restored),

@@ -69,7 +69,7 @@ def open_build(body: Mapping[str, Any]) -> Job:
 
 
 def preload_document(recipe: AnyRecipe) -> TaskDocument:
-    """What has a worker load what a recipe needs, before there is a task."""
+    """Return the document by which a worker loads what a recipe needs, before there is a task."""
     return TaskDocument(opener="forebay.building.task:preload_recipe", body=recipe_document(recipe))
 
 

@@ -334,8 +334,8 @@ def _measured(process: psutil.Process) -> tuple[float, int]:
         return 0.0, 0
 
 
-MOST_ATTEMPTS = 999_999  # a file with a higher number is none of ours
-STRANGE_NAMES = 8  # in a row, taken by what is not a claim, before a chunk is passed over for now
+MOST_ATTEMPTS = 999_999  # a file with a higher number is not a claim of forebay
+STRANGE_NAMES = 8  # in a row, taken by what is not a claim, before a chunk is skipped for now
 ClaimState = Literal["working", "failed", "returned"]
 
 

@@ -137,7 +137,7 @@ def _superseded(store: Store, dropped: Collection[int | None]) -> list[Entry]:
         for entry in entries:
             parsed = layout.parse_chunk(entry.key)
             if not parsed or layout.chunk(layer, *parsed) != entry.key:
-                continue  # a name that only resembles one of ours
+                continue  # a name that only resembles one of forebay's
             if parsed[0] in awaited and parsed[1] >= asked[parsed[0]]:
                 continue
             if parsed not in listed and (parsed[0] in chunks or parsed[1] <= plan.dropped.get(layer, -1)):

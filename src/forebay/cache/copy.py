@@ -103,7 +103,7 @@ def _copy_chunk(store: Store, destination: Store, layer: str, record: ChunkRecor
 
 
 def read_published(store: Store, key: str, record: ChunkRecord) -> bytes | None:
-    """The bytes of a published chunk, None where they are others. No more is read than was published."""
+    """Return the bytes of a published chunk; None if they differ. No more is read than was published."""
     value = store.read(key, 0, record.size + 1)
     return value if len(value) == record.size and hashlib.sha256(value).digest() == record.sha256 else None
 

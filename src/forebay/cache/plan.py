@@ -174,7 +174,7 @@ class Segment:
     identities: str = ""  # the digest of the file of identities that it added, where its recipe deduplicates
     amends: str = ""  # the base layer, where it says anew what planned chunks are made from
     dropped: tuple[str, ...] = ()  # files that are planned no more
-    unreadable: Mapping[str, str] | None = None  # files that were passed over -> why; None where none may be
+    unreadable: Mapping[str, str] | None = None  # files that were skipped -> why; None where none may be
 
     @classmethod
     def of(
@@ -780,7 +780,7 @@ def _among(values: Array, asked: Array) -> Array:
     return among
 
 
-MOST_BYTES = 1 << 30  # of an answer: more is not one of ours
+MOST_BYTES = 1 << 30  # of an answer: more is not one of forebay's
 _SUM_BYTES = 8
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from html import escape
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -13,8 +13,11 @@ SHOWN_CHARS, SHOWN_ITEMS = 60, 12  # of a value in a record's repr, and of a lis
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """A record with a repr of one line, and a table in notebooks."""
 
+    only_in_table: ClassVar[tuple[str, ...]] = ()  # fields that the line leaves out
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={_short(value)}' for name, value in _facts(self).items())})"
+        shown = {name: value for name, value in _facts(self).items() if name not in self.only_in_table}
+        return f"{type(self).__name__}({', '.join(f'{name}={_short(value)}' for name, value in shown.items())})"
 
     def _repr_html_(self) -> str:
         return html_table(type(self).__name__, _facts(self))
@@ -37,10 +40,16 @@ def _facts(record: Record) -> dict[str, object]:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    """
+    >>> _short(0.2784757100000661), _short(("x" * 90,)), _short([1] * 90)
+    ('0.2785', '<1 item>', '<90 items>')
+    """
+    text = f"{value:.4g}" if isinstance(value, float) else repr(value)
     if len(text) <= SHOWN_CHARS:
         return text
-    return f"<{len(value)} items>" if isinstance(value, tuple | list | dict) else f"{text[:SHOWN_CHARS]}…"
+    if isinstance(value, tuple | list | dict):
+        return f"<{len(value)} item{'s' if len(value) > 1 else ''}>"
+    return f"{text[:SHOWN_CHARS]}…"
 
 
 def _cell(value: object) -> str:
@@ -56,7 +65,7 @@ def _cell(value: object) -> str:
 
 
 class Progress(Record, frozen=True, kw_only=True):
-    """A moment in a long job."""
+    """How far a long job is."""
 
     phase: Literal["planning", "building", "repairing", "waiting", "publishing", "verifying", "copying", "warming"]
     done: int
@@ -81,6 +90,8 @@ OnProgress = Callable[[Progress], None]
 
 class BuildReport(Record, frozen=True, kw_only=True):
     """What a build did."""
+
+    only_in_table = ("samples", "made_statistics", "statistics", "figures", "made_rows", "made_failures", "phases")
 
     root: str
     layer: str
@@ -157,7 +168,7 @@ class VerifyReport(Record, frozen=True, kw_only=True):
     sound: bool = True  # every published byte is right and nothing is stale; raw data that is gone makes no cache wrong
 
     def __post_init__(self) -> None:
-        """A field and not a property, so that JSON has it."""
+        """Set `sound`: a field and not a property, so that JSON has it."""
         wrong = self.bad or self.missing or any(how != GONE for how in self.stale.values())
         msgspec.structs.force_setattr(self, "sound", not wrong)
 
@@ -201,6 +212,23 @@ class Gaps(Record, frozen=True, kw_only=True):
     present: int
     missing: tuple[int, ...]
     unlisted: tuple[int, ...] = ()  # present, and not in the newest generation: not published yet, or not sound
+
+
+class GapList(list[Gaps]):
+    """The gaps of each layer: a list, and a table in notebooks."""
+
+    def _repr_html_(self) -> str:
+        return html_table("Gaps", {one.layer: _gap_line(one) for one in self})
+
+
+def _gap_line(gaps: Gaps) -> str:
+    """
+    >>> _gap_line(Gaps(root="caches/raw", layer="raw", kind="raw", planned=4, present=3, missing=(2,)))
+    '3 of 4 chunks present, missing: 2'
+    """
+    missing = ", ".join(map(str, gaps.missing[:SHOWN_ITEMS])) or "none"
+    more = f" and {len(gaps.missing) - SHOWN_ITEMS:,} more" if len(gaps.missing) > SHOWN_ITEMS else ""
+    return f"{gaps.present:,} of {gaps.planned:,} chunks present, missing: {missing}{more}"
 
 
 class ClaimStatus(Record, frozen=True, kw_only=True):
@@ -267,7 +295,7 @@ class Status(Record, frozen=True, kw_only=True):
     source_checked: bool
     new: tuple[str, ...] = ()  # source files that a pattern of the cache names and no chunk is planned from
     source_note: str = ""  # why the source was not checked
-    unreadable: dict[str, str] = {}  # source files that were passed over -> why
+    unreadable: dict[str, str] = {}  # source files that were skipped -> why
     refreshable: bool = True  # False where `refresh` refuses, as the plan leaves out duplicates
     foreign: tuple[str, ...] = ()  # files that are not of this cache, which are left alone
 
@@ -342,6 +370,17 @@ class Estimate(Record, frozen=True, kw_only=True):
     failure_example: str = ""
     all_failed: bool = False  # every sample that was tried
     notes: tuple[str, ...] = ()
+
+
+class DryRun(Record, frozen=True, kw_only=True):
+    """What a build would do; `planned` and `missing` are None if there is no plan."""
+
+    root: str
+    layer: str
+    kind: str
+    planned: int | None
+    missing: tuple[int, ...] | None
+    estimate: Estimate
 
 
 class RemoteEstimate(Record, frozen=True, kw_only=True):
@@ -457,3 +496,35 @@ class CopyReport(Record, frozen=True, kw_only=True):
     copied_bytes: int
     generation: int
     seconds: float
+
+
+_STATES = {"ok": "✓", "note": "·", "problem": "✗"}
+
+
+class Check(Record, frozen=True, kw_only=True):
+    """One thing that `doctor` checked, and the command that repairs it if it is a problem."""
+
+    group: str
+    name: str
+    state: Literal["ok", "note", "problem"]
+    detail: str
+    command: str = ""
+
+
+class DoctorReport(Record, frozen=True, kw_only=True):
+    """All that `doctor` checked. Its repr counts the checks and names the problems."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def problems(self) -> list[Check]:
+        return [check for check in self.checks if check.state == "problem"]
+
+    def __repr__(self) -> str:
+        problems = ", ".join(check.name for check in self.problems)
+        return f"DoctorReport({len(self.checks)} checks, {f'problems: {problems}' if problems else 'no problem'})"
+
+    def _repr_html_(self) -> str:
+        return html_table(
+            "DoctorReport", {f"{_STATES[check.state]} {check.name}": check.detail for check in self.checks}
+        )

@@ -88,12 +88,12 @@ class SeenContent:
         return frozenset(content[at : at + _ENTRY_BYTES] for at in range(0, whole, _ENTRY_BYTES))
 
     def _entry(self, file: SourceFile, start: int, stop: int, digest: int) -> bytes | None:
-        """None where a change of the file might not show."""
+        """Return the entry of a digest; None for a file whose changes might go unnoticed."""
         if not file.ctime_ns and not file.etag:
             return None
         described = self._source.describe()
         place = (described.get("kind"), described.get("root"), *msgspec.structs.astuple(file), start, stop)
-        text = repr((*place, self._source.stamp(file), digest)).encode()  # a path may be no UTF-8
+        text = repr((*place, self._source.stamp(file), digest)).encode()  # a path may not be UTF-8
         whole = hashlib.sha256(text).digest() if self._key is None else tag(self._key, [text])
         return whole[:_ENTRY_BYTES]
 
@@ -322,7 +322,7 @@ class SourceDigests:
             try:
                 return open_chunk(self._store, self._layer, known).source_sums()
             except Damaged:
-                return []  # what it was made from cannot be told any more; verify reports the chunk itself
+                return []  # what it was made from is unknown; verify reports the chunk itself
         record = sound_record(self._store, self._layer, chunk, int(self._revisions[chunk]))
         return open_chunk(self._store, self._layer, record).source_sums() if record else []
 

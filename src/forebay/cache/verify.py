@@ -95,7 +95,7 @@ def verify_generation(
 
 
 def newest_sound(store: Store, *, past_refused: bool = False) -> tuple[Generation, list[Problem]]:
-    """The newest generation that can be believed, and what is wrong with any other.
+    """Return the newest sound generation, and the problems of others.
 
     One that the key refuses is an error where it is the newest: its content is unknown, and nothing older may stand in
     for it, unless the caller asks to go past it, as `repair` does. Below one that the key accepts, it is just bad.
@@ -114,7 +114,7 @@ def newest_sound(store: Store, *, past_refused: bool = False) -> tuple[Generatio
             refused, problem = refused or error, error.problem
         except Damaged as error:
             if isinstance(error, FormatTooNew) and is_whole(load_index(store, key)):
-                raise  # it is sound, and of a newer forebay, which alone may judge it
+                raise  # it is sound, and of a newer forebay: only that can check it
             problem = problem_of(error)
         if problem:
             bad.append(Problem(key=key, problem=problem))
@@ -136,7 +136,7 @@ def newest_sound(store: Store, *, past_refused: bool = False) -> tuple[Generatio
 
 
 def _is_not_of(store: Store, generation: Generation, newer: Generation | None) -> str:
-    """Why a generation is not of the cache that it lies in, empty where it is.
+    """Return why a generation belongs to another cache, or ''.
 
     Beside a newer one, the ids tell. Of the newest itself the files tell: it is another cache's where `cache.json` has
     not its id, and neither the plan nor most of the first chunks are what it lists.

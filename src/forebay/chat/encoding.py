@@ -360,7 +360,7 @@ def _decoded(ids: Array, skipped: Array, tokens: TokenBytes) -> tuple[Array, Arr
 def _not_reversible(
     documents: Sequence[Document], ids: Array, ends: Array, edges: Array, skipped: Array, tokens: TokenBytes
 ) -> tuple[Array, dict[int, tuple[str, str]]]:
-    """About where tokens begin, within their documents, and the documents whose tokens are not their bytes."""
+    """Return where tokens begin in their documents, approximately, and the documents that tokens do not spell."""
     decoded, begins = _decoded(ids, skipped, tokens)
     decoded_edges = np.append(begins, len(decoded))[ends]
     found = {}

@@ -600,7 +600,7 @@ def _parse(marked: str, slots: int, calls: Sequence[tuple[int, int]]) -> _Parsed
         elif found[0] == GENERATION_CLOSE and opened:
             blocks.append((opened.pop(), at))
         elif code >= _CLOSE + slots + len(calls):
-            return None  # not one of ours
+            return None  # not one of forebay's
         elif code >= _CLOSE + slots:
             ends[calls[code - _CLOSE - slots]] = at
         elif (code < _CLOSE and slot >= 0) or (code >= _CLOSE and slot != code - _CLOSE):

@@ -110,22 +110,22 @@ class PackedRows:
 
     @property
     def rows(self) -> Array:
-        """The stored row that each document lies in."""
+        """The stored row that has each document."""
         return self.table[:, 0]
 
     @cached_property
     def stored(self) -> tuple[Array, Array]:
-        """The stored rows, each once, and which of them every document lies in: the same for all columns."""
+        """The stored rows, each once, and the position of every document's row among them: the same for all columns."""
         return np.unique(self.rows, return_inverse=True)
 
     @property
     def starts(self) -> Array:
-        """Where it begins there."""
+        """Where each document begins in its stored row."""
         return self.table[:, 1]
 
     @property
     def places(self) -> Array:
-        """Which of that row's documents it is."""
+        """The number of each document in its stored row."""
         return self.table[:, 2]
 
     @property
@@ -135,7 +135,7 @@ class PackedRows:
 
     @property
     def begins(self) -> Array:
-        """Where it begins in its row of the view."""
+        """Where each document begins in its row of the view."""
         return self.table[:, 4]
 
     @property

@@ -46,7 +46,7 @@ from forebay.masks.train_on import GENERATED, KINDS, ROLES, SPAN_FIELDS
 from forebay.recipe import ChunkTarget, RecipeHooks, RecipeMeta, Rows, canonical_json, check_fields
 from forebay.source import BatchedSamples, Failure, Sample, SampleBatch
 from forebay.tokens.packing import MAX_UNCUT_BYTES
-from forebay.tokens.recipe import BLOCK_TOKENS, MOST_TOKENS, text_identity, token_figures
+from forebay.tokens.recipe import BLOCK_TOKENS, MOST_TOKENS, check_token_ids, text_identity, token_figures
 from forebay.tokens.vocabulary import (
     CONSTANT,
     ENCODERS,
@@ -101,9 +101,7 @@ class ChatRecipe(
         dict[str, Any],
         Meta(description="Further variables of the template: enable_thinking=false.", extra={"format": "values"}),
     ] = {}
-    date: Annotated[
-        str | None, Meta(description="Date that a template gets when it asks for today's, such as 2026-01-31.")
-    ] = None
+    date: Annotated[str | None, Meta(description="Date to use as today in templates, such as 2026-01-31.")] = None
     sequence_length: Annotated[int, Meta(ge=1, le=MOST_TOKENS, description="Tokens per row.")] = 2048
     long: Annotated[
         Literal["error", "drop", "truncate"],
@@ -123,7 +121,7 @@ class ChatRecipe(
     ] = "keep"
     history: Annotated[
         Literal["split", "error"],
-        Meta(description="How to treat conversations of which the template changes earlier turns."),
+        Meta(description="How to treat conversations whose earlier turns the template rewrites."),
     ] = "split"
     generation: Annotated[
         Literal["check", "ignore"], Meta(description="Whether generation blocks of the template must match.")
@@ -150,6 +148,7 @@ class ChatRecipe(
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_token_ids(pad=self.pad)
         known = [each for each in FieldNames.__dataclass_fields__ if each not in ("format", "thinking", "roles")]
         if unknown := [name for name in self.names if name not in known]:
             raise RecipeInvalid(f"names must map only {', '.join(known)} (got {unknown[0]!r})")

@@ -409,7 +409,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
     def counted(self, value: Any) -> Any:
-        """A value that is about to be copied, once its items are counted."""
+        """Count the items of a value that is about to be copied, and return it."""
         self.limits.use(_ITEM_CHARS * len(value) if isinstance(value, list | tuple | dict | range) else _size(value))
         return map(self.limits._item, value) if isinstance(value, Iterator) else value
 

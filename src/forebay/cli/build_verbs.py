@@ -3,19 +3,13 @@
 import errno
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from forebay import api
-from forebay.building.begin import resolve_recipe
-from forebay.building.layer_build import in_order, worker_count
-from forebay.building.planning import SourceListing, estimate_build, of_missing
-from forebay.cache.catalog import read_recipe_document
-from forebay.cache.plan import load_plan
-from forebay.cache.records import Estimate
+from forebay.cache.records import DryRun, Estimate
 from forebay.cli.legacy import naming_verbs
 from forebay.cli.settings import (
     BuildSettings,
@@ -48,47 +42,12 @@ from forebay.cli.verb import (
     struct_options,
     verb,
 )
-from forebay.errors import RangeInvalid, RecipeMismatch, closest
+from forebay.errors import RangeInvalid, closest
 from forebay.fields import declared
 from forebay.format import layout
-from forebay.preview.row_records import DryRun
 from forebay.preview.words import command_line, human_bytes
-from forebay.recipe import differing_fields, fingerprint
 from forebay.store import open_store
 from forebay.store.base import holds, is_url
-
-
-def dry_run_of(settings: Settings) -> DryRun:
-    root, layer = str(settings.build.into), settings.build.layer or settings.recipe.kind
-    store = open_store(root)
-    listing = SourceListing(settings.source, store)
-    recipe, said = resolve_recipe(store, listing, settings.recipe, layer)
-    planned, missing = _gaps(root, layer, replace(settings, recipe=recipe))
-    workers = worker_count(settings.build.workers)
-    estimate = estimate_build(listing, recipe, store, workers, settings.build.skip_unreadable, said)
-    first, last = settings.build.start_chunk, settings.build.end_chunk
-    return DryRun(
-        root=root,
-        layer=layer,
-        kind=settings.recipe.kind,
-        planned=planned,
-        missing=missing,
-        estimate=of_missing(store, recipe, layer, estimate, first, last),
-    )
-
-
-def _gaps(root: str, layer: str, settings: Settings) -> tuple[int | None, tuple[int, ...] | None]:
-    """The number of planned chunks and the requested ones that are missing; None if there is no plan."""
-    store = open_store(root)
-    kept = read_recipe_document(store, layer)
-    if kept is not None and kept.fingerprint != fingerprint(settings.recipe):
-        raise RecipeMismatch(root, layer, differing_fields(kept, settings.recipe), is_base=True)
-    if kept is None or not load_plan(store).segments:
-        return None, None
-    found = api.gaps(root, layer=layer)[0]
-    asked = in_order(range(found.planned), settings.build.mode, settings.build.start_chunk, settings.build.end_chunk)
-    return found.planned, tuple(sorted(set(asked) & set(found.missing)))
-
 
 FROM_OPTIONS: tuple[Decorator, ...] = (  # how the group names the settings to the command of a kind
     click.option("--from-file", hidden=True),
@@ -134,10 +93,11 @@ class KindGroup(Verbs):
             kind = kept_recipe(word, _layer_among(args)).kind
             return kind, self.get_command(ctx, kind), ["--from-cache", *args]
         known = self.list_commands(ctx)
-        meant = closest(word, known)
+        meant = None if os.path.exists(word) else closest(word, known)
         words = [known[0], *args] if meant is None else [meant, *args[1:]]
+        hint = "Did you mean" if meant else f"The kind of data ({', '.join(known)}) comes first"
         raise click.UsageError(
-            f"'{word}' is not a kind of data ({', '.join(known)}), a settings file or a cache. Did you mean: "
+            f"'{word}' is not a kind of data, a settings file or a cache. {hint}: "
             f"{command_line(str(ctx.info_name), *words)}",
             ctx,
         )
@@ -231,7 +191,7 @@ def _build(kind: Kind, dry_run: bool, resume: bool, from_file: str | None, from_
     _check(settings, from_file)
     with checked_range(settings.build.start_chunk, settings.build.end_chunk):
         _check_start(settings)
-        return dry_run_of(settings) if dry_run else _built(settings)
+        return _dry_run(settings) if dry_run else _built(settings)
 
 
 def _check(settings: Settings, file: str | None) -> None:
@@ -252,6 +212,12 @@ def _check_start(settings: Settings) -> None:
     planned = api.gaps(root, layer=settings.build.layer or settings.recipe.kind)[0].planned
     if planned and start >= planned:
         raise RangeInvalid(root, start, planned)
+
+
+def _dry_run(settings: Settings) -> DryRun:
+    names = ("layer", "workers", "start_chunk", "end_chunk", "skip_unreadable")
+    named = {name: getattr(settings.build, name) for name in names}
+    return api.dry_run(str(settings.build.into), settings.source, settings.recipe, **named)
 
 
 def _built(settings: Settings) -> Any:

@@ -1,4 +1,4 @@
-"""`forebay info`, `status`, `gaps`, `verify`, `peek` and `view`: inspect a cache without changing it."""
+"""`forebay info`, `status`, `gaps`, `verify`, `peek`, `view` and `doctor`: inspect without changing anything."""
 
 import webbrowser
 from importlib import import_module
@@ -6,9 +6,9 @@ from typing import Any, get_args
 
 import click
 
-from forebay import api
+from forebay import api, installation
 from forebay.cache.catalog import read_cache_document
-from forebay.cache.records import Status
+from forebay.cache.records import DoctorReport, Status
 from forebay.cache.status import SHOWN_FAILURES, Depth
 from forebay.cli.maintain_verbs import source_like_before
 from forebay.cli.tier_verbs import through_tier
@@ -16,8 +16,11 @@ from forebay.cli.verb import (
     Finding,
     SizeType,
     cache_argument,
+    complete_added_layer,
+    complete_column,
     complete_file,
     complete_folder,
+    complete_layer,
     local_only,
     show_now,
     shown_progress,
@@ -30,8 +33,8 @@ from forebay.preview.peek import KINDS as PACKED
 from forebay.preview.peek import PEEKED_ROWS, SHEET_ROWS
 from forebay.preview.peek import peek as peek_rows
 from forebay.preview.pictures import KIND as IMAGES
-from forebay.preview.pictures import draw_sheet, draw_taught, timed_layers
-from forebay.preview.words import command_line
+from forebay.preview.pictures import draw_features, draw_sheet, timed_layers
+from forebay.preview.words import command_line, counted
 from forebay.read.cache import open_cache
 from forebay.store import open_store
 from forebay.teachers import Alignment, check_alignment
@@ -108,7 +111,7 @@ def _has_problems(found: Status) -> bool:
 
 @verb()
 @cache_argument
-@click.option("--layer", help="Only show this layer.")
+@click.option("--layer", shell_complete=complete_layer, help="Only show this layer.")
 def gaps(cache: str, layer: str | None) -> Any:
     """Which chunks are missing, and which command builds them?
 
@@ -156,8 +159,10 @@ def verify(
 
     Lists bad chunks with layer, column, block and byte range, missing chunks, foreign files and stale sources. Exits 1
     if something is damaged or stale. --align compares teacher layers with their recipes and, if the teacher's files are
-    available, recomputes a few rows of each. Prints the id of the cache and the digest of its generation; --cache-id,
-    --min-generation and --digest detect a cache that was swapped or rolled back.
+    available, recomputes a few rows of each. --expect checks a fact of a layer: lune.dim is the width of the layer lune
+    (mid-block features of a UNet), sol.spatial the size of the maps in sol (its attention). Prints the id of the cache
+    and the digest of its generation; --cache-id, --min-generation and --digest detect a cache that was swapped or
+    rolled back.
 
     \b
     Example: forebay verify caches/edu --full
@@ -194,8 +199,20 @@ def verify(
     help="Number of rows, starting at row 0.  [default: 3; 24 with --png]",
 )
 @click.option("-r", "--row", "chosen", type=click.IntRange(min=0), multiple=True, help="Row to show (repeatable).")
-@click.option("--column", "columns", multiple=True, help="Column to show, of any layer (repeatable).")
-@click.option("--layer", "layers", multiple=True, help="Teacher layer to draw with --png (repeatable).")
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    shell_complete=complete_column,
+    help="Column to show, of any layer (repeatable).",
+)
+@click.option(
+    "--layer",
+    "layers",
+    multiple=True,
+    shell_complete=complete_added_layer,
+    help="Teacher layer to draw with --png (repeatable).",
+)
 @click.option(
     "--png",
     "sheet",
@@ -203,7 +220,11 @@ def verify(
     shell_complete=complete_file,
     help="Draw images with boxes and tags, or teacher features over timesteps.",
 )
-@click.option("--patch", type=click.IntRange(min=1), help="Patch size drawn with --png.  [16, if it divides the size]")
+@click.option(
+    "--patch",
+    type=click.IntRange(min=1),
+    help="Patch size drawn with --png.  [default: 16, if it divides the size]",
+)
 @click.option(
     "--source",
     "paths",
@@ -226,8 +247,8 @@ def peek(
 
     Packed tokens are shown as documents and padding; --column shows the ids, --json every token and the whole text.
     --source reads the source to show the names of documents. Images are drawn in shades; --png draws them to a file,
-    with the box outlined and ignored tokens in red. Teacher features are drawn over timesteps: features as strips,
-    statistics of Sol as lines, its maps as heat maps.
+    with the box outlined and ignored tokens in red. Teacher features are drawn over timesteps: mid-block features of a
+    UNet (lune) as strips, statistics of its attention (sol) as lines, attention maps as heat maps.
 
     \b
     Example: forebay peek caches/edu --row 17
@@ -236,10 +257,10 @@ def peek(
     """
     opened = open_cache(through_tier(cache))
     kind = opened.recipe(opened.generation.base).kind
-    taught = layers or (timed_layers(opened) if kind != IMAGES else ())
+    drawn_layers = layers or (timed_layers(opened) if kind != IMAGES else ())
     if layers and not sheet:
         raise click.UsageError("--layer needs --png FILE; use --column to show values.")
-    if (sheet and kind != IMAGES and not taught) or (patch and kind != IMAGES):
+    if (sheet and kind != IMAGES and not drawn_layers) or (patch and kind != IMAGES):
         raise click.UsageError(
             f"--png draws images and timed teacher layers, and --patch is for images; '{cache}' has {kind}: "
             "leave them out."
@@ -250,9 +271,9 @@ def peek(
         raise click.UsageError("--patch needs --png FILE, and draws images only.")
     if paths and kind not in PACKED:
         raise click.UsageError(f"--source is for packed tokens; '{cache}' has {kind}.")
-    rows = _rows(cache, len(opened), count or (SHEET_ROWS if sheet and not taught else PEEKED_ROWS), chosen)
-    if sheet and taught:
-        return draw_taught(opened, rows, taught, sheet)
+    rows = _rows(cache, len(opened), count or (SHEET_ROWS if sheet and not drawn_layers else PEEKED_ROWS), chosen)
+    if sheet and drawn_layers:
+        return draw_features(opened, rows, drawn_layers, sheet)
     if sheet:
         try:
             return draw_sheet(opened, rows, sheet, patch)
@@ -367,3 +388,24 @@ def _server(shown: list[Any], host: str | None, port: int) -> Any:
             f"cannot listen on {host or library.LOOPBACK}, port {port}: {error.strerror}; choose another --port, or 0 "
             "for a free one"
         ) from error
+
+
+@verb()
+@click.argument("cache", required=False, shell_complete=complete_folder)
+def doctor(cache: str | None) -> Finding | DoctorReport:
+    """Check the installation, the machine, the disk and, if one is named, a cache.
+
+    Lists versions, extras and the commands that install missing ones; CPU, memory and disk; whether credentials are
+    set, never their values. Tries a create-only write next to CACHE, or in this folder. Exits 1 if there is a problem,
+    each with the next command.
+
+    \b
+    Example: forebay doctor
+             forebay doctor caches/edu
+    """
+    report = installation.doctor(cache)
+    if not report.problems:
+        return report
+    first = report.problems[0]
+    names = ", ".join(check.name for check in report.problems)
+    return Finding(report, "ProblemsFound", f"{counted(len(report.problems), 'problem')}: {names}", first.command)

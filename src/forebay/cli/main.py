@@ -25,14 +25,16 @@ from typing import Any, NoReturn
 
 import click
 import msgspec
+from click.shell_completion import BashComplete, CompletionItem, FishComplete, ZshComplete, add_completion_class
 
 import forebay
 from forebay.cli.legacy import naming_places
-from forebay.cli.verb import HELP_WIDTH, Verbs, error_document, say, say_error, show_error
-from forebay.errors import BuildStopped, ForebayError
+from forebay.cli.verb import HELP_WIDTH, Verbs, error_document, say, say_error, show_error, wanted_width
+from forebay.errors import BuildStopped, ForebayError, closest
 from forebay.preview.words import clear_first_sign, harmless, printable
 
 _TYPED = "forebay.typed"
+OF_EVERY_VERB = ("--json", "-q", "--quiet")
 HOMES = {
     "estimate": "build_verbs:estimate",
     "build": "build_verbs:build",
@@ -52,7 +54,7 @@ HOMES = {
     "rekey": "maintain_verbs:rekey",
     "warm": "tier_verbs:warm",
     "tier": "tier_verbs:tier",
-    "doctor": "doctor:doctor",
+    "doctor": "inspect_verbs:doctor",
     "demo": "demo:demo",
 }  # in the order of use
 
@@ -117,8 +119,20 @@ def cli() -> None:
     """
 
 
+def _complete_command(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the names of commands, below those that were typed."""
+    inner: click.Command = ctx.find_root().command
+    for word in ctx.params.get(str(param.name)) or ():
+        found = inner.get_command(ctx, word) if isinstance(inner, click.Group) else None
+        if found is None:
+            return []
+        inner = found
+    names = inner.list_commands(ctx) if isinstance(inner, click.Group) else []
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
 @cli.command("help", cls=click.Command, short_help="Show the help of a command.")
-@click.argument("words", nargs=-1, metavar="[COMMAND]...")
+@click.argument("words", nargs=-1, metavar="[COMMAND]...", shell_complete=_complete_command)
 @click.pass_context
 def help_command(ctx: click.Context, words: tuple[str, ...]) -> None:
     """Show the help of a command.
@@ -134,6 +148,45 @@ def help_command(ctx: click.Context, words: tuple[str, ...]) -> None:
         assert command is not None
         inner = click.Context(command, info_name=name, parent=inner)
     click.echo(inner.get_help())
+
+
+def _split_value(args: list[str], incomplete: str) -> tuple[list[str], str]:
+    """Drop the equals sign that bash makes a word of: click takes it for the value.
+
+    >>> _split_value(["build", "raw", "--codec", "="], "z")
+    (['build', 'raw', '--codec'], 'z')
+    """
+    return (args[:-1] if args[-1:] == ["="] else args), incomplete
+
+
+def _with_option(items: list[CompletionItem], incomplete: str) -> list[CompletionItem]:
+    """Complete the whole word where a shell does not split `--codec=z`."""
+    option, equals, _ = incomplete.partition("=")
+    if not (equals and option.startswith("--")):
+        return items
+    return [CompletionItem(f"{option}={item.value}", type=item.type, help=item.help) for item in items]
+
+
+class _Bash(BashComplete):
+    def get_completion_args(self) -> tuple[list[str], str]:
+        return _split_value(*super().get_completion_args())
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        return _with_option(super().get_completions(args, incomplete), incomplete)
+
+
+class _Zsh(ZshComplete):
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        return _with_option(super().get_completions(args, incomplete), incomplete)
+
+
+class _Fish(FishComplete):
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        return _with_option(super().get_completions(args, incomplete), incomplete)
+
+
+for _shell in (_Bash, _Zsh, _Fish):
+    add_completion_class(_shell)
 
 
 def main() -> NoReturn:
@@ -191,17 +244,31 @@ def show_waiting() -> None:
 
 @contextmanager
 def _escaped_usage() -> Iterator[None]:
-    """Escape control characters in the errors that click prints."""
+    """Escape control characters in the errors that click prints, and suggest only options that were probably meant."""
     try:
         yield
     except click.ClickException as error:
+        if isinstance(error, click.NoSuchOption):
+            _suggest_option(error)
         vars(error)["message"] = harmless(error.message or "")  # declared final, but click prints nothing else
         raise
 
 
+def _suggest_option(error: click.NoSuchOption) -> None:
+    """Keep the option that was probably meant: click offers others that share few letters."""
+    name, ctx = error.option_name, error.ctx
+    if ctx is not None and isinstance(ctx.command, Verbs) and name in OF_EVERY_VERB:
+        vars(error)["message"] = f"Put '{name}' after the verb and its arguments: forebay status CACHE {name}"
+        vars(error)["possibilities"] = []
+        return
+    near = closest(name.lstrip("-"), [known.lstrip("-") for known in error.possibilities or ()])
+    vars(error)["possibilities"] = [known for known in error.possibilities or () if known.lstrip("-") == near]
+
+
 def _help_width() -> int:
-    """The width of help: that of the terminal if it is narrower than `HELP_WIDTH`."""
-    return min(HELP_WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else HELP_WIDTH
+    """The width of help: that of the terminal, or of COLUMNS, if it is narrower than `HELP_WIDTH`."""
+    wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else wanted_width() or HELP_WIDTH
+    return min(HELP_WIDTH, wide)
 
 
 def _stop(number: int, frame: object) -> NoReturn:
@@ -276,12 +343,10 @@ def _is_plain(value: Any) -> bool:
 
 def _stopped(stop: KeyboardInterrupt, typed: str) -> CommandFailure:
     if not isinstance(stop, BuildStopped):
-        return CommandFailure(
-            "stopped before the end; nothing is lost, run again with:", "Interrupted", STOPPED, command=typed
-        )
+        return CommandFailure("stopped; run the same command to start again", "Interrupted", STOPPED, command=typed)
     found = import_module("forebay.api").gaps(stop.root)
     counts = ", ".join(f"{gaps.layer} {gaps.present:,} of {gaps.planned:,}" for gaps in found)
-    message = f"stopped: all finished chunks of '{stop.root}' are published ({counts}); resume with:"
+    message = f"stopped: all finished chunks of '{stop.root}' are published ({counts}); run the same command to resume"
     return CommandFailure(message, "BuildStopped", STOPPED, command=typed, details={"root": stop.root})
 
 

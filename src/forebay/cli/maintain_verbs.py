@@ -17,6 +17,7 @@ from forebay.cli.settings import BuildSettings
 from forebay.cli.verb import (
     Finding,
     cache_argument,
+    complete_added_layer,
     complete_file,
     complete_folder,
     decorated,
@@ -88,13 +89,14 @@ def clean(cache: str, keep_generations: int | None) -> Any:
 
 @verb()
 @cache_argument
-@click.argument("layers", metavar="LAYER", nargs=-1, required=True)
+@click.argument("layers", metavar="LAYER...", nargs=-1, required=True, shell_complete=complete_added_layer)
 def drop(cache: str, layers: tuple[str, ...]) -> Any:
     """Drop layers: publish a generation without them.
 
-    Readers of older generations keep them. `forebay clean CACHE --keep-generations 1` frees their space.
+    `forebay info CACHE` lists the layers; the one that the cache was built with cannot be dropped. Readers of older
+    generations keep them. `forebay clean CACHE --keep-generations 1` frees their space.
 
-    Example: forebay drop caches/art lune sol
+    Example: forebay drop caches/art clip vae
     """
     return api.drop(cache, *layers)
 
@@ -168,10 +170,11 @@ def _from_file(path: str) -> bytes:
     help="Folder of the cache, new or existing.",
 )
 def import_pt_cache(old: str, into: str) -> Any:
-    """Import a teacher cache of the old format.
+    """Import a teacher cache that a training script wrote with torch.save.
 
-    OLD is a cache.pt, or a folder with encodings.pt, lune.pt and sol.pt. Only tensors are unpickled. Rows with NaN, or
-    with zeros only, are marked absent, and `forebay status` lists them.
+    OLD is a cache.pt, or a folder with encodings.pt (text encodings), lune.pt (mid-block features of a UNet) and sol.pt
+    (statistics of its attention). Only tensors are unpickled. Rows with NaN, or with zeros only, are marked absent, and
+    `forebay status` lists them.
 
     Example: forebay import old/cache.pt --into caches/art
     """

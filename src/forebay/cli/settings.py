@@ -145,7 +145,7 @@ _GOLDEN = (5**0.5 - 1) / 2  # of its multiples, however many, none are close tog
 
 
 def place_in_plan(environment: Mapping[str, str]) -> float | None:
-    """The share of the chunks after which a builder begins that a launcher started as one of many; None elsewhere.
+    """The share of the plan at which this builder begins, if a launcher started it as one of many; else None.
 
     It says only where to begin: whoever is there makes all that is missing. The number of builders is not needed.
 

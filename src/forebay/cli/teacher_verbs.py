@@ -81,14 +81,15 @@ TEACHER_OPTIONS: tuple[Decorator, ...] = (
         _GROUP,
         "--lune",
         param="lune",
-        help="UNet for mid-block features at every bucket; needs the layer of --clip. Others: --pipeline.",
+        help="UNet whose mid-block features, at every bucket, are the layer lune; needs the layer of --clip. For other "
+        "models, use --pipeline.",
     ),
     field_option(
         _UNET["unet"],
         _GROUP,
         "--sol",
         param="sol",
-        help=f"UNet for self-attention statistics, or '{GEOMETRIC}' for the closed form.",
+        help=f"UNet whose self-attention statistics are the layer sol, or '{GEOMETRIC}' for the closed form.",
     ),
     *(field_option(_UNET["weights"], _GROUP, f"--{name}-weights", param=f"{name}_weights") for name in ("lune", "sol")),
     field_option(_UNET["noise"], "Layer"),
@@ -224,7 +225,7 @@ def _base_prompts(base: RecipeDocument) -> dict[str, Any]:
     return {"prompt_column": "metadata", "prompt_key": CAPTION} if base.kind == "images" else {}
 
 
-_TERMS = ("start_chunk", "end_chunk", "mode", "max_failures")
+_BUILD_OPTIONS = ("start_chunk", "end_chunk", "mode", "max_failures")
 _ENGINE = ("engine", "address", "num_cpus", "num_gpus")
 
 
@@ -241,18 +242,18 @@ def _build(cache: str, dry_run: bool, replace: tuple[str, ...], **flags: Any) ->
              forebay build teachers caches/art --pipeline flux --noise noised --dtype bfloat16
     """
     passed = passed_flags(flags)
-    terms = {name: passed.pop(name) for name in _TERMS if name in passed}
+    options = {name: passed.pop(name) for name in _BUILD_OPTIONS if name in passed}
     if engine := {name: passed.pop(name) for name in _ENGINE if name in passed}:
-        terms["engine"] = engine_of(BuildSettings(**engine))
-    terms["begin_at"] = place_in_plan(os.environ)
-    with checked_range(terms.get("start_chunk"), terms.get("end_chunk")):
+        options["engine"] = engine_of(BuildSettings(**engine))
+    options["begin_at"] = place_in_plan(os.environ)
+    with checked_range(options.get("start_chunk"), options.get("end_chunk")):
         recipes = teacher_recipes(cache, passed)
         if unknown := set(replace) - recipes.keys():
             raise click.UsageError(f"--replace {min(unknown)}: this command builds {', '.join(recipes)}.")
         if dry_run:
             return _estimated(cache, recipes, None)
         with shown_progress() as on_progress:
-            return api.build_layers(cache, recipes, replace=replace, on_progress=on_progress, **terms)
+            return api.build_layers(cache, recipes, replace=replace, on_progress=on_progress, **options)
 
 
 def _estimate(cache: str, rows: int | None, held_out: int, **flags: Any) -> Any:
@@ -300,7 +301,7 @@ build_teachers = verb("teachers")(
         _build,
         cache_argument,
         *TEACHER_OPTIONS,
-        *struct_options(BuildSettings, "Build", *_TERMS, *_ENGINE),
+        *struct_options(BuildSettings, "Build", *_BUILD_OPTIONS, *_ENGINE),
         source_option,
         click.option(
             "--replace",

@@ -274,7 +274,7 @@ def clear(path: str, recipe: str | None) -> Any:
     return tiers.clear_tier(path, recipe=recipe)
 
 
-_TEXT = """Fill a tier with chunks of a remote cache, or with the rows of all images of a source.
+_TEXT = """Fill a tier with chunks of a remote cache, or with decoded images.
 
 With --tier, fetches the chunks of a cache before training: all, those that one of several machines needs, or those of
 some lanes of the window shuffle. Chunks that are there are kept. Exits 1 if the tier is full.

@@ -11,6 +11,7 @@ would execute. In JSON they become \\uXXXX, which reads back as the same text.
 
 import errno
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -36,9 +37,9 @@ from forebay.store.base import is_url
 
 GROUPS = {
     "Source": "Source options",
-    "Recipe": "Recipe options (they define the cache: another value needs a new cache)",
+    "Recipe": "Recipe options (a new value needs a new cache)",
     "Teachers": "Teachers (each adds a layer)",
-    "Layer": "Layer options (they define the layers: another value needs --replace)",
+    "Layer": "Layer options (a new value needs --replace)",
     "Build": "Build options",
     "Options": "Options",
     "Output": "Output options",
@@ -219,6 +220,7 @@ def field_option(field: Field, group: str, *flags: str, **others: Any) -> Decora
         metavar=_metavar(field),
         multiple=field.is_repeated,
         callback=partial(_joined, field),
+        hidden=len(field.choices) == 1,  # there is nothing to choose
         shell_complete=partial(complete_field, field),
         **others,
     )
@@ -271,6 +273,34 @@ def complete_file(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 def complete_folder(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(incomplete, type="dir")]
+
+
+def _complete_from_cache(
+    names: Callable[[Any], list[str]], ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete names that a cache on this machine has; a bucket is not asked, and a damaged cache offers nothing."""
+    root = ctx.params.get("cache") or next(
+        iter(ctx.args), ""
+    )  # click parses no argument while an option lacks its value
+    if not root or is_url(root):
+        return []
+    try:
+        found = names(import_module("forebay.api").summarize(root))
+    except (ForebayError, OSError):
+        return []
+    return [CompletionItem(name) for name in found if name.startswith(incomplete) and _SHELL_SAFE.fullmatch(name)]
+
+
+_SHELL_SAFE = re.compile(r"[\w.-]+")
+complete_layer = partial(_complete_from_cache, lambda summary: [layer.layer for layer in summary.layers])
+complete_added_layer = partial(
+    _complete_from_cache,
+    lambda summary: [layer.layer for layer in summary.layers if layer.layer != summary.base],
+)
+complete_column = partial(
+    _complete_from_cache,
+    lambda summary: [column.partition(":")[0] for layer in summary.layers for column in layer.columns],
+)
 
 
 class SizeType(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
@@ -400,10 +430,16 @@ def _print_json(document: Any) -> None:
 
 
 def _print_text(record: Any) -> None:
-    console = console_for(sys.stdout)
+    console = console_for(sys.stdout, wanted_width())
     with console.capture() as picture:
         console.print(import_module("forebay.cli.render").draw(record))
     click.echo("\n".join(line.rstrip() for line in picture.get().splitlines()), color=True)
+
+
+def wanted_width() -> int | None:
+    """The width that COLUMNS asks for, also in a pipe."""
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) else None
 
 
 def _as_json(record: Any) -> str:

@@ -202,7 +202,7 @@ ENCODINGS = ("latents", "t5", "clip")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelZoo:
-    """Teachers under the document's names, and a folder for the caches built with them.
+    """Teachers by the names that the old training code uses, and a folder for the caches built with them.
 
         zoo = ModelZoo(folder="caches", vae=Latents(vae="sd/vae"), t5=T5(model="t5"), clip=Clip(model="clip"),
                        lune=Lune(unet="sd/unet", weights="sd15-flow-lune-unet.safetensors"))

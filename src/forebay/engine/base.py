@@ -194,8 +194,8 @@ def _finished(chunk: int, finish: Callable[[], Any], started: float) -> Event:
     return Done(chunk, record, ended - started, peak_bytes(), ended - begun)
 
 
-def settle(threads: int) -> None:
-    """Set up a process that somebody else started as a local worker is by its environment."""
+def set_up_process(threads: int) -> None:
+    """Give a process that another program started the threads and memory settings of a local worker."""
     for name in THREADS:
         os.environ.setdefault(name, str(threads))
     with suppress(AttributeError, OSError, TypeError):  # of glibc

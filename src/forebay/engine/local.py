@@ -156,7 +156,7 @@ def _start_worker(pipe: int, not_inherited: list[int]) -> int:
 
 
 def _has_one_thread() -> bool:
-    """Also one that has just ended counts for a moment."""
+    """Whether this process has one thread; waits for threads that are ending."""
     for _ in range(20):
         if len(os.listdir("/proc/self/task")) == 1:
             return True

@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import NodeDiedError, RayActorError, RayError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from forebay.engine.base import ChunkWorker, Died, Done, EngineUsage, Event, Failed, Task, TaskDocument, settle
+from forebay.engine.base import ChunkWorker, Died, Done, EngineUsage, Event, Failed, Task, TaskDocument, set_up_process
 from forebay.errors import EngineUnusable
 
 PROBE_SECONDS, CONNECT_SECONDS = 120.0, 5.0
@@ -24,7 +24,7 @@ class Maker(ChunkWorker):
     write = ray.method(concurrency_group="write")(ChunkWorker.write)
 
     def __init__(self, document: bytes, threads: int) -> None:
-        settle(threads)  # a `runtime_env` starts slower
+        set_up_process(threads)  # a `runtime_env` starts slower
         super().__init__(document)
 
 

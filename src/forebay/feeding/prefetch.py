@@ -566,12 +566,14 @@ def _from_many(
     read = [caches[source].read(rows[at], columns) for source, at in zip(present, places, strict=True)]
     names = [name for name in read[0] if all(name in one for one in read)]
     dtypes = {name: np.result_type(*(cache.column(name).array_dtype for cache in caches)) for name in names}
-    merged = {name: _merged([one[name] for one in read], places, len(rows), dtypes[name]) for name in names}
+    merged = {name: merged_rows([one[name] for one in read], places, len(rows), dtypes[name]) for name in names}
     batches = [cut_batches(values, size) for values in merged.values()]
     yield from (dict(zip(merged, batch, strict=True)) for batch in zip(*batches, strict=True))
 
 
-def _merged(pieces: list[Array | Ragged], places: list[Numbers], count: int, dtype: np.dtype[Any]) -> Array | Ragged:
+def merged_rows(
+    pieces: list[Array | Ragged], places: list[Numbers], count: int, dtype: np.dtype[Any]
+) -> Array | Ragged:
     """Put the rows of every piece in their places among `count` rows."""
     ragged = [piece for piece in pieces if isinstance(piece, Ragged)]
     if ragged:

@@ -1,5 +1,6 @@
 """Images: letterbox geometry, decoding, tags, the recipe. `geometry` and `tags` do not need Pillow."""
 
+import sys
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(_needing_pillow(_HOMES[name]), name)
-    raise AttributeError(f"module 'forebay.images' has no attribute '{name}'")
+    raise AttributeError(f"module 'forebay.images' has no attribute '{name}'", name=name, obj=sys.modules[__name__])
 
 
 def _needing_pillow(module: str) -> ModuleType:
@@ -44,3 +45,7 @@ def _needing_pillow(module: str) -> ModuleType:
         if missing.name != "PIL":
             raise
         raise LibraryMissing("pillow", "working with images", "images") from missing
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -18,7 +18,7 @@ from forebay.errors import ImageUnreadable, RecipeInvalid
 MOST_TAGS = 1 << 21  # counted at once, in memory
 SEPARATOR = ","
 TagKey = str | tuple[str, ...]
-_TELLING = 20  # images with tags, below which rare tags are no reason for a note
+_TELLING = 20  # images with tags, below which rare tags are not worth a note
 Indices = NDArray[np.uint32]
 
 

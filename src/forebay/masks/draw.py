@@ -66,7 +66,7 @@ def packed_row(
     FlexAttention's blocks, and blocks that it computes without a mask are dark.
     """
     if isinstance(seq_lens, Mapping):
-        sequence_length, seq_lens = np.shape(seq_lens["tokens"])[-1], np.atleast_2d(seq_lens["seq_lens"])
+        sequence_length, seq_lens = _lengths_of(seq_lens)
     elif isinstance(seq_lens, np.ndarray):
         seq_lens = np.atleast_2d(seq_lens)
     seen = spans if spans is not None else document_spans(seq_lens, sequence_length)
@@ -80,6 +80,17 @@ def packed_row(
     image = Image.fromarray(shaded.astype(np.uint8))
     _rule(image, seen.sequence_length, block_size)
     return Picture(image)
+
+
+def _lengths_of(packed: Mapping[str, ArrayLike]) -> tuple[int, NDArray[np.int64]]:
+    """The length of a row, and the lengths of its documents: a row of a cache, or a batch of a loader."""
+    if missing := {"tokens", "seq_lens"} - packed.keys():
+        raise ValueError(f"a packed row has tokens and seq_lens (got {', '.join(packed)}, without {min(missing)})")
+    try:
+        lengths = np.atleast_2d(packed["seq_lens"])
+    except ValueError as error:
+        raise ValueError("packed_row draws one row: pass cache[5], not a slice of rows") from error
+    return np.shape(packed["tokens"])[-1], lengths
 
 
 def letterbox(

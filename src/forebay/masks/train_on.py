@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.errors import choice_error
+from forebay.masks.documents import IGNORED_LABEL
 
-IGNORED_LABEL: Final = -100
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 KINDS: Final = ("prompt", "response", "thinking", "tool_call", "tool_result", "header", "stop")
 GENERATED: Final = ("response", "thinking", "tool_call", "stop")  # what a model writes

@@ -42,8 +42,8 @@ class SafeConsole(Console):
             yield segment if segment.control else Segment(harmless(segment.text), segment.style)
 
 
-def console_for(stream: Any) -> Console:
-    wide = None if stream.isatty() else _PIPE_WIDTH
+def console_for(stream: Any, width: int | None = None) -> Console:
+    wide = None if stream.isatty() else width or _PIPE_WIDTH
     return SafeConsole(file=stream, width=wide, highlight=False, emoji=False, markup=False)
 
 
@@ -202,7 +202,7 @@ def _notebook_cell() -> Callable[[RenderableType], None]:
     return draw
 
 
-class Pace:
+class SpeedMeter:
     """Speeds and remaining time, counted from the start of a phase."""
 
     def __init__(self) -> None:
@@ -239,14 +239,14 @@ class Bar:
 
     def __init__(self, console: Console, draw: Callable[[RenderableType], None]) -> None:
         self._console, self._draw = console, draw
-        self._pace = Pace()
+        self._speed = SpeedMeter()
         self._drawn = 0.0
 
     def __call__(self, progress: Progress) -> None:
         clear_first_sign()
         if progress.note:
             self._console.print(_note(progress.note))
-        self._pace.follow(progress)
+        self._speed.follow(progress)
         if progress.done < progress.total and time.monotonic() - self._drawn < BAR_SECONDS:
             return
         self._drawn = time.monotonic()
@@ -255,12 +255,12 @@ class Bar:
     def _picture(self, progress: Progress) -> Group:
         """Two lines, each cut to the width of the console: the bar takes what is left beside the counts."""
         width = self._console.width
-        words = [_phase(progress)[: max(8, width - 40)], _counts(progress), self._pace.time_left(progress)]
+        words = [_phase(progress)[: max(8, width - 40)], _counts(progress), self._speed.time_left(progress)]
         left = width - sum(len(word) + 1 for word in words) - 1
         bar = ProgressBar(total=max(1, progress.total), completed=progress.done, width=min(40, left))
         line = Table.grid(padding=(0, 1), expand=False)
         line.add_row(words[0], *([bar] if left >= LEAST_BAR else []), *words[1:])
-        facts = Text("  " + " · ".join(_fitting(self._pace.facts(progress), width - 2)), style="dim")
+        facts = Text("  " + " · ".join(_fitting(self._speed.facts(progress), width - 2)), style="dim")
         return Group(line, facts)
 
 
@@ -279,19 +279,23 @@ class Lines:
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
-        self._pace = Pace()
+        self._speed = SpeedMeter()
         self._begun = clock()
         self._next = self._begun + FIRST_LINE_SECONDS
 
     def __call__(self, progress: Progress) -> None:
         if progress.note:
             self._console.print(_note(progress.note))
-        self._pace.follow(progress)
+        self._speed.follow(progress)
         now = self._clock()
         if now < self._next:
             return
         self._next = now + next(pause for until, pause in LINE_SECONDS if now - self._begun < until)
-        parts = [f"{_phase(progress)} {_counts(progress)}", *self._pace.facts(progress), self._pace.time_left(progress)]
+        parts = [
+            f"{_phase(progress)} {_counts(progress)}",
+            *self._speed.facts(progress),
+            self._speed.time_left(progress),
+        ]
         self._console.print(Text(", ".join(part for part in parts if part)))
 
 

@@ -16,7 +16,7 @@ from forebay import images
 from forebay.cache.catalog import presence_name
 from forebay.columns import Array
 from forebay.kinds import reopen_recipe
-from forebay.preview.row_records import ImagePeek, ImageSheet, PeekedImage, TaughtSheet
+from forebay.preview.row_records import FeatureSheet, ImagePeek, ImageSheet, PeekedImage
 from forebay.preview.words import printable
 from forebay.read.cache import Cache
 from forebay.teachers import SOL_STATS, Features
@@ -150,30 +150,30 @@ def timed_layers(cache: Cache) -> tuple[str, ...]:
     return tuple(layer for layer in cache.generation.recipes if T_BUCKETS in cache.constants(layer))
 
 
-def draw_taught(cache: Cache, rows: list[int], layers: tuple[str, ...], path: str) -> TaughtSheet:
+def draw_features(cache: Cache, rows: list[int], layers: tuple[str, ...], path: str) -> FeatureSheet:
     """Draw every column of the layers, row by row, to a PNG."""
     picture: Any = import_module("forebay.teachers.picture")  # needs pillow
     check_output(path, PNG)
-    taught = [_Taught(cache, layer, rows) for layer in layers]
+    drawn_layers = [_DrawnLayer(cache, layer, rows) for layer in layers]
     parts = [
         picture.FeaturePlot(f"row {row:,} · {column}", values, layer.features.buckets, layer.names(column))
         for at, row in enumerate(rows)
-        for layer in taught
+        for layer in drawn_layers
         for column, values in layer.columns(at).items()
     ]
     picture.teacher_picture(parts).save(path)
-    return TaughtSheet(
+    return FeatureSheet(
         root=cache.root,
         generation=cache.generation.number,
         rows=len(cache),
         path=path,
         layers=layers,
         drawn=tuple(rows),
-        absent={layer.features.layer: layer.absent(rows) for layer in taught},
+        absent={layer.features.layer: layer.absent(rows) for layer in drawn_layers},
     )
 
 
-class _Taught:
+class _DrawnLayer:
     """Some rows of a timed layer, whole."""
 
     def __init__(self, cache: Cache, layer: str, rows: list[int]) -> None:

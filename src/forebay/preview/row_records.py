@@ -1,8 +1,8 @@
-"""Records of previews, dry runs, the viewer, the demo and the doctor."""
+"""Records of previews, the viewer and the demo."""
 
-from typing import Any, Literal
+from typing import Any
 
-from forebay.cache.records import Estimate, Record
+from forebay.cache.records import Record
 
 
 class Cell(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -113,7 +113,7 @@ class ImageSheet(Record, frozen=True, kw_only=True):
     drawn: tuple[int, ...]
 
 
-class TaughtSheet(Record, frozen=True, kw_only=True):
+class FeatureSheet(Record, frozen=True, kw_only=True):
     """A drawing of teacher features over timesteps; `absent` has the rows that a layer lacks."""
 
     root: str
@@ -123,17 +123,6 @@ class TaughtSheet(Record, frozen=True, kw_only=True):
     layers: tuple[str, ...]
     drawn: tuple[int, ...]
     absent: dict[str, tuple[int, ...]]
-
-
-class DryRun(Record, frozen=True, kw_only=True):
-    """What a build would do; `planned` and `missing` are None if there is no plan."""
-
-    root: str
-    layer: str
-    kind: str
-    planned: int | None
-    missing: tuple[int, ...] | None
-    estimate: Estimate
 
 
 class DemoStep(Record, frozen=True, kw_only=True):
@@ -147,26 +136,6 @@ class DemoReport(Record, frozen=True, kw_only=True):
     steps: tuple[DemoStep, ...]
     seconds: float
     kept: bool = True  # whether the cache still exists
-
-
-class Check(Record, frozen=True, kw_only=True):
-    """One thing that was looked at, and the command that repairs it if it is a problem."""
-
-    group: str
-    name: str
-    state: Literal["ok", "note", "problem"]
-    detail: str
-    command: str = ""
-
-
-class DoctorReport(Record, frozen=True, kw_only=True):
-    """All that was looked at."""
-
-    checks: tuple[Check, ...]
-
-    @property
-    def problems(self) -> list[Check]:
-        return [check for check in self.checks if check.state == "problem"]
 
 
 class Viewing(Record, frozen=True, kw_only=True):

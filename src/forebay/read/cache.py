@@ -89,7 +89,7 @@ class RowId:
     row: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Origin:
     """Where a row came from: its place in the cache, its sample's id, and the parts of source files."""
 
@@ -101,6 +101,11 @@ class Origin:
     @property
     def files(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(part.file.path for part in self.parts))
+
+    def __repr__(self) -> str:
+        """The ranges of files, without what tells whether a file changed: times, inodes, digests."""
+        ranges = ", ".join(f"{part.file.path}[{part.start}:{part.stop}]" for part in self.parts)
+        return f"Origin(chunk={self.chunk}, row={self.row}, sample={self.sample!r}, parts=({ranges}))"
 
 
 class Cache:
@@ -320,7 +325,7 @@ class Cache:
         return Origin(name.chunk, name.row, sample, tuple(own or parts))
 
     def samples_of(self, row: SupportsIndex) -> list[tuple[int, int]]:
-        """Of every document in a row of packed tokens, the chunk that it is stored in and its sample's number there."""
+        """Return the chunk of every document in a row of packed tokens, and the number of its sample in that chunk."""
         number = self._number(row)
         (chunk,) = self._chunks_of(number)
         return [(chunk, sample) for sample in self.read([number], ["documents"])["documents"][0][:, 0].tolist()]
@@ -622,7 +627,7 @@ class Cache:
         """A row's number; negative ones count from the end."""
         count, number = len(self), operator.index(row)
         if not -count <= number < count:
-            raise IndexError(f"row {number} of {count:,} in '{self.root}'")
+            raise IndexError(f"there is no row {number}; '{self.root}' has {count:,} rows")
         return number % count
 
     def _row_numbers(self, rows: ArrayLike) -> NDArray[np.int64]:
@@ -640,7 +645,7 @@ class Cache:
 
     def _no_row(self, numbers: NDArray[np.int64]) -> IndexError:
         wrong = numbers[(numbers < 0) | (numbers >= len(self))][0]
-        return IndexError(f"row {wrong} of {len(self):,} in '{self.root}'")
+        return IndexError(f"there is no row {wrong}; '{self.root}' has {len(self):,} rows")
 
     def _check_slices(
         self, columns: Sequence[str], numbers: NDArray[np.int64], firsts: NDArray[np.int64], length: int
@@ -850,7 +855,7 @@ def _reopen(store: Store, generation: int, layers: tuple[str, ...], options: Opt
 
 
 def _identify(store: Store, generation: Generation) -> None:
-    """Spare a tier the request for `cache.json`."""
+    """Pass the cache id to the tier, so that it need not read `cache.json`."""
     if isinstance(store, TieredStore):
         store.identify(generation.document.cache_id)
 

@@ -98,7 +98,7 @@ _opening = _Opening()
 
 @contextmanager
 def opening() -> Iterator[None]:
-    """Note that this thread waits for a store inside."""
+    """Record that this thread waits for a store, while inside."""
     started = time.perf_counter()
     try:
         yield

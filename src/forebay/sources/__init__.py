@@ -1,5 +1,6 @@
 """Sources of samples: files, images, lines, text, JSON lines, Parquet, the hub, iterables and functions."""
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -51,4 +52,4 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'forebay.sources' has no attribute '{name}'")
+    raise AttributeError(f"module 'forebay.sources' has no attribute '{name}'", name=name, obj=sys.modules[__name__])

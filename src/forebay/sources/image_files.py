@@ -171,7 +171,7 @@ def _as_image(name: str, image: Entry, beside: tuple[str, Entry] | None) -> Sour
 
 
 def clean_etag(etag: str) -> str:
-    """An etag of a storage service as a part of another one."""
+    """Return an etag of a storage service that can be a part of a longer one: other characters become `_`."""
     return _NOT_IN_ETAGS.sub("_", etag)
 
 

@@ -358,7 +358,7 @@ class ImageManifestSource(Source):
             return self._failed(line)
 
     def _look_in_listing(self) -> Callable[[Line], SourceFile]:
-        """A look at an image of the bucket by one listing of the folder that all of them share."""
+        """Return a `look` that finds images in one listing of the folder that all of them share."""
         named = {line.image for line in self._lines().named() if not line.reason}
         shared = os.path.commonpath([f"/{os.path.dirname(name)}" for name in named] or ["/"])[1:]
         top, found = full_path(self.root, shared), dict[str, Entry]()
@@ -509,7 +509,7 @@ def _write(path: str, arrays: Sequence[Array]) -> None:
 
 
 def _mapped(path: str, dtypes: Sequence[DTypeLike]) -> tuple[Array, ...] | None:
-    """The arrays of a file that is whole; None where it is not there, or anything else."""
+    """Return the arrays of a complete file; None if it is missing or something else."""
     try:
         with open(path, "rb") as file:
             held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -89,7 +89,7 @@ class RowGroup(NamedTuple):
 
 
 def row_groups(footer: bytes) -> list[RowGroup]:
-    """The row groups in a footer. pyarrow ends the process where what it says of a column is odd."""
+    """The row groups in a footer. pyarrow crashes where the metadata of a column is invalid."""
     reader, found = _Compact(footer), []
     try:
         for field, kind in reader.fields((_LIST,)):
@@ -143,7 +143,7 @@ def _column_facts(reader: "_Compact") -> FooterColumn:
 
 def _checked(number: int) -> int:
     if not 0 <= number < 1 << 62:
-        raise ValueError("a number that no count, size or place has")
+        raise ValueError("a count, a size or an offset is out of range")
     return number
 
 

@@ -247,7 +247,7 @@ LEAST_IN_PAGE, MOST_IN_PAGE = 2, 16  # samples of the largest size
 def _batches(
     parquet: ParquetFile, columns: tuple[str, ...], first: int, path: str, max_sample_bytes: int
 ) -> Iterator[pa.RecordBatch]:
-    """A few rows at a time from a row group on; how many is decided for each group by itself."""
+    """Yield a few rows at a time, from a row group on; the number is chosen for each group."""
     local = _places.get(parquet)
     most = most_unpacked(SourceFile(path, os.path.getsize(local)), max_sample_bytes) if local else None
     for group in range(first, parquet.metadata.num_row_groups):
@@ -300,7 +300,9 @@ def _pages(parquet: ParquetFile, chunk: FooterColumn, path: str) -> list[Page]:
     descriptor = os.open(place, os.O_RDONLY)
     try:
         if (stop := chunk.start + chunk.stored) > os.fstat(descriptor).st_size:
-            raise SourceUnreadable(path, f"it is not a sound Parquet file: column '{chunk.path}' ends behind its end")
+            raise SourceUnreadable(
+                path, f"it is not a sound Parquet file: column '{chunk.path}' ends after the end of the file"
+            )
         return list(page_headers(descriptor, path, chunk.start, stop))
     finally:
         os.close(descriptor)

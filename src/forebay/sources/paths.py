@@ -191,8 +191,11 @@ def _why_none(is_there: bool, is_folder: bool, suffixes: tuple[str, ...], others
     if not is_there:
         return "the folder has no files" if is_folder else "no file matches"
     plain = ", ".join(suffix for suffix in suffixes if not is_stream(suffix))
-    also = ", also compressed" if any(map(is_stream, suffixes)) else ""
-    other = "name others by a glob like '*.py', or by --suffix if they are plain text"
+    is_text = any(map(is_stream, suffixes))  # images and Parquet are not read compressed
+    also = ", also compressed" if is_text else ""
+    other = "name a folder or a glob that has such files"
+    if is_text:
+        other = "name others by a glob like '*.py', or by --suffix if they are plain text"
     seen = not_read(others) or "it holds no file"
     return f"no file there ends in {plain} (in any case{also}), {seen}; {other}"
 
@@ -352,7 +355,9 @@ def named_below(paths: Sequence[str | os.PathLike[str]], root: str | None) -> tu
     """
     for path in paths:
         if not isinstance(path, str | os.PathLike):
-            raise TypeError(f"paths are passed one by one, not as a {type(path).__name__}: jsonl('a.jsonl', 'b.jsonl')")
+            raise TypeError(
+                f"paths must be strings, one per argument: jsonl('a.jsonl', 'b.jsonl'); got {type(path).__name__}"
+            )
     refuse_one_slash(*paths, root)
     if any(is_url(os.fspath(path)) for path in (*paths, *([root] if root else []))):
         urls = [os.fspath(path) for path in paths]

@@ -70,7 +70,7 @@ def _line(document: str | Mapping[str, Any], field: str, number: int) -> bytes:
 
 @contextmanager
 def _written_aside(path: str) -> Iterator[IO[bytes]]:
-    """A file that takes its place when all is written, unless something else stands there that it does not continue."""
+    """Open a file that gets its name when it is complete; raise if a file of that name is not its beginning."""
     folder, name = os.path.split(path)
     os.makedirs(folder, exist_ok=True)
     aside = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.part")
@@ -94,7 +94,7 @@ def _written_aside(path: str) -> Iterator[IO[bytes]]:
 
 
 def _place(aside: str, path: str) -> None:
-    """Give a file its name, unless another has it by now; not every file system has links to do that with."""
+    """Rename a file unless the name is taken; a file system without links may replace the other file."""
     try:
         os.link(aside, path)
     except FileExistsError:
@@ -167,7 +167,7 @@ class FunctionSource(Source):
     def look(self, path: str) -> SourceFile:
         function, _, number = path.rpartition("/")
         if function != self.function or not number.isdecimal() or int(number) >= self.slices:
-            raise FileNotFoundError(f"'{path}' is none of the {self.slices:,} slices of '{self.function}'")
+            raise FileNotFoundError(f"'{path}' is not one of the {self.slices:,} slices of '{self.function}'")
         return self._file(int(number))
 
     def weight(self, file: SourceFile) -> int:

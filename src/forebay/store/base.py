@@ -94,7 +94,7 @@ class Store(Protocol):
         return memoryview(self.read(key))
 
     def reject(self, key: str, reason: str) -> None:
-        """The caller found the value bad. A store of copies drops its copy; for others this is a no-op."""
+        """Report a value as bad: a store of copies drops its copy; others do nothing."""
         return None
 
     def create(self, key: str, data: Sequence[Buffer], *, durable: bool = True) -> bool:

@@ -259,7 +259,7 @@ class ObjectStore(Store):
         return ObjectStore, self._arguments()
 
     def _arguments(self) -> tuple[str, bool]:
-        """By which another process opens this store, and does not probe it again."""
+        """Return constructor arguments for another process: the address, and whether it was probed already."""
         if self.scheme == "memory":
             raise TypeError("memory:// lives in one process and cannot be sent to another; use a bucket, or workers=0")
         return self.address, self.address in _honours_conditions
@@ -488,7 +488,7 @@ class ObjectStore(Store):
             raise OSError("the service does not find what it should copy") from error
         meta = self._meta_or_none(upload.key)
         if meta is None or meta["size"] != upload.size:  # Azure may copy after it has answered
-            raise OSError("the service has not finished to copy")
+            raise OSError("the service has not finished copying")
 
     def _copy(self, source: str, key: str, size: int, copying: str) -> None:
         self._check_process()

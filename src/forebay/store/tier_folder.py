@@ -70,7 +70,7 @@ class TierFolder:
         self, path: str | os.PathLike[str], limit_bytes: int | None = None, reserve_bytes: int | None = None
     ) -> None:
         if is_url(os.fspath(path)):
-            raise TierUnusable(os.fspath(path), "it is a URL, and a tier lies in a folder", "pass the path of a folder")
+            raise TierUnusable(os.fspath(path), "it is a URL, and a tier is a folder", "pass the path of a folder")
         self.path = os.path.abspath(os.fspath(path))
         self.limit_bytes = limit_bytes
         self.files = LocalStore(self.path)
@@ -147,7 +147,7 @@ class TierFolder:
             return self._remove(self.chunk(cache_id, sha256), taken)
 
     def _remove(self, key: str, taken: "_Taken") -> bool:
-        """Remove a file and give its room back, if it is there; of a link, the link itself."""
+        """Remove a file, if it exists, and count its bytes as free; of a link, remove the link itself."""
         with self.files.writing(key) as (folder, name):
             try:
                 size = os.stat(name, dir_fd=folder, follow_symlinks=False).st_size

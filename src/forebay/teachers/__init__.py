@@ -7,6 +7,7 @@ features = fb.teachers.features(fb.open_cache("caches/art"), "lune")
 features.at([5, 3, 9], t=[0.42, 0.15, 0.99])["lune"]
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f"forebay.teachers.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'forebay.teachers' has no attribute '{name}'")
+    raise AttributeError(f"module 'forebay.teachers' has no attribute '{name}'", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

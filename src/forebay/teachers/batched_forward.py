@@ -439,6 +439,9 @@ class SharedColumn:
         teacher = cache.recipe(self._layer).fields.get("teacher") or {}
         is_ragged = teacher.get("ragged") and column == f"{teacher.get('name')}_states"
         self._padded = int(teacher["max_length"]) if is_ragged else 0  # the length to which rows are filled up
+        stored = cache.column(column)
+        self.shape = (self._padded, *stored.shape) if is_ragged else stored.shape  # of a row as `read` returns it
+        self.dtype = stored.array_dtype
 
     @property
     def empty(self) -> Array:

@@ -15,6 +15,7 @@ import pytest
 
 from forebay.engine.base import Died, Done, Engine, Event, Failed, TaskDocument
 from forebay.errors import RecipeInvalid, SourceChanged
+from forebay.testing.kind_contracts import check_names
 
 PATIENCE = 120.0  # seconds until a chunk counts as forgotten
 RAISED: dict[int, Exception] = {
@@ -92,6 +93,8 @@ def wait_for_slots(engine: Engine, slots: int) -> list[int]:
 
 
 class EngineContract:
+    helpers: tuple[str, ...] = ()  # public names of the engine that forebay does not call
+
     def make_engine(self) -> Engine:
         raise NotImplementedError
 
@@ -99,6 +102,9 @@ class EngineContract:
     def engine(self) -> Iterator[Engine]:
         with closing(self.make_engine()) as engine:
             yield engine
+
+    def test_every_public_name_is_a_method_of_an_engine(self, engine: Engine) -> None:
+        check_names(type(engine), "methods of an engine", [Engine], self.helpers)
 
     def test_every_chunk_is_made_once_and_its_record_comes_back(self, engine: Engine) -> None:
         with _started(engine, 2):

@@ -50,13 +50,19 @@ def undeclared_names(kind: type[Any], declared: Iterable[type[Any]], helpers: It
     return {name: next(iter(get_close_matches(name, sorted(known), 1)), "") for name in found}
 
 
-def check_hooks(recipe: AnyRecipe, helpers: Iterable[str] = ()) -> None:
-    """Fail where a public name of a recipe is not a declared hook, or a hook takes other arguments than are passed."""
-    names = undeclared_names(type(recipe), (RecipeHooks, Recipe, LayerRecipe, AnnotatedRecipe, RowRecipe), helpers)
-    assert not names, "not hooks of a recipe: " + ", ".join(
+def check_names(kind: type[Any], of: str, declared: Iterable[type[Any]], helpers: Iterable[str] = ()) -> None:
+    """Fail where a public name is not declared: a misspelt method would never be called."""
+    names = undeclared_names(kind, declared, helpers)
+    assert not names, f"not {of}: " + ", ".join(
         f"'{name}'" + (f" (did you mean '{near}'?)" if near else " (list it in `helpers`)")
         for name, near in names.items()
     )
+
+
+def check_hooks(recipe: AnyRecipe, helpers: Iterable[str] = ()) -> None:
+    """Fail where a public name of a recipe is not a declared hook, or a hook takes other arguments than are passed."""
+    declared = (RecipeHooks, Recipe, LayerRecipe, AnnotatedRecipe, RowRecipe)
+    check_names(type(recipe), "hooks of a recipe", declared, helpers)
     for name in (name for name in dir(RecipeHooks) if not name.startswith("_")):
         default, own = (getattr_static(kind, name, None) for kind in (RecipeHooks, type(recipe)))
         if own is not None and (callable(default) or isinstance(default, staticmethod)):
@@ -213,8 +219,8 @@ class SourceContract:
         assert source.unit in ("bytes", "samples")
 
     def test_every_public_name_is_a_field_or_a_declared_hook(self, folder: Path) -> None:
-        found = undeclared_names(type(self.write(folder, {"a": b"x\n"})), [Source], ["kind", *self.helpers])
-        assert not found, f"not hooks of a source, with what may be meant (or list them in `helpers`): {found}"
+        source = self.write(folder, {"a": b"x\n"})
+        check_names(type(source), "hooks of a source", [Source], ["kind", *self.helpers])
 
     @pytest.mark.parametrize("name", CONTENTS)
     @pytest.mark.parametrize(("first", "every"), STEPS[1:])

@@ -1,7 +1,9 @@
 """What every store promises, as tests to inherit.
 
 `make_store` gives a fresh store. A store that other processes can open inherits `SharedStoreContract` instead, and
-gives `reopen`, a picklable function that opens it there: the races are then run between real processes as well.
+gives `reopen`, a picklable function that opens it there: the races are then run between real processes as well. Public
+names that forebay does not call are listed in `helpers`: any other that `Store` does not have is taken for a misspelt
+one.
 """
 
 import hashlib
@@ -27,6 +29,7 @@ from forebay.store.base import (
     holds,
     read_document,
 )
+from forebay.testing.kind_contracts import check_names
 
 Reopen = Callable[[], Store]
 RACERS = 4
@@ -35,6 +38,8 @@ RACE_BYTES = 200_000
 
 
 class StoreContract:
+    helpers: tuple[str, ...] = ()  # public names of the store that forebay does not call
+
     def make_store(self, folder: Path) -> Store:
         """A fresh, empty store; `folder` does not exist yet and may be used."""
         raise NotImplementedError
@@ -46,6 +51,9 @@ class StoreContract:
     def test_it_is_a_store_with_an_address(self, store: Store) -> None:
         assert isinstance(store, Store)
         assert store.address
+
+    def test_every_public_name_is_a_method_of_a_store(self, store: Store) -> None:
+        check_names(type(store), "methods of a store", [Store], self.helpers)
 
     def test_what_is_created_is_read_back(self, store: Store) -> None:
         assert store.create("a/b.bin", [b"forebay"])

@@ -1,5 +1,6 @@
 """Rows one by one through tiers: memory, an LMDB that processes share, the source. No build is needed ahead."""
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -20,4 +21,8 @@ __all__ = ["CachedImages", "TierStatistics", "TierWarning", "clear_tier", "summa
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'forebay.tiers' has no attribute '{name}'")
+    raise AttributeError(f"module 'forebay.tiers' has no attribute '{name}'", name=name, obj=sys.modules[__name__])
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

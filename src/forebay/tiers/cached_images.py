@@ -23,7 +23,7 @@ import msgspec
 from forebay.building.begin import resolve_recipe
 from forebay.building.planning import SourceListing
 from forebay.building.task import open_recipe, open_source, recipe_document, source_document
-from forebay.errors import ImageUnreadable, RecipeInvalid, SourceChanged, TierDamaged, TierUnusable
+from forebay.errors import ImageUnreadable, RecipeInvalid, SourceChanged, TierDamaged, TierUnusable, choice_error
 from forebay.fields import as_bytes
 from forebay.format.tensors import VARIABLE, hmac_key
 from forebay.recipe import RowRecipe, check_recipe
@@ -496,7 +496,7 @@ class CachedImages:
         places = [operator.index(index) for index in indices]
         for place in places:
             if not -count <= place < count:
-                raise IndexError(f"sample {place} of {count:,} in {self!r}")
+                raise IndexError(f"there is no sample {place}; {self!r} has {count:,} samples")
         return [place % count for place in places]
 
 
@@ -508,12 +508,12 @@ def _check_given(source: object, recipe: object, l2: object) -> None:
     if l2 == "":
         raise ValueError("l2 is empty; give the folder of the tier, or None for none on disk")
     if isinstance(l2, str | os.PathLike) and is_url(os.fspath(l2)):
-        raise TierUnusable(os.fspath(l2), "it is a URL, and a tier lies in a folder", "pass the path of a folder")
+        raise TierUnusable(os.fspath(l2), "it is a URL, and a tier is a folder", "pass the path of a folder")
 
 
 def _check_choice(name: str, value: str, choices: Any) -> None:
     if value not in get_args(choices):
-        raise ValueError(f"{name} is {value!r}; {' or '.join(map(repr, get_args(choices)))} is expected")
+        raise choice_error(name, value, get_args(choices))
 
 
 _known: "weakref.WeakSet[CachedImages]" = weakref.WeakSet()

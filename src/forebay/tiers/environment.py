@@ -36,13 +36,13 @@ EMPTY_IT = "choose another folder, or empty this one"
 WRITABLE = "its locks are files, also for readers: make it writable, or choose another folder"
 MARK_KEY = b"forebay"
 KEY_CHECK = b"forebay.key"  # what the FOREBAY_HMAC_KEY of the tier makes of a constant
-_BEGIN = b'{"__metadata__":{"forebay"'  # of a value of ours
+_BEGIN = b'{"__metadata__":{"forebay"'  # of a value of forebay
 _DATA, _LOCK, _USERS = "data.mdb", "lock.mdb", "users"
 _LOCK_BYTES = 64 << 10  # a thousand readers
 
 
 class Handle:
-    """LMDB's environment on the files of a tier. A child that is forked must not have it, not even to close it.
+    """LMDB's environment on the files of a tier. A forked child must not use it, not even to close it.
 
     LMDB knows the readers of a process by its number, and what a child closes frees the places of its parent: nobody
     would see what that reads, and pages could change under it. So the parent closes it
@@ -71,7 +71,7 @@ class Handle:
             raise TierDamaged(self._path, f"its file has {size:,} bytes")
 
     def release(self) -> None:
-        """Have nothing of LMDB's open; nobody else may open or remove the files for all that."""
+        """Close LMDB but keep the lock: nobody else may open or remove the files."""
         with suppress(TierDamaged):
             self.check_length()
             self._map_bytes = int(self.lmdb.info()["map_size"])
@@ -539,7 +539,7 @@ class Environment:
     def sync(self) -> None:
         self._asked(partial(lmdb.Environment.sync, force=True))
 
-    def let_go_of_dead_readers(self) -> int:
+    def clear_dead_readers(self) -> int:
         """How many places in the table of readers belonged to processes that are gone."""
         return int(self._asked(lmdb.Environment.reader_check))
 
@@ -554,7 +554,7 @@ class Environment:
         self._gate.open()
 
     def forget(self) -> None:
-        """After a fork, in the child: this is closed. A thread that is not here may have had the gate in its hands."""
+        """Close this in the child of a fork, with a new gate: another thread may have held the old one at the fork."""
         self.close.detach()
         self._handle.forget()
         self._gate = Gate()
@@ -588,7 +588,7 @@ class Environment:
                     self._handle.lmdb.set_mapsize(0)
             except lmdb.ReadersFullError:
                 self._gate.leave()
-                if not self.let_go_of_dead_readers():
+                if not self.clear_dead_readers():
                     raise
             except BaseException:
                 self._gate.leave()
@@ -597,7 +597,7 @@ class Environment:
 
     def _check(self) -> None:
         """Whether the file is one that forebay made, and whole. A new one is labelled as such."""
-        self.dead_readers = self.let_go_of_dead_readers()
+        self.dead_readers = self.clear_dead_readers()
         used, size = self.used_bytes, file_bytes(self.path)  # in this order: another process may be adding pages
         if size < used:
             raise TierDamaged(self.path, f"its file has {size:,} bytes of {used:,}")
@@ -609,13 +609,13 @@ class Environment:
         self._is_marked()  # another process was first
 
     def _is_marked(self) -> bool:
-        """Whether the tier is ours, or empty; `TierUnusable` where it is somebody else's."""
+        """Whether forebay made this LMDB; False if it is empty. Raises `TierUnusable` if it has other content."""
         with self.snapshot() as snapshot:
             if not snapshot.meta.main.entries:
                 return False
             mark = snapshot.get(MARK_KEY)
             if mark is None:
-                snapshot.check()  # it may be ours, and damaged
+                snapshot.check()  # it may be a tier, and damaged
                 raise not_ours(self.path)
             if mark != _mark():
                 raise TierUnusable(self.path, f"another version of forebay made it ({mark[:80]!r})", EMPTY_IT)

@@ -22,7 +22,7 @@ import numpy as np
 LARGEST_VALUE = 1 << 30
 _MAGIC, _DATA_VERSION, _META_FLAG = 0xBEEFC0DE, 1, 0x08
 _BRANCH, _LEAF, _OVERFLOW = 0x01, 0x02, 0x04
-_LARGE = 0x01  # flag of a node whose value is on pages of its own
+_LARGE = 0x01  # flag of a node whose value is on separate pages
 _NO_PAGE = (1 << 64) - 1
 _HEAD = struct.Struct("=QHHHH")  # page number, padding, flags, end of the pointers, begin of the nodes
 _LARGE_HEAD = struct.Struct("=QHHI")  # page number, padding, flags, pages

@@ -158,7 +158,7 @@ class Writer:
             try:
                 return self._commit(batch)
             except lmdb.MapFullError:
-                self._environment.let_go_of_dead_readers()  # they may have held pages that nobody reads any more
+                self._environment.clear_dead_readers()  # they may have held pages that nobody reads any more
                 if not self._environment.grow(self.max_bytes):
                     raise
 
@@ -422,7 +422,7 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """A child has the tiers of its parent no more; it opens its own."""
+    """Drop the tiers of the parent; a child opens its own."""
     global _tiers
     _tiers = _Tiers()
 

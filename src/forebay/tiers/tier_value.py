@@ -42,7 +42,7 @@ from forebay.recipe import RowRecipe, canonical_json, versions_of
 from forebay.source import Annotated, Failure, Part, Sample, Source, SourceFile, settling_seconds
 
 Row = dict[str, Array]
-KEY_BYTES = 16  # of the key of a value; the keys of a tier's two marks are shorter
+KEY_BYTES = 16  # of the key of a value; the keys of a tier's two flags are shorter
 ALIGNMENT = 8
 MOST_BYTES = 1 << 40  # of a tensor
 MAX_HEADER_BYTES = 16 << 10
@@ -63,7 +63,7 @@ class BadValue(Exception):
 
 
 def identity_bytes(names: Mapping[str, Any], seen: Mapping[str, Any]) -> bytes:
-    """All that a row depends on, as a value carries it."""
+    """Return everything that a row depends on, as stored in its value."""
     text = canonical_json(names) + b"\n" + canonical_json(seen)
     return text.ljust(-(-len(text) // ALIGNMENT) * ALIGNMENT)
 
@@ -278,7 +278,7 @@ class TierSummary(msgspec.Struct, frozen=True, kw_only=True):
     file_bytes: int
     free_bytes: int  # of the file, for values to come
     map_bytes: int
-    dead_readers: int  # were found in the table, and let go
+    dead_readers: int  # were found in the table, and released
     recipes: tuple[RecipeShare, ...]
     unreadable: int  # values whose header says nothing; `forebay tier verify` says more
 
@@ -336,7 +336,7 @@ class WarmReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CheckSource = Literal["read", "open"]
-# What is the matter with a sample itself; trouble with the disk, or with this process, says nothing about samples.
+# Errors of a sample itself; an error of the disk, or of this process, says nothing about samples.
 _OF_ONE_SAMPLE = (FileNotFoundError, NotADirectoryError, PermissionError, SourceUnreadable)
 _PLACES = ("root", "patterns", "manifest")  # where a source is; samples are named relative to it
 _CHOICES = ("labels", "max_sample_bytes")  # what is read of a file beside its pixels, and whether it is read
@@ -518,7 +518,7 @@ def key_of(identity: bytes) -> bytes:
 
 
 def content_of(sample: Sample) -> int | None:
-    """A hash of the bytes that pixels are made from, without what is said about them."""
+    """Return a hash of an image's bytes, without its metadata."""
     content = sample.data.content if isinstance(sample.data, Annotated) else sample.data
     return xxhash.xxh3_64_intdigest(content) if isinstance(content, bytes) else None
 

@@ -233,7 +233,7 @@ class _Warming:
 
 
 def _check_tier(path: str, max_bytes: int) -> None:
-    """What is wrong with the tier is an error before any work: a damaged one, too, which reading does without."""
+    """Raise before any work if the tier cannot be used or is damaged; a reader would go without it."""
     tier = open_tier(path, max_bytes=max_bytes)
     try:
         tier.environment.check()
@@ -250,7 +250,7 @@ def _silent(progress: Progress) -> None:
     pass
 
 
-_HEAD_BYTES = 64 << 10  # no header of ours is longer
+_HEAD_BYTES = 64 << 10  # no header of forebay is longer
 _AT_ONCE = 64
 
 
@@ -259,7 +259,7 @@ def summarize_tier(path: str) -> TierSummary:
     shares: dict[str, Counter[str]] = {}
     tagged = unreadable = 0
     with _opened(path) as environment:
-        dead = environment.dead_readers + environment.let_go_of_dead_readers()
+        dead = environment.dead_readers + environment.clear_dead_readers()
         environment.check()
         for _, size, head, problem in _values(environment, _HEAD_BYTES):
             try:
@@ -387,7 +387,7 @@ def _problem(kept: Kept, key: bytes | None) -> BadKept | None:
             raise BadValue("page", kept.problem)
         identity, _ = decode_value(kept.content, key)
         if key_of(identity) != kept.key:
-            raise BadValue("identity", "it lies under the name of another row")
+            raise BadValue("identity", "it is stored under the name of another row")
     except BadValue as error:
         return BadKept(key=kept.key.hex(), reason=error.reason, detail=error.detail)
     return None

@@ -55,7 +55,7 @@ from forebay.tokens.vocabulary import (
 
 PIECE_CHARS = 1 << 18
 CALL_BYTES = 1 << 20  # of one call of the encoder
-LARGE_CALL_BYTES = 4_000_000  # the same, for an encoder that may get a text of so many bytes uncut
+LARGE_CALL_BYTES = 4_000_000  # the same, for an encoder that may get a text of this length uncut
 # A tokenizer that splits texts in two steps takes up to 450 bytes for each byte in `tokenizers`, 60 in `fastokens`.
 MAX_UNCUT_BYTES: Mapping[EncoderName, int] = {"fastokens": 4_000_000, "tokenizers": 1_500_000}
 # One emoji makes every character of a text take four bytes: it may take this much, or more with a higher limit.
@@ -169,7 +169,7 @@ def _calls(given: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
 
 
 class _Ids:
-    """Ids one behind the other, in as few bytes as they need. Memory that no id is in yet is not used."""
+    """Ids in one growing array, in as few bytes as they need; room without ids takes no memory."""
 
     def __init__(self, expected: int) -> None:
         self._found: Array = np.empty(expected, np.uint16)

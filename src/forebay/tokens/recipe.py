@@ -117,6 +117,18 @@ class Ids(NamedTuple):
     pad: int
 
 
+def check_token_ids(**tokens: str | int | None) -> None:
+    """Refuse negative ids when a recipe is made, before a vocabulary is loaded.
+
+    >>> check_token_ids(eos="auto", pad=-5)
+    Traceback (most recent call last):
+    forebay.errors.RecipeInvalid: pad must be a token or an id of at least 0 (got -5)
+    """
+    for name, token in tokens.items():
+        if isinstance(token, int) and token < 0:
+            raise RecipeInvalid(f"{name} must be a token or an id of at least 0 (got {token})")
+
+
 class TokenRecipe(
     RecipeHooks, msgspec.Struct, metaclass=RecipeMeta, frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
@@ -175,6 +187,7 @@ class TokenRecipe(
         check_fields(self)
         if self.sequence_length <= (self.eos is not None) + (self.bos is not None):
             raise RecipeInvalid(f"sequence_length {self.sequence_length} leaves no room for text besides eos and bos")
+        check_token_ids(eos=self.eos, bos=self.bos, pad=self.pad)
 
     def columns(self) -> tuple[Column, ...]:
         rest = partial(Column, codec=self.codec, level=self.level, rows_per_block=self._rows_per_block())

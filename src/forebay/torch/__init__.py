@@ -4,6 +4,7 @@ Names are imported when they are first used: worker processes that only read a c
 which FlexAttention imports.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'forebay.torch' has no attribute '{name}'")
+    raise AttributeError(f"module 'forebay.torch' has no attribute '{name}'", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

@@ -25,23 +25,24 @@ All of it is read in the threads of a loader. A cache of a mixture that lacks a 
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
 from forebay.cache.catalog import presence_name
-from forebay.columns import Array, Column
+from forebay.columns import Array, Ragged
 from forebay.errors import ColumnNotFound, LayerNotFound, choice_error, closest
 from forebay.feeding.prefetch import (
     BatchMaker,
     batch_bytes,
     gather_batches,
     locate_batches,
+    merged_rows,
     suitable_threads,
     view_rows,
 )
@@ -55,7 +56,7 @@ from forebay.teachers.batched_forward import SharedColumn
 from forebay.teachers.feature_reader import Features
 from forebay.teachers.protocol import TimeDirection
 from forebay.teachers.teacher_samples import SHARED_ROW_SUFFIX
-from forebay.torch.batches import Batch, Buffers, LoadedBatch, plain_batch, to_tensor
+from forebay.torch.batches import Batch, Buffers, LoadedBatch, plain_batch
 from forebay.torch.packed_batch import (
     Derived,
     PackedTargets,
@@ -67,6 +68,7 @@ from forebay.torch.packed_batch import (
 
 Name = Literal["row", "row_id"]
 Times = float | Callable[[Coins], ArrayLike]
+Found = dict[str, Array | Ragged]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,15 @@ class FeaturesAt:
     t: Times
     direction: TimeDirection | None = None
 
+    def __post_init__(self) -> None:
+        if callable(self.t):
+            return
+        times = np.asarray(self.t)
+        if times.dtype.kind not in "fiu":
+            raise TypeError(f"t of features is {self.t!r}; pass a number from 0 to 1, or a function of coins")
+        if not ((times >= 0) & (times <= 1)).all():
+            raise ValueError(f"t of features must be from 0 to 1 (got {self.t!r})")
+
     def times(self, coins: Callable[[], Coins], rows: int) -> NDArray[np.float32]:
         drawn = np.asarray(self.t(coins()) if callable(self.t) else self.t, np.float32)
         if drawn.shape not in ((), (rows,)):
@@ -86,39 +97,109 @@ class FeaturesAt:
         return np.array(np.broadcast_to(drawn, (rows,)))
 
 
+Reader = TypeVar("Reader")
+
+
+class Readers(Generic[Reader]):
+    """What reads each cache, at the generation that batches are made of; None for a cache that has nothing to read."""
+
+    def __init__(self, caches: Sequence[Cache], make: Callable[[Cache], Reader | None]) -> None:
+        self._caches, self._make = list(caches), make
+        self._made = {(source, cache.generation.number): make(cache) for source, cache in enumerate(caches)}
+
+    def found(self) -> list[Reader]:
+        return [reader for reader in self._made.values() if reader is not None]
+
+    def of(self, source: int, cache: Cache) -> Reader | None:
+        """Return the reader of a cache, which may have grown."""
+        key = (source, cache.generation.number)
+        if key not in self._made:
+            self._made[key] = self._make(self._caches[source].at_generation(cache.generation.number))
+        return self._made[key]
+
+
+def _shared_reader(column: str, cache: Cache) -> SharedColumn | None:
+    return SharedColumn(cache, column) if column in cache.columns else None
+
+
+def _features_reader(layer: str, cache: Cache) -> Features | None:
+    return Features(cache, layer) if layer in cache.generation.recipes else None
+
+
 class SharedColumns:
     """A column that is stored once for equal prompts, in the caches that have it."""
 
     def __init__(self, caches: Sequence[Cache], column: str) -> None:
         self._column = column
-        self._readers = [SharedColumn(cache, column) if column in cache.columns else None for cache in caches]
-        found = [reader for reader in self._readers if reader is not None]
+        self._readers = Readers(caches, partial(_shared_reader, column))
+        found = self._readers.found()
         if not found:
             raise ColumnNotFound(caches[0].root, column, caches[0].columns)
-        declared = found[0].cache.column(column)
+        self._shape, self._dtype = _same_rows(found)
         self.stored = (column, f"{column}{SHARED_ROW_SUFFIX}")
-        self.row_bytes = declared.item_bytes
-        self._shape, self._dtype = declared.shape, declared.array_dtype
+        self.row_bytes = int(np.prod(self._shape)) * self._dtype.itemsize
         self._bits = presence_name(_layer_of(found[0].cache, column))
 
-    def read(self, located: Located, coins: Callable[[], Coins]) -> dict[str, Array]:
+    def read(self, caches: Sequence[Cache], located: Located, coins: Callable[[], Coins]) -> Found:
         count = len(located.rows)
         values = np.full((count, *self._shape), np.nan if self._dtype.kind in "fV" else 0, self._dtype)
         present = np.zeros(count, np.bool_)
         for source, at in _by_source(located):
-            reader = self._readers[source]
+            reader = self._readers.of(source, caches[source])
             if reader is not None:
                 values[at] = reader.read(located.rows[at])
                 present[at] = np.asarray(reader.cache.read(located.rows[at], [self._bits])[self._bits])
         return {self._column: values, self._bits: present}
 
 
+class LayerColumn:
+    """A column of a layer that some caches of a mixture lack: rows of these are zero, or empty if ragged."""
+
+    def __init__(self, caches: Sequence[Cache], column: str) -> None:
+        first = next(cache for cache in caches if column in cache.columns)
+        self._column, self._declared = column, first.column(column)
+        self._bits = presence_name(_layer_of(first, column))
+        self.stored = (column,)
+        self.row_bytes = first.row_bytes([column])
+
+    def read(self, caches: Sequence[Cache], located: Located, coins: Callable[[], Coins]) -> Found:
+        count, places = len(located.rows), _by_source(located)
+        present, pieces = np.zeros(count, np.bool_), []
+        for source, at in places:
+            if self._column not in caches[source].columns:
+                pieces.append(self._absent(len(at)))
+                continue
+            read = caches[source].read(located.rows[at], [self._column])
+            pieces.append(read[self._column])
+            present[at] = np.asarray(read[self._bits])
+        values = merged_rows(pieces, [at for _, at in places], count, self._declared.array_dtype)
+        return {self._column: values, self._bits: present}
+
+    def _absent(self, count: int) -> Array | Ragged:
+        shape, dtype = self._declared.shape, self._declared.array_dtype
+        if self._declared.ragged:
+            return Ragged(np.empty((0, *shape), dtype), np.zeros(count + 1, np.int64))
+        return np.zeros((count, *shape), dtype)
+
+
+def _same_rows(readers: Sequence[SharedColumn]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return the shape and type of the rows of a column; raise if it has others in another cache."""
+    first = readers[0]
+    for other in readers:
+        if (other.shape, other.dtype) != (first.shape, first.dtype):
+            raise ValueError(
+                f"rows of '{first.column}' are {first.dtype} {first.shape} in '{first.cache.root}' and {other.dtype} "
+                f"{other.shape} in '{other.cache.root}'; build the layer with the same options in both caches"
+            )
+    return first.shape, first.dtype
+
+
 class TimedFeatures:
     """The features of a layer at times that are drawn for each batch, in the caches that have the layer."""
 
     def __init__(self, caches: Sequence[Cache], layer: str, at: FeaturesAt) -> None:
-        self._readers = [Features(cache, layer) if layer in cache.generation.recipes else None for cache in caches]
-        found = [reader for reader in self._readers if reader is not None]
+        self._readers = Readers(caches, partial(_features_reader, layer))
+        found = self._readers.found()
         if not found:
             raise LayerNotFound(caches[0].root, layer, sorted(caches[0].generation.recipes))
         self._at, self._layer, self._bits = at, layer, presence_name(layer)
@@ -126,19 +207,17 @@ class TimedFeatures:
         self.stored = (*(column.name for column in found[0].cache.recipe(layer).columns), self._bits)
         self.row_bytes = sum(4 * int(np.prod(shape)) for shape in self._shapes.values())
 
-    def read(self, located: Located, coins: Callable[[], Coins]) -> dict[str, Array]:
+    def read(self, caches: Sequence[Cache], located: Located, coins: Callable[[], Coins]) -> Found:
         count = len(located.rows)
         t = self._at.times(coins, count)
-        batch: dict[str, Array] = {
-            name: np.full((count, *shape), np.nan, np.float32) for name, shape in self._shapes.items()
-        }
+        batch = {name: np.full((count, *shape), np.nan, np.float32) for name, shape in self._shapes.items()}
         batch[self._bits] = np.zeros(count, np.bool_)
         for source, at in _by_source(located):
-            reader = self._readers[source]
+            reader = self._readers.of(source, caches[source])
             if reader is not None:
                 for name, values in reader.at(located.rows[at], t[at], self._at.direction).items():
                     batch[name][at] = values
-        return batch | {f"{self._layer}.t": t}
+        return {**batch, f"{self._layer}.t": t}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +225,7 @@ class Beside:
     """Everything that is read beside the main tensors of a batch."""
 
     identify: tuple[Name, ...] = ()
-    readers: tuple[SharedColumns | TimedFeatures, ...] = ()
+    readers: tuple[SharedColumns | LayerColumn | TimedFeatures, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -162,14 +241,14 @@ class Beside:
         return [name for name in names if all(name in cache.columns for cache in caches)]
 
     def batch(self, caches: Sequence[Cache], located: Located, coins: Callable[[], Coins], buffers: Buffers) -> Batch:
-        found: dict[str, Array] = {}
+        found: Found = {}
         for reader in self.readers:
-            found |= reader.read(located, coins)
+            found |= reader.read(caches, located, coins)
         if "row" in self.identify:
             found["row"] = np.array(located.rows, np.int64)
         if "row_id" in self.identify:
             found["row_id"] = _row_ids(caches, located)
-        return {name: to_tensor(values, buffers) for name, values in found.items()}
+        return plain_batch(found, buffers)
 
 
 def beside(
@@ -186,10 +265,13 @@ def beside(
     if features is not None and not isinstance(features, Mapping):
         raise TypeError(f"features is {features!r}; pass a dict from layers to times: {{'lune': 0.5}}")
     shared = [name for name in columns if any(_is_shared(cache, name) for cache in caches)]
+    partly = [name for name in columns if name not in shared and _is_partly_there(caches, name)]
     timed = {layer: at if isinstance(at, FeaturesAt) else FeaturesAt(at) for layer, at in (features or {}).items()}
-    readers: list[SharedColumns | TimedFeatures] = [SharedColumns(caches, name) for name in shared]
+    readers: list[SharedColumns | LayerColumn | TimedFeatures] = [SharedColumns(caches, name) for name in shared]
+    readers += [LayerColumn(caches, name) for name in partly]
     readers += [TimedFeatures(caches, layer, at) for layer, at in timed.items()]
-    return tuple(name for name in columns if name not in shared), Beside(names, tuple(readers))
+    apart = {*shared, *partly}
+    return tuple(name for name in columns if name not in apart), Beside(names, tuple(readers))
 
 
 def default_columns(cache: Cache) -> tuple[str, ...]:
@@ -202,12 +284,14 @@ def _is_shared(cache: Cache, name: str) -> bool:
     return name in cache.columns and f"{name}{SHARED_ROW_SUFFIX}" in cache.columns
 
 
-def _layer_of(cache: Cache, column: str) -> str:
-    def has(layer: str) -> bool:
-        declared: Sequence[Column] = cache.recipe(layer).columns
-        return any(each.name == column for each in declared)
+def _is_partly_there(caches: Sequence[Cache], name: str) -> bool:
+    """Whether a layer above the base has the column in some of the caches, but not in all."""
+    found = [cache for cache in caches if name in cache.columns]
+    return 0 < len(found) < len(caches) and _layer_of(found[0], name) != found[0].generation.base
 
-    return next(layer for layer in cache.generation.recipes if has(layer))
+
+def _layer_of(cache: Cache, column: str) -> str:
+    return next(iter(cache.columns_by_layer([column])))
 
 
 def _by_source(located: Located) -> list[tuple[int, Numbers]]:
@@ -343,7 +427,7 @@ class ColumnBatches:
         for at, batch in enumerate(made):
             part = located.part(slice(at * size, (at + 1) * size))
             coins = DrawnOnce(partial(_coins, stream, epoch, part, by_row))
-            _add(batch, self.beside.batch(stream.caches, part, coins, self.buffers))
+            add_tensors(batch, self.beside.batch(stream.caches, part, coins, self.buffers))
             yield _completed(batch, part, self.transform, coins)
 
 
@@ -367,8 +451,8 @@ class CollatedBatches:
         batch = self.collate.collate(rows, coins(), self.buffers)
         if self.columns:
             (read,) = gather_batches(stream.caches, located, max(1, len(located.rows)), self.columns)
-            _add(batch, plain_batch(read, self.buffers))
-        _add(batch, self.beside.batch(stream.caches, located, coins, self.buffers))
+            add_tensors(batch, plain_batch(read, self.buffers))
+        add_tensors(batch, self.beside.batch(stream.caches, located, coins, self.buffers))
         return _completed(batch, located, self.transform, coins)
 
 
@@ -399,7 +483,7 @@ def _coins(stream: RowSource, epoch: int, located: Located, naming: Naming) -> C
     return row_coins(stream.caches, stream.seed, epochs, located.rows, located.sources, naming)
 
 
-def _add(batch: Batch, further: Batch) -> None:
+def add_tensors(batch: Batch, further: Batch) -> None:
     """Add tensors to a batch; presence bits may be there already."""
     for name in further.keys() & batch.keys():
         if not name.endswith(".present"):
@@ -421,6 +505,7 @@ _COLLATING_THREADS = 2  # a collate touches every value; reading alone keeps one
 class BatchKind:
     """The columns to read, the default number of threads, the bytes of a row, and how to make batches."""
 
+    targets: PackedTargets | None = field(default=None, kw_only=True)  # of packed tokens
     columns: tuple[str, ...]
     threads: int
     row_bytes: int
@@ -448,18 +533,19 @@ def batch_kind(
     labels = labels if labels == "auto" else checked_label_style("labels", labels)
     on_device, derive = derive == "device", checked_derive(derive)
     is_packed = all(set(PACKED_COLUMNS) <= set(cache.columns) for cache in caches)
-    as_stored = columns is not None and (not is_packed or bool(set(PACKED_COLUMNS) & set(columns)))
-    if collate is None and not as_stored:
-        collate = _usual_collate(caches) if columns is None else None
+    as_stored = False
+    if collate is None:
+        default = _usual_collate(caches)
+        as_stored = columns is not None and _come_alone(columns, caches[0], default, is_packed)
+        collate = None if as_stored else default
     only_packed = (labels, derive, train_on, loss_mask, max_documents)
     if collate is None and is_packed and not as_stored:
-        if loss_mask is not None and train_on is not None:
-            raise ValueError("pass train_on or loss_mask, not both: each says which labels the loss counts")
-        policy = spans_policy(caches, train_on) if loss_mask is None else None
+        policy = label_policy(caches, train_on, loss_mask)
         if on_device:
             _refuse_on_device(labels, policy, loss_mask)
             stored = PackedTargets(None, (), pad_token(caches[0]), max_documents=max_documents, as_stored=True)
-            return _training(stored, caches, *beside(caches, columns or (), identify, features))
+            kind = _training(stored, caches, *beside(caches, columns or (), identify, features))
+            return replace(kind, targets=stored)
         usual = PackedTargets()
         targets = PackedTargets(
             usual.labels if labels == "auto" else labels,
@@ -469,13 +555,27 @@ def batch_kind(
             loss_mask,
             max_documents,
         )
-        return _training(targets, caches, *beside(caches, columns or (), identify, features))
+        kind = _training(targets, caches, *beside(caches, columns or (), identify, features))
+        return replace(kind, targets=targets)
     if on_device:
         raise ValueError("derive='device' applies to packed-token batches only; drop `columns` and `collate`")
     refuse_without_training(*only_packed)
     if collate is not None:
         return _collated(collate, caches, *beside(caches, columns or (), identify, features))
     return _plain(caches, *beside(caches, columns or default_columns(caches[0]), identify, features))
+
+
+def rank_facts(
+    targets: PackedTargets | None, columns: Sequence[str] | None, features: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return what batches have, as far as all ranks must agree on it."""
+    facts: dict[str, Any] = {"columns": sorted(columns or ()), "features": sorted(features or ())}
+    if targets is None:
+        return facts
+    derive = "device" if targets.as_stored else sorted(targets.derive)
+    train_on = None if targets.train_on is None else str(targets.train_on)
+    facts |= {"labels": targets.labels, "derive": derive, "max_documents": targets.max_documents}
+    return facts | {"train_on": train_on, "loss_mask": targets.loss_mask}
 
 
 def checked_derive(derive: Sequence[Derived] | Literal["device"] | None) -> tuple[Derived, ...] | None:
@@ -512,6 +612,14 @@ def _usual_collate(caches: Sequence[Cache]) -> Collate | None:
     return collate
 
 
+def _come_alone(columns: Sequence[str], cache: Cache, usual: Collate | None, is_packed: bool) -> bool:
+    """Whether columns come alone: some of them are what batches are made of, or all are of layers above the base."""
+    if usual is None:
+        return not is_packed or not set(PACKED_COLUMNS).isdisjoint(columns)
+    base = {column.name for column in cache.recipe(cache.generation.base).columns}
+    return not set(usual.columns).isdisjoint(columns) or base.isdisjoint(columns)
+
+
 def pad_token(cache: Cache) -> int:
     """Return the token that the recipe pads with; 0 if it names none."""
     pad = cache.recipe(cache.generation.base).fields.get("pad", 0)
@@ -531,6 +639,7 @@ def _collated(collate: Collate, caches: Sequence[Cache], further: tuple[str, ...
 
 def _training(training: PackedTargets, caches: Sequence[Cache], further: tuple[str, ...], more: Beside) -> BatchKind:
     columns = tuple(dict.fromkeys((*training.columns, *further)))
+    training = replace(training, further=further)
 
     def maker(buffers: Buffers, transform: Transform | None, together: int) -> BatchMaker:
         copied = partial(_copied, columns, training, buffers)
@@ -594,6 +703,26 @@ def _of_columns(
     maker: MakerFactory,
 ) -> BatchKind:
     return BatchKind(columns, suitable_threads(caches, columns), row_bytes, None, maker)
+
+
+def label_policy(
+    caches: Sequence[Cache],
+    train_on: "TrainOn | Sequence[Kind] | Mapping[Kind, float] | None",
+    loss_mask: str | None,
+) -> TrainOn | None:
+    """Return which tokens of conversations are trained; None where they are all, or a checked `loss_mask` says it."""
+    if loss_mask is None:
+        return spans_policy(caches, train_on)
+    if train_on is not None:
+        raise ValueError("pass train_on or loss_mask, not both: each says which labels the loss counts")
+    if loss_mask in PACKED_COLUMNS:
+        raise ValueError(f"loss_mask is '{loss_mask}', which has no weights; name a column with one number per token")
+    for cache in caches:
+        column, shape = cache.column(loss_mask), cache.column("tokens").shape
+        if column.ragged or column.shape != shape:
+            found = "ragged" if column.ragged else f"of shape {column.shape}"
+            raise ValueError(f"rows of '{loss_mask}' are {found}; a loss_mask has one number per token, {shape}")
+    return None
 
 
 def spans_policy(

@@ -12,6 +12,7 @@ from typing import Literal, cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from forebay.errors import ColumnNotFound
@@ -23,8 +24,11 @@ from forebay.order.orders import Coins, Numbers
 from forebay.read.cache import Cache
 from forebay.torch.assemble import (
     Collate,
+    FeaturesAt,
     Name,
+    Times,
     Transform,
+    add_tensors,
     beside,
     by_row,
     by_sample,
@@ -32,11 +36,11 @@ from forebay.torch.assemble import (
     check_rows,
     checked_batch,
     default_columns,
+    label_policy,
     row_coins,
-    spans_policy,
 )
 from forebay.torch.batches import Batch, Buffers, plain_batch
-from forebay.torch.packed_batch import PackedTargets, refuse_without_training, training_batch
+from forebay.torch.packed_batch import Derived, PackedTargets, refuse_without_training, training_batch
 
 Row = dict[str, Tensor]
 
@@ -53,9 +57,8 @@ class CacheDataset(Dataset[Row]):
     With these names, `transformers` finds document boundaries in the positions and keeps documents apart (without
     `use_cache`).
 
-    `columns` adds columns as they are stored, and `identify` the names of rows, as in a `Loader`.
-
-    `train_on` names the kinds of tokens of a chat cache that the loss counts, as in a `Loader`.
+    `columns`, `identify`, `features`, `train_on`, `loss_mask` and `max_documents` are those of a `Loader`. Rows of a
+    ragged column are of different lengths: pass `collate_fn=dataset.collate_rows` to a DataLoader.
 
     `collate` makes the tensors, as in a `Loader`; without one, images come as they are stored, for a `collate_fn`.
     `transform` is called with batches, as in a `Loader`, and with the coins of the epoch last set by `set_epoch`.
@@ -69,8 +72,11 @@ class CacheDataset(Dataset[Row]):
         columns: Sequence[str] | None = None,
         identify: Sequence[Name] = (),
         labels: LabelStyle | Literal["auto"] | None = "auto",
-        derive: Sequence[Literal["positions", "document_ids"]] | None = None,
+        derive: Sequence[Derived] | None = None,
         train_on: TrainOn | Sequence[Kind] | Mapping[Kind, float] | None = None,
+        loss_mask: str | None = None,
+        max_documents: int | None = None,
+        features: Mapping[str, Times | FeaturesAt] | None = None,
         names: Mapping[str, str] | None = None,
         collate: Collate | None = None,
         transform: Transform | None = None,
@@ -81,24 +87,29 @@ class CacheDataset(Dataset[Row]):
         rule = checked_rule(selection)
         self._selection = None if rule is None else rule.select(cache)
         labels = labels if labels == "auto" else checked_label_style("labels", labels)
-        derive = None if derive is None else checked_names("derive", derive)
+        derive = None if derive is None else _row_derive(derive)
         columns = None if columns is None else checked_names("columns", columns)
-        if collate is not None and columns is not None:
-            raise ValueError(
-                f"pass columns or collate, not both: the collate names its own columns (got {list(columns)})"
-            )
         if collate is not None:
             check_caches(collate, [cache])
             check_rows(collate, cache, self._selection)
         is_packed = set(PACKED_COLUMNS) <= set(cache.columns)
         trains = collate is None and is_packed and not set(PACKED_COLUMNS) & set(columns or ())
-        policy = spans_policy([cache], train_on) if trains else None
-        self._training = _row_training(labels, derive, policy) if trains else None
         stored = () if trains or collate is not None else default_columns(cache)
-        named, self._beside = beside([cache], columns or stored, identify, None)
-        self._columns = (*(self._training.columns if self._training else ()), *named)
-        if not trains:
-            refuse_without_training(labels, derive, train_on)
+        named, self._beside = beside([cache], columns or stored, identify, features)
+        self._training: PackedTargets | None = None
+        if trains:
+            usual, policy = PackedTargets(), label_policy([cache], train_on, loss_mask)
+            self._training = PackedTargets(
+                usual.labels if labels == "auto" else labels,
+                usual.derive if derive is None else derive,
+                train_on=policy,
+                loss_mask=loss_mask,
+                max_documents=max_documents,
+                further=named,
+            )
+        else:
+            refuse_without_training(labels, derive, train_on, loss_mask, max_documents)
+        self._columns = tuple(dict.fromkeys((*(self._training.columns if self._training else ()), *named)))
         self._names = None if names is None else _checked_names(names)
         self._collate = collate
         self._transform = transform
@@ -123,6 +134,22 @@ class CacheDataset(Dataset[Row]):
         split = {name: _split(batch, ours) for name, ours in self._names_in(batch).items()}
         return [{name: values[row] for name, values in split.items()} for row in range(len(rows))]
 
+    def collate_rows(self, rows: Sequence[Row]) -> Batch:
+        """Return a batch of rows, as a `Loader` has it: the `collate_fn` of a DataLoader if a column is ragged.
+
+        A ragged column becomes `name` (flat values) and `name.offsets`; document lengths are padded to the longest.
+        """
+        batch: Batch = {}
+        for name in rows[0]:
+            values = [row[name] for row in rows]
+            ours = name if self._names is None else self._names[name]
+            if ours in self._columns and ours not in PACKED_COLUMNS and self.cache.column(ours).ragged:
+                lengths = torch.tensor([0, *(len(each) for each in values)])
+                batch[name], batch[f"{name}.offsets"] = torch.cat(values), lengths.cumsum(0)
+            else:
+                batch[name] = pad_sequence(values, batch_first=True) if ours == "seq_lens" else torch.stack(values)
+        return batch
+
     @property
     def epoch(self) -> int:
         """The epoch that coins are drawn for."""
@@ -137,19 +164,21 @@ class CacheDataset(Dataset[Row]):
         places = np.array([operator.index(index) for index in indices], np.int64)
         wrong = places[(places < -count) | (places >= count)]
         if len(wrong):
-            raise IndexError(f"row {wrong[0]} of {count:,} in {self!r}")
+            raise IndexError(f"there is no row {wrong[0]}; {self!r} has {count:,} rows")
         places %= count
         return places if self._selection is None else self._selection.rows(places)
 
     def _batch(self, rows: Numbers) -> Batch:
         buffers = Buffers(0, pinned=False)
+        read = self.cache.read(rows, self._columns) if self._columns else {}
         if self._collate is not None:
             views = view_rows([self.cache], Located(rows), self._collate.columns)
             batch = self._collate.collate(views, self._coins(rows), buffers)
+            add_tensors(batch, plain_batch(read, buffers))
         else:
-            read = self.cache.read(rows, self._columns) if self._columns else {}
             batch = training_batch(read, self._training, buffers) if self._training else plain_batch(read, buffers)
-        return batch | self._beside.batch([self.cache], Located(rows), lambda: self._coins(rows), buffers)
+        add_tensors(batch, self._beside.batch([self.cache], Located(rows), lambda: self._coins(rows), buffers))
+        return batch
 
     def _coins(self, rows: Numbers) -> Coins:
         naming = by_row if self._collate is None else by_sample
@@ -168,20 +197,22 @@ class CacheDataset(Dataset[Row]):
 
 def _checked_names(names: Mapping[str, str]) -> dict[str, str]:
     if not isinstance(names, Mapping):
-        raise TypeError(f"names is {names!r}; pass a dict from the model's names to ours: {{'input_ids': 'tokens'}}")
+        raise TypeError(f"names must be a dict, {{'input_ids': 'tokens'}}: the model's names first (got {names!r})")
     return dict(names)
 
 
-def _row_training(
-    labels: LabelStyle | Literal["auto"] | None,
-    derive: Sequence[Literal["positions", "document_ids"]] | None,
-    train_on: TrainOn | None,
-) -> PackedTargets:
-    usual = PackedTargets()
-    if "cu_seqlens" in (derive or ()):
-        raise ValueError("cu_seqlens belongs to a whole batch, not to a row; derive it from seq_lens, or use a Loader")
-    derived = usual.derive if derive is None else tuple(derive)
-    return PackedTargets(usual.labels if labels == "auto" else labels, derived, train_on=train_on)
+def _row_derive(derive: Sequence[Derived]) -> tuple[Derived, ...]:
+    """Return what is derived for single rows; raise for what belongs to a whole batch."""
+    if derive == "device":
+        raise ValueError("derive='device' makes batches for derive_on_device, which only a Loader has; leave it out")
+    names = checked_names("derive", derive)
+    for name, way in _OF_BATCHES.items():
+        if name in names:
+            raise ValueError(f"{name} belongs to a whole batch, not to a row; {way}, or use a Loader")
+    return names
+
+
+_OF_BATCHES = {"cu_seqlens": "derive it from seq_lens", "num_label_tokens": "count (batch['labels'] != -100).sum()"}
 
 
 def _split(batch: Batch, name: str) -> Sequence[Tensor]:

@@ -14,7 +14,7 @@ There are no worker processes: a few threads locate, gather, check and derive ba
 import itertools
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -51,7 +51,7 @@ from forebay.masks.documents import LabelStyle
 from forebay.masks.train_on import Kind, TrainOn
 from forebay.order.orders import ShuffleQuality, Window
 from forebay.read.cache import Cache
-from forebay.torch.assemble import Collate, FeaturesAt, Name, Times, Transform, batch_kind, check_rows
+from forebay.torch.assemble import Collate, FeaturesAt, Name, Times, Transform, batch_kind, check_rows, rank_facts
 from forebay.torch.batches import Batch, Buffers
 from forebay.torch.packed_batch import Derived
 from forebay.torch.ranks import RANK_TIMEOUT, Agreement, current_ranks, sum_over
@@ -69,17 +69,19 @@ class Loader:
     `forebay.torch.assemble`).
 
     Rank and world size come from torch.distributed or torchrun; every rank takes its share of each global batch. Ranks
-    compare generations, seed and batch size before the first batch, not in the constructor. Make a loader that only one
-    rank has with `rank=0, world_size=1`. Where a model is also split by tensors or stages, pass the data-parallel part:
-    `device_mesh=mesh["dp"]`, all of whose ranks take different rows, or its `process_group`.
+    compare generations, content, seed, batch size, labels and columns before the first batch, not in the constructor.
+    Make a loader that only one rank has with `rank=0, world_size=1`. Where a model is also split by tensors or stages,
+    pass the data-parallel part: `device_mesh=mesh["dp"]`, all of whose ranks take different rows, or its
+    `process_group`.
 
     micro_batches yield lists of this many batches, for gradient accumulation; the position counts whole lists
     shuffle       "auto", "global", "window" (sized by `window`) or None
     selection     a `Split` or `Where`
     drop_last     leave out the rows that fill no batch; if False, the last batch is filled up on all ranks (row_weight)
     restart       start from the first batch at every `iter`, with the same batches, and keep no state: for validation
-    columns       columns to add as they are stored; encodings of prompts, for every row. On a token cache, naming
-                  `tokens` or `seq_lens` gives the named columns alone, without labels
+    columns       columns to add as they are stored; encodings of prompts, for every row. Columns that batches are made
+                  of come alone, without labels or images: `tokens`, `seq_lens`, those that an `ImageBatch` reads. On a
+                  cache of images or preferences, so do columns of layers above the base, such as `latents`
     identify      "row" (row number), "row_id" (chunk and row): the names of the rows
     features      layer → t, a number, a function of coins or `FeaturesAt`: teacher features at t
     labels        "shifted" (the next token; the default on a token cache), "unshifted" (the token itself) or None
@@ -192,6 +194,7 @@ class Loader:
             for cache, selected in zip(self.stream.caches, self.stream.selections, strict=True):
                 check_rows(kind.collate, cache, selected)
         self._columns = kind.columns
+        self._asked_for = rank_facts(kind.targets, columns, features)
         self._refuse_decoding_again(self.stream)
         self._plan = PrefetchPlan.of(
             kind.threads if threads is None else checked_whole("threads", threads),
@@ -237,11 +240,7 @@ class Loader:
 
         Steps are counted from this call on, also after `load_state_dict`: pass total - done to continue a run.
         """
-        if max_steps is not None and checked_whole("max_steps", max_steps) < 0:
-            raise ValueError(f"max_steps must be at least 0 (got {max_steps}): the steps from this call on")
-        steps = itertools.count() if max_steps is None else range(max_steps)
-        epochs = itertools.chain.from_iterable(iter(self) for _ in itertools.count())
-        return (batch for _, batch in zip(steps, epochs, strict=False))
+        return repeated(self, max_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as a few hundred bytes of JSON; with `restart`, always that of the start."""
@@ -509,15 +508,22 @@ class Loader:
             )
 
     def _compare_ranks(self) -> None:
-        """Raise where ranks would read different rows; called before the first batch, also after a loaded state."""
-        if self._agreed:
-            return
+        """Raise where ranks would make different batches; called before the first one, also after a loaded state."""
+        if not self._agreed:
+            self._agreement.check(self._facts())
+            self._agreed = True
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what must be the same on every rank."""
         options = {"global_batch_size": self.global_batch_size, "micro_batches": self._micro_batches}
         recipes = [{layer: cache.recipe(layer).fingerprint for layer in cache.layers} for cache in self.stream.caches]
         facts = {**options, "drop_last": self.drop_last, "growth": self._growing.policy, "recipe": recipes}
-        facts |= self.state_dict()
-        self._agreement.check(facts)
-        self._agreed = True
+        return {**facts, **self._asked_for, **self.state_dict()}
+
+    @property
+    def restarts(self) -> bool:
+        """Whether every `iter` starts from the first batch."""
+        return self._restart
 
     @property
     def _local_size(self) -> int:
@@ -526,6 +532,22 @@ class Loader:
     @property
     def _root(self) -> str:
         return ", ".join(dict.fromkeys(cache.root for cache in self.stream.caches))
+
+
+def repeated(loader: Iterable[Any], max_steps: int | None) -> Iterator[Any]:
+    """Yield the batches of all epochs of a loader from here on, at most `max_steps` of them."""
+    if max_steps is not None and checked_whole("max_steps", max_steps) < 0:
+        raise ValueError(f"max_steps must be at least 0 (got {max_steps}): the steps from this call on")
+    steps = itertools.count() if max_steps is None else range(max_steps)
+    epochs = itertools.chain.from_iterable(iter(loader) for _ in itertools.count())
+    return (batch for _, batch in zip(steps, epochs, strict=False))
+
+
+def compare_together(loaders: Sequence[Loader], facts: Mapping[str, Any]) -> None:
+    """Compare loaders that take turns, and further facts, between ranks, in one exchange."""
+    loaders[0]._agreement.check({**facts, "loaders": [loader._facts() for loader in loaders]})
+    for loader in loaders:
+        loader._agreed = True
 
 
 def _epoch_ranges(stream: Stream, batch_size: int, drop_last: bool, epoch: int, position: int = 0) -> Ranges:

@@ -31,7 +31,7 @@ from torch.utils.dlpack import from_dlpack
 from forebay import compiled
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import choice_error
-from forebay.feeding.stream import CHAT_COLUMNS, PACKED_COLUMNS, Read, Weights
+from forebay.feeding.stream import CHAT_COLUMNS, PACKED_COLUMNS, Read, Weights, checked_whole
 from forebay.masks.documents import (
     IGNORED_LABEL,
     LabelStyle,
@@ -64,6 +64,7 @@ class PackedTargets:
     loss_mask: str | None = None  # a column with one number per token
     max_documents: int | None = None
     as_stored: bool = False  # tokens keep their type, and nothing is derived: `derive_on_device` does it
+    further: tuple[str, ...] = ()  # columns that were asked for, also those that labels are made of
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -94,7 +95,7 @@ class PackedTargets:
             raise choice_error("each name of derive", unknown[0], get_args(Derived))
         if self.labels is None and ("num_label_tokens" in self.derive or self.loss_mask is not None):
             raise ValueError("num_label_tokens and loss_mask need labels (got labels=None)")
-        if self.max_documents is not None and self.max_documents < 1:
+        if self.max_documents is not None and checked_whole("max_documents", self.max_documents) < 1:
             raise ValueError(f"max_documents must be at least 1 (got {self.max_documents})")
 
 
@@ -247,7 +248,7 @@ def _completed(
     if training.needs_arrays:
         seq_lens = written["seq_lens"]
         batch |= _further(written, seq_lens, seq_lens if documents is None else documents, read, training, buffers)
-    rest = {name: values for name, values in read.items() if name not in training.columns}
+    rest = {name: read[name] for name in read if name in training.further or name not in training.columns}
     return batch | plain_batch(rest, buffers) if rest else batch
 
 

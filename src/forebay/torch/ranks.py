@@ -13,9 +13,10 @@ tensors or stages compare themselves with each other only.
 import itertools
 import json
 import os
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -28,6 +29,8 @@ from forebay.feeding.stream import Ranks
 RANK_TIMEOUT = 600.0  # seconds; another rank may still be loading a model before its first batch
 _GRACE = 30.0  # seconds that ranks wait longer than rank 0, which knows the missing ranks
 _SHORTEST, _LONGEST = 0.005, 0.25  # seconds between two polls of the store
+_SPLITS_MODEL = frozenset({"tp", "pp", "cp", "ep", "sp"})  # usual names of dimensions whose ranks need the same rows
+_SILENT = 5.0  # seconds of waiting before a rank says whom it waits for
 _loaders: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)  # by the ranks that share them
 
 
@@ -47,17 +50,46 @@ def current_ranks(
     if rank is not None and world_size is not None:
         return Ranks(rank, world_size)
     if process_group is not None:
-        return _among(distributed.get_process_group_ranks(process_group), "process_group")
+        return _among(_members(process_group), "process_group")
     if device_mesh is not None:
-        return _among(device_mesh.mesh.flatten().tolist(), "device_mesh")
+        return _among(_checked_mesh(device_mesh).mesh.flatten().tolist(), "device_mesh")
     if distributed.is_available() and distributed.is_initialized():
         return Ranks(distributed.get_rank(), distributed.get_world_size(), "group")
-    return Ranks(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), "environment")
+    return Ranks(_number_in("RANK", 0), _number_in("WORLD_SIZE", 1), "environment")
 
 
 def local_rank() -> int:
     """Return the number of this process on its machine, as torchrun sets it."""
-    return int(os.environ.get("LOCAL_RANK", 0))
+    return _number_in("LOCAL_RANK", 0)
+
+
+def _number_in(variable: str, default: int) -> int:
+    value = os.environ.get(variable, str(default))
+    if not value.strip().isdecimal():
+        raise ValueError(f"the environment variable {variable} is {value!r}; set a whole number, as torchrun does")
+    return int(value)
+
+
+def _members(process_group: distributed.ProcessGroup) -> list[int]:
+    if not isinstance(process_group, distributed.ProcessGroup):
+        raise TypeError(f"process_group is {process_group!r}; pass a process group of torch.distributed with this rank")
+    return distributed.get_process_group_ranks(process_group)
+
+
+def _checked_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """Raise for a mesh some of whose ranks share a model, and so need the same rows."""
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"device_mesh is {mesh!r}; pass the data-parallel part of a DeviceMesh: mesh['dp']")
+    names = mesh.mesh_dim_names or ()
+    splitting = [name for name, side in zip(names, mesh.mesh.shape, strict=False) if name in _SPLITS_MODEL and side > 1]
+    if len(names) > 1 and splitting:
+        data = [name for name in names if name not in _SPLITS_MODEL]
+        part = ", ".join(map(repr, data)) or "'dp'"
+        raise ValueError(
+            f"device_mesh has the dimensions {', '.join(names)}, but ranks along {', '.join(splitting)} share a model "
+            f"and need the same rows; pass the data-parallel part: device_mesh=mesh[{part}]"
+        )
+    return mesh
 
 
 def _among(members: Sequence[int], argument: str) -> Ranks:
@@ -73,8 +105,13 @@ def sum_over(
     """Return the sum of a tensor over ranks: a collective, which all of them must call."""
     if ranks.world_size == 1:
         return value
-    if ranks.known_by == "arguments" or not distributed.is_initialized():
+    if ranks.known_by == "arguments":
         raise ValueError("ranks that were passed as numbers have no process group to sum over; pass process_group=")
+    if not distributed.is_initialized():
+        raise ValueError(
+            f"RANK={ranks.rank} and WORLD_SIZE={ranks.world_size} are set, but torch.distributed has no process group "
+            "to sum over; call init_process_group() first"
+        )
     total = value.clone()
     for group in [process_group] if device_mesh is None else device_mesh.get_all_groups():
         distributed.all_reduce(total, group=group)
@@ -158,24 +195,46 @@ class Agreement:
     def _compared(self, store: RankStore, key: str) -> dict[str, Any]:
         """Return the missing ranks, or else the facts in which a rank differs from rank 0."""
         keys = [f"{key}/{rank}" for rank in range(self._ranks.world_size)]
-        if not _wait_for(store, keys, self._timeout):
-            return {"missing": [rank for rank, own in enumerate(keys) if not store.check([own])], "differs": []}
+
+        def missing() -> list[int]:
+            return [rank for rank, own in enumerate(keys) if not store.check([own])]
+
+        if not _wait_for(store, keys, self._timeout, lambda: self._say(missing())):
+            return {"missing": missing(), "differs": []}
         facts = [json.loads(store.get(own)) for own in keys]
         return {"missing": [], "differs": _differences(facts)}
 
     def _awaited(self, store: RankStore, key: str) -> bytes:
-        if not _wait_for(store, [key], self._timeout + _GRACE):
+        came = f"{key.rpartition('/')[0]}/0"  # if rank 0 came, it says whom it waits for
+        if not _wait_for(store, [key], self._timeout + _GRACE, lambda: None if store.check([came]) else self._say([0])):
             raise RanksMissing([0], self._ranks.world_size, self._timeout + _GRACE)
         return store.get(key)
 
+    def _say(self, missing: Sequence[int]) -> None:
+        """Print whom this rank waits for: another one may have failed, or be without this loader."""
+        named, ranks = ", ".join(map(str, missing)), self._ranks
+        print(
+            f"forebay: rank {ranks.rank} waits for rank {named} of {ranks.world_size} to iterate this loader, for at "
+            f"most {self._timeout:g} s (rank_timeout)",
+            file=sys.stderr,
+            flush=True,
+        )
 
-def _wait_for(store: RankStore, keys: Sequence[str], seconds: float) -> bool:
-    """Return whether the keys are set in time. It polls: a blocking wait would block other callers and Ctrl-C."""
-    end, pause = time.monotonic() + seconds, _SHORTEST
+
+def _wait_for(store: RankStore, keys: Sequence[str], seconds: float, say: Callable[[], None]) -> bool:
+    """Return whether the keys are set in time; after a few seconds, call `say` once.
+
+    It polls: a blocking wait would block other callers and Ctrl-C.
+    """
+    begun, pause, is_silent = time.monotonic(), _SHORTEST, True
     while not store.check(list(keys)):
-        if time.monotonic() >= end:
+        waited = time.monotonic() - begun
+        if waited >= seconds:
             return False
-        time.sleep(min(pause, max(0.0, end - time.monotonic())))
+        if is_silent and waited >= _SILENT:
+            is_silent = False
+            say()
+        time.sleep(min(pause, max(0.0, seconds - waited)))
         pause = min(2 * pause, _LONGEST)
     return True
 
@@ -196,10 +255,15 @@ def _flat(facts: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in facts.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{before}{name}.")
+            found |= _flat(value, before if name == "stream" else f"{before}{name}.")
         elif isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
             for number, each in enumerate(value):
                 found |= _flat(each, f"{before}{name}[{number}].")
+        elif name in _WORDS:
+            found[f"{_WORDS[name]} of {before.removesuffix('.')}" if before else _WORDS[name]] = value
         elif name != "cache_id":
             found[f"{before}{name}"] = value
     return found
+
+
+_WORDS = {"chunks": "content of the cache", "selected": "selected rows"}  # for fields of a state

@@ -93,7 +93,7 @@ def collect(caches: Sequence[ShownCache], rows: int) -> Bundle:
 
 
 def published(record: object, has_rows: bool = False) -> object:
-    """A record without the folders and the host names of this machine: of a path, its last part stays.
+    """Return a record without the folders and host names of this machine; a path keeps its last part.
 
     The content of rows stays as it is.
 

@@ -70,7 +70,7 @@ def taught_row(shown: ShownCache, query: Query) -> TaughtRow:
         raise BadQuery(f"'layer' must be one of {', '.join(further_layers(cache)) or 'none'} (got {layer[:80]!r})")
     row, t = query.whole("row", 0), query.share("t", 0.5)
     if row >= len(cache):
-        raise IndexError(f"row {row} of {len(cache):,} in '{cache.root}'")
+        raise IndexError(f"there is no row {row}; '{cache.root}' has {len(cache):,} rows")
     bits = presence_name(layer)
     present = bool(np.asarray(cache.read([row], [bits])[bits])[0])
     columns, buckets, low, alpha = _columns(cache, layer, row, t, present)
@@ -255,7 +255,7 @@ def image_png(shown: ShownCache, query: Query) -> bytes:
 
 
 def _smaller(canvas: NDArray[np.uint8], side: int) -> Array:
-    """A canvas whose pixels are means of squares, at most `side` wide and not blurred further."""
+    """Return a canvas at most `side` wide, whose pixels are means of squares."""
     step = -(-canvas.shape[1] // side)
     if step <= 1:
         return canvas

@@ -139,7 +139,7 @@ def _chunk_bytes(cache: Cache) -> Array:
 
 
 def _downloads(cache: Cache, stream: CacheStream, epoch: int, world: int) -> tuple[tuple[NodeBytes, ...], str]:
-    """Chunks that ranks read, by the order itself; of the first positions only, where an epoch is very long."""
+    """Return the chunks that ranks read, from the order; only for the first positions if an epoch is very long."""
     total = stream.size(epoch)
     counted = min(total, MOST_POSITIONS)
     chunks = _chunk_of(cache, stream.locate(epoch, np.arange(counted)).rows)

@@ -9,7 +9,9 @@ from forebay.cache.records import (
     BuildReport,
     CleanReport,
     CopyReport,
+    DoctorReport,
     DropReport,
+    DryRun,
     Estimate,
     Gaps,
     ImportReport,
@@ -33,11 +35,11 @@ from forebay.cli.render.reports import (
     draw_drop,
     draw_dry_run,
     draw_estimate,
+    draw_feature_sheet,
     draw_import,
     draw_refresh,
     draw_rekey,
     draw_repair,
-    draw_taught_sheet,
     draw_verify,
 )
 from forebay.cli.render.rows import (
@@ -66,13 +68,11 @@ from forebay.cli.render.state import (
 from forebay.preview.row_records import (
     BundleReport,
     DemoReport,
-    DoctorReport,
-    DryRun,
+    FeatureSheet,
     ImagePeek,
     ImageSheet,
     PackedPeek,
     Peek,
-    TaughtSheet,
     Viewing,
 )
 from forebay.teachers import Alignment, TeacherEstimate
@@ -101,7 +101,7 @@ DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
     RepairReport: draw_repair,
     Status: draw_status,
     Summary: draw_summary,
-    TaughtSheet: draw_taught_sheet,
+    FeatureSheet: draw_feature_sheet,
     TeacherEstimate: draw_teacher_estimate,
     TierClean: draw_tier_clean,
     TierClearReport: draw_tier_clear,

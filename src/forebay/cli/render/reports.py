@@ -3,14 +3,19 @@
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from forebay.cache.records import (
     GONE,
     BuildReport,
+    Check,
     CleanReport,
     CopyReport,
+    DoctorReport,
     DropReport,
+    DryRun,
     Estimate,
     ImportReport,
     Problem,
@@ -29,7 +34,7 @@ from forebay.preview.console import (
     stale_files,
     title,
 )
-from forebay.preview.row_records import DemoReport, DoctorReport, DryRun, TaughtSheet
+from forebay.preview.row_records import DemoReport, FeatureSheet
 from forebay.preview.words import command_line, counted, human_bytes, human_time, in_ranges, printable
 
 
@@ -59,7 +64,7 @@ def _phases(report: BuildReport) -> Iterator[str]:
     """The seconds of each phase; writing is a sum over workers, so it is not a part of the time that passed."""
     for phase in ("listing", "planning", "making", "writing", "publishing"):
         if phase in report.phases:
-            summed = " (summed over workers, beside making)" if phase == "writing" else ""
+            summed = " (all workers, overlaps building)" if phase == "writing" else ""
             yield f"{phase} {human_time(report.phases[phase])}{summed}"
 
 
@@ -78,7 +83,7 @@ def _made_tokens(report: BuildReport) -> str:
         return ""
     used = report.figures.get("utilization")
     tokens = _of_cache(report.made_statistics.get("tokens", 0), report.statistics["tokens"])
-    parts = [tokens, f"{used:.2%} of the places" if isinstance(used, float) else ""]
+    parts = [tokens, f"{100 * used:.1f} % of positions used" if isinstance(used, float) else ""]
     parts.append(str(report.figures.get("tokens_stored", "")))
     speed = report.tokens_per_second
     return ", ".join(filter(None, [*parts, f"{speed:,.0f} per second" if speed else ""]))
@@ -335,7 +340,7 @@ def _todo(run: DryRun) -> str:
     return f"{counted(len(run.missing), 'chunk')} of {run.planned:,} planned: {in_ranges(run.missing)}"
 
 
-def draw_taught_sheet(sheet: TaughtSheet) -> RenderableType:
+def draw_feature_sheet(sheet: FeatureSheet) -> RenderableType:
     head = title(sheet.root, f"generation {sheet.generation}", counted(sheet.rows, "row"))
     drawn = f"{printable(sheet.path)}, {counted(len(sheet.drawn), 'row')} of {', '.join(sheet.layers)}"
     absent = [(f"absent from {layer}", ", ".join(map(str, rows))) for layer, rows in sheet.absent.items()]
@@ -360,11 +365,20 @@ def draw_doctor(report: DoctorReport) -> RenderableType:
     parts: list[RenderableType] = []
     for group in dict.fromkeys(check.group for check in report.checks):
         parts.append(Text(group, style="bold"))
-        for check in (check for check in report.checks if check.group == group):
-            parts.append(
-                Text.assemble("  ", _MARKS[check.state], f" {printable(check.name)}  {printable(check.detail)}")
-            )
-            parts += [Text.assemble("      ", (printable(check.command), "cyan"))] if check.command else []
+        parts.append(_check_grid([check for check in report.checks if check.group == group]))
     bad = len(report.problems)
     parts.append(Text(counted(bad, "problem") if bad else "no problem found", style="bold red" if bad else "green"))
     return Group(*parts)
+
+
+def _check_grid(checks: list[Check]) -> RenderableType:
+    """A mark, a name and a detail in aligned columns; a long detail continues below itself."""
+    grid = Table.grid(padding=(0, 1))
+    for is_whole in (True, True, False):
+        grid.add_column(no_wrap=is_whole, overflow="fold")
+    for check in checks:
+        sign, style = _MARKS[check.state]
+        grid.add_row(Text(sign, style=style), printable(check.name), printable(check.detail))
+        if check.command:
+            grid.add_row("", "", Text(printable(check.command), style="cyan"))
+    return Padding(grid, (0, 0, 0, 2), expand=False)

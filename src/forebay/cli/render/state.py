@@ -18,10 +18,11 @@ stored   421.9 kB per image: 0.18 × a float32 canvas, 3.59 × the source
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
@@ -57,7 +58,7 @@ from forebay.store.base import is_url
 from forebay.teachers import Alignment, LayerAlignment, TeacherEstimate
 from forebay.tiers.tier_value import RecipeShare, TierClearReport, TierSummary, TierVerifyReport, WarmReport
 
-CELLS = 40
+CELLS, LEAST_CELLS = 40, 5
 NAMED_FILES = 5  # in the suggested command; the next `status` names the others
 
 
@@ -65,7 +66,7 @@ def draw_status(status: Status) -> RenderableType:
     published = "nothing published yet" if status.generation is None else f"generation {status.generation}"
     parts: list[RenderableType] = [title(status.root, published, "complete" if status.complete else "unfinished")]
     for layer in status.layers:
-        parts += [_layer_line(layer), facts(_layer_facts(layer))]
+        parts += [_LayerLine(layer), facts(_layer_facts(layer))]
     parts += _builders(status.builders)
     parts += listing("claims", (row for claim in status.claims for row in _claim_rows(claim)))
     parts += _failed(status)
@@ -117,14 +118,22 @@ def _cell(members: range, gone: set[int], bad: set[int]) -> tuple[str, str]:
     return ("░", "dim") if absent == len(members) else ("▒", "yellow")
 
 
-def _layer_line(layer: LayerStatus) -> Text:
-    counts = f"{layer.present:,} of {counted(layer.planned, 'chunk')} · {counted(layer.rows, 'row')}"
-    picture = presence(layer.planned, layer.missing, layer.suspect)
-    return Text.assemble((layer.layer, "bold"), "  ", picture, f"  {counts}")
+@dataclass(frozen=True, slots=True)
+class _LayerLine:
+    """The name, the picture and the counts of a layer; the picture shrinks where the line would be too long."""
+
+    layer: LayerStatus
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        layer = self.layer
+        counts = f"{layer.present:,} of {counted(layer.planned, 'chunk')} · {counted(layer.rows, 'row')}"
+        room = options.max_width - len(layer.layer) - len(counts) - 4
+        picture = presence(layer.planned, layer.missing, layer.suspect, max(LEAST_CELLS, min(CELLS, room)))
+        yield Text.assemble((layer.layer, "bold"), "  ", picture, f"  {counts}")
 
 
 def _chunks(numbers: Collection[int]) -> str:
-    """How many chunks, and which: of a number alone nobody knows whether it counts or names."""
+    """The count of chunks, then their numbers: a number alone could be either."""
     return f"{counted(len(numbers), 'chunk')}: {in_ranges(numbers)}" if numbers else ""
 
 
@@ -550,8 +559,7 @@ def _shown_ranges(made: MadeWith) -> str:
 
 
 def _add_layer(tree: Tree, layer: LayerSummary, is_base: bool) -> None:
-    role = "decides the rows" if is_base else "further columns"
-    branch = tree.add(_named("layer", f"{layer.layer}, {role}"))
+    branch = tree.add(_named("layer", f"{layer.layer} (base)" if is_base else layer.layer))
     recipe = branch.add(_named("recipe", f"{layer.kind} {layer.fingerprint[:SHORT]}"))
     for name, value in layer.fields.items():
         recipe.add(_named(name, _field(value)))
@@ -595,9 +603,15 @@ def _values(pairs: Mapping[str, object]) -> str:
 def _value(value: object) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value))
-    return f"{value:,}" if isinstance(value, int) else _text(value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _text(value)
 
 
 def _text(value: object) -> str:
-    """A value as text; a string that is empty or contains blanks is quoted."""
+    """A value as a settings file has it; a string that is empty or contains blanks is quoted.
+
+    >>> _text(None), _text(False), _text("a b"), _text("zstd")
+    ('none', 'false', "'a b'", 'zstd')
+    """
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
     return repr(value) if isinstance(value, str) and value.split() != [value] else str(value)

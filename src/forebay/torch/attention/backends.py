@@ -44,7 +44,8 @@ _kernels_lock = threading.Lock()
 
 def no_compile(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Make a function run as plain Python even if its caller is compiled: the graph breaks here."""
-    disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]  # torch ships it untyped
+    reason = "build the mask outside of the compiled model and pass it to the layers as mask="
+    disabled = torch.compiler.disable(function, reason=reason)  # type: ignore[no-untyped-call]  # torch ships it untyped
     return cast(Callable[Arguments, Result], disabled)
 
 
@@ -290,6 +291,8 @@ def _slices(lengths: list[int]) -> list[slice]:
 
 
 def _check_mask(query: Tensor, mask: BlockMask) -> None:
+    if not isinstance(mask, BlockMask):
+        raise TypeError(f"mask is a {type(mask).__name__}; pass a BlockMask: document_block_mask(seq_lens, length)")
     rows, _, length, _ = query.shape
     if mask.shape[0] not in (1, rows) or mask.seq_lengths[0] != length:
         raise ValueError(

@@ -261,7 +261,7 @@ def _tensor(array: NDArray[np.generic], device: Device) -> Tensor:
     return torch.from_numpy(array).to(device)
 
 
-Attention = Literal["flex_attention", "sdpa", "flash_attention_2", "flash_attention_3"]
+Attention = Literal["flex_attention", "sdpa", "eager", "flash_attention_2", "flash_attention_3"]
 
 
 def transformers_inputs(batch: Mapping[str, Any], attention: Attention, *, window: int | None = None) -> dict[str, Any]:
@@ -273,14 +273,20 @@ def transformers_inputs(batch: Mapping[str, Any], attention: Attention, *, windo
             loss = model(**transformers_inputs(batch, "sdpa"), labels=batch["labels"]).loss
 
     `attention` is the `attn_implementation` of the model. Pass `window` for a model with a sliding window, which a mask
-    replaces; flash attention applies that of the model. The tensors are on the device of the tokens.
+    replaces; flash and eager attention apply that of the model. The tensors are on the device of the tokens.
     """
     if attention not in get_args(Attention):
         raise ValueError(f"attention must be one of {', '.join(get_args(Attention))} (got {attention!r})")
     tokens, lengths = batch["tokens"], np.asarray(batch["seq_lens"].cpu())
+    if tokens.dtype in (torch.uint16, torch.uint32):
+        raise TypeError(
+            f"tokens are {tokens.dtype}, as derive='device' leaves them; call derive_on_device(batch) first"
+        )
     rows, length = tokens.shape
     place = torch.from_numpy(positions(lengths, length)).to(tokens.device, torch.int64)
     inputs: dict[str, Any] = {"input_ids": tokens, "position_ids": place, "use_cache": False}
+    if attention == "eager":
+        return inputs  # transformers finds the documents in the positions
     if attention not in ("flex_attention", "sdpa"):
         return inputs | _segments(lengths, length, tokens.device)
     mask = document_block_mask(lengths, length, window=window, device=tokens.device)

@@ -169,7 +169,7 @@ def _on_canvas(rectangles: ArrayLike, count: int, size: Size) -> Ints:
         raise ValueError(f"pass whole pixels, [{count}, 4] (got {places.dtype} {list(places.shape)})")
     left, top, width, height = places = places.astype(np.int64).T
     if (places < 0).any() or (left + width > size[1]).any() or (top + height > size[0]).any():
-        raise ValueError(f"a rectangle is not on its canvas of {size[0]} × {size[1]} pixels; cut it where that ends")
+        raise ValueError(f"a rectangle is not on its canvas of {size[0]} × {size[1]} pixels; clip it to the canvas")
     return places.T
 
 

@@ -30,8 +30,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import log
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -40,7 +41,7 @@ from torch import Tensor
 from forebay.columns import Array, Columns, Ragged
 from forebay.errors import AllTokensIgnored, StateMismatch, choice_error
 from forebay.feeding.selection import Where
-from forebay.feeding.stream import SelectionRule
+from forebay.feeding.stream import SelectionRule, checked_whole
 from forebay.images import ImageRecipe, image_recipe
 from forebay.images.geometry import Normalize, Scaling, fit_many
 from forebay.images.tags import Tags
@@ -62,7 +63,7 @@ from forebay.torch.images.canvas import (
     TokenMasks,
     mirrored,
 )
-from forebay.torch.loader import Loader
+from forebay.torch.loader import Loader, compare_together, repeated
 
 TagStyle = Literal["multi_hot", "indices"]
 ORIENTATION = {"looking_left": "looking_right"}
@@ -152,7 +153,7 @@ class ImageBatch:
         self.recipe = image_recipe(source)
         self.seed = seed
         self._flip, self._tag_style, self._dtype = _probability(flip), tags, dtype
-        self._named = None if vocabulary is None else Tags(_checked_vocabulary(vocabulary))
+        self._named = None if vocabulary is None else Tags(_checked_tags("vocabulary", vocabulary))
         self.vocabulary = self.recipe.vocabulary() if self._named is None else self._named
         self._tags = TagReader(self.vocabulary, orientation if flip else {})
         self.classes = None if classes is None else _checked_classes(classes, self.vocabulary)
@@ -331,14 +332,14 @@ def _check_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> No
         )
 
 
-def _checked_vocabulary(vocabulary: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(vocabulary, str) or not all(isinstance(name, str) for name in vocabulary):
-        raise TypeError(f"vocabulary must be a sequence of tags, such as ('cat', 'dog') (got {vocabulary!r:.60})")
-    return tuple(vocabulary)
+def _checked_tags(argument: str, tags: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(tags, str) or not all(isinstance(name, str) for name in tags):
+        raise TypeError(f"{argument} must be a sequence of tags, such as ('cat', 'dog') (got {tags!r:.60})")
+    return tuple(tags)
 
 
 def _checked_classes(classes: Sequence[str], vocabulary: Tags) -> tuple[str, ...]:
-    names = tuple(vocabulary.named(range(len(vocabulary)))) if classes == "tags" else _checked_vocabulary(classes)
+    names = tuple(vocabulary.named(range(len(vocabulary)))) if classes == "tags" else _checked_tags("classes", classes)
     unknown = [name for name in names if name not in vocabulary]
     if unknown or len(set(names)) != len(names) or not names:
         what = f"unknown: {', '.join(unknown)}" if unknown else "none, or one twice"
@@ -404,7 +405,7 @@ class RandomResizedCrop:
 
     def __post_init__(self) -> None:
         for side in _size(self.size):
-            if side < 1:
+            if checked_whole("size", side, "a side or (height, width) in pixels") < 1:
                 raise ValueError(f"size must be at least 1 (got {self.size})")
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
             if not 0 < low <= high or (name == "scale" and high > 1):
@@ -473,51 +474,167 @@ class BucketLoader:
             for bucket in buckets
         ])
 
-    All ranks take the same loader in each step. It stops and resumes as a `Loader` does, at the same batch.
+    All ranks take the same loader in each step, and compare seed, position and all loaders before the first batch. It
+    stops and resumes as a `Loader` does, at the same batch; in the middle of an epoch, with the same batch sizes.
     """
 
     def __init__(self, loaders: Sequence[Loader], seed: int = 0) -> None:
-        self.loaders, self.seed = list(loaders), seed
+        self.loaders, self.seed = _checked_loaders(loaders), checked_whole("seed", seed)
         self.epoch = self.position = 0
-        self._counts = self._batches()
+        self._agreed = False
+        self._begin_epoch()
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch."""
         return sum(self._counts)
 
+    def __repr__(self) -> str:
+        return (
+            f"<BucketLoader of {len(self.loaders)} loaders, seed {self.seed}, at batch {self.position:,} of "
+            f"{len(self):,} of epoch {self.epoch}>"
+        )
+
     def __iter__(self) -> Iterator[Batch]:
         """Yield the rest of the epoch."""
+        if self.loaders[0].restarts:
+            self.epoch = self.position = 0
+        self._compare_ranks()
         streams: list[Iterator[Any]] = [iter(loader) for loader in self.loaders]
-        for chosen in self._turns()[self.position :].tolist():
-            batch = next(streams[chosen])
+        for chosen in self._turns(self.epoch, self._counts)[self.position :].tolist():
+            batch = next(streams[chosen], None)
+            if batch is None:
+                raise RuntimeError(
+                    f"loader {chosen} of this BucketLoader has fewer batches left than its turns; iterate it and load "
+                    "its state through the BucketLoader only"
+                )
             self._advance()
             yield batch
 
+    def forever(self, max_steps: int | None = None) -> Iterator[Any]:
+        """Yield the batches of this epoch and of all that follow, at most `max_steps`, as `Loader.forever` does."""
+        return repeated(self, max_steps)
+
+    def sum_over_ranks(self, value: Tensor) -> Tensor:
+        """Return the sum of a tensor over the ranks that share batches: a collective, which every rank calls."""
+        return self.loaders[0].sum_over_ranks(value)
+
     def state_dict(self) -> dict[str, Any]:
         states = [loader.state_dict() for loader in self.loaders]
-        return {"epoch": self.epoch, "position": self.position, "batches": self._counts, "loaders": states}
+        return {
+            "epoch": 0 if self.loaders[0].restarts else self.epoch,
+            "position": 0 if self.loaders[0].restarts else self.position,
+            "batches": self._counts,
+            "loaders": states,
+            "seed": self.seed,
+            "batch_sizes": self._sizes,
+            "starts": self._starts,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if len(state["loaders"]) != len(self.loaders):
-            differs = {"loaders": (len(state["loaders"]), len(self.loaders))}
-            raise StateMismatch("the loaders of a BucketLoader", differs)
-        for loader, each in zip(self.loaders, state["loaders"], strict=True):
+        """Continue from a state; one of an older release has no seed and batch sizes, and is checked by its turns."""
+        saved = _bucket_state(state)
+        self._check(saved)
+        for loader, each in zip(self.loaders, saved.loaders, strict=True):
             loader.load_state_dict(each)
-        self.epoch, self.position, self._counts = state["epoch"], state["position"], list(state["batches"])
+        self._agreed = False
+        if self.loaders[0].restarts:
+            return
+        self.epoch, self.position = saved.epoch, saved.position
+        self._begin_epoch()
+        if self.position:
+            self._counts, self._starts = saved.batches, saved.starts or [0] * len(self.loaders)
 
-    def _turns(self) -> Ints:
-        """Return the number of the loader of every batch of this epoch."""
-        place = permute(np.arange(len(self)), len(self), key_of("buckets", self.seed, self.epoch))
-        return np.repeat(np.arange(len(self.loaders)), self._counts)[place]
+    def _check(self, saved: "_BucketState") -> None:
+        """Raise where a state has other loaders, another seed, or turns that its loaders did not take."""
+        then_and_now: dict[str, tuple[object, object]] = {"loaders": (len(saved.loaders), len(self.loaders))}
+        if saved.seed is not None:
+            then_and_now["seed"] = (saved.seed, self.seed)
+        if saved.batch_sizes is not None and saved.position:
+            then_and_now["batch sizes"] = (saved.batch_sizes, self._sizes)
+        differs = {name: pair for name, pair in then_and_now.items() if pair[0] != pair[1]}
+        if not differs and saved.position and not self.loaders[0].restarts:
+            differs = self._other_turns(saved)
+        if differs:
+            raise StateMismatch("the loaders of a BucketLoader", differs)
+
+    def _other_turns(self, saved: "_BucketState") -> dict[str, tuple[object, object]]:
+        """Return the loaders that are not where the batches before the position of a state leave them."""
+        taken = np.bincount(self._turns(saved.epoch, saved.batches)[: saved.position], minlength=len(self.loaders))
+        starts = saved.starts or [0] * len(self.loaders)
+        differs: dict[str, tuple[object, object]] = {}
+        for number, (start, size, count) in enumerate(zip(starts, self._sizes, saved.batches, strict=True)):
+            expected = start + size * int(taken[number])
+            ended = [0] if taken[number] == count else []  # at the start of its next epoch
+            if saved.loaders[number].get("position") not in (expected, *ended):
+                differs[f"the position of loader {number}"] = (saved.loaders[number].get("position"), expected)
+        return differs
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [loader.global_batch_size for loader in self.loaders]
+
+    def _compare_ranks(self) -> None:
+        if not self._agreed:
+            own = {"seed": self.seed, "epoch": self.epoch, "position": self.position, "batches": self._counts}
+            compare_together(self.loaders, {"BucketLoader": own})
+            self._agreed = True
+
+    def _turns(self, epoch: int, counts: Sequence[int]) -> Ints:
+        """Return the number of the loader of every batch of an epoch."""
+        total = sum(counts)
+        place = permute(np.arange(total), total, key_of("buckets", self.seed, epoch))
+        return np.repeat(np.arange(len(counts)), counts)[place]
 
     def _advance(self) -> None:
         self.position += 1
         if self.position == len(self):
-            self.epoch, self.position, self._counts = self.epoch + 1, 0, self._batches()
+            self.epoch, self.position = self.epoch + 1, 0
+            self._begin_epoch()
 
-    def _batches(self) -> list[int]:
-        return [len(loader) for loader in self.loaders]
+    def _begin_epoch(self) -> None:
+        """Note the batches that every loader has left of its epoch, usually all of them."""
+        self._starts = [loader.position for loader in self.loaders]
+        self._counts = [_batches_left(loader) for loader in self.loaders]
+
+
+class _BucketState(msgspec.Struct, frozen=True):
+    epoch: Annotated[int, msgspec.Meta(ge=0)]
+    position: Annotated[int, msgspec.Meta(ge=0)]
+    batches: list[int]
+    loaders: list[dict[str, Any]]
+    seed: int | None = None
+    batch_sizes: list[int] | None = None
+    starts: list[int] | None = None
+
+
+def _bucket_state(state: Mapping[str, Any]) -> _BucketState:
+    if not isinstance(state, Mapping):
+        raise TypeError(f"the state is a {type(state).__name__}; pass the dict that state_dict() returned")
+    try:
+        saved = msgspec.convert(dict(state), _BucketState)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"not the state of a BucketLoader: {error}; pass what its state_dict() returned") from error
+    counts = {len(each) for each in (saved.batches, saved.loaders, saved.batch_sizes, saved.starts) if each is not None}
+    if len(counts) > 1 or saved.position > max(0, sum(saved.batches) - 1):
+        raise ValueError("not the state of a BucketLoader: its numbers do not fit together; pass what it returned")
+    return saved
+
+
+def _checked_loaders(loaders: Sequence[Loader]) -> list[Loader]:
+    found = list(loaders)
+    if not found:
+        raise ValueError("loaders is empty; pass one Loader for each bucket")
+    for other in (each for each in found if not isinstance(each, Loader)):
+        raise TypeError(f"loaders has a {type(other).__name__}; pass one Loader for each bucket")
+    if len({(loader.ranks, loader.restarts) for loader in found}) > 1:
+        raise ValueError("loaders must have the same ranks, and all or none of them restart=True")
+    return found
+
+
+def _batches_left(loader: Loader) -> int:
+    rows = loader.stream.size(loader.epoch) - loader.position
+    return rows // loader.global_batch_size if loader.drop_last else -(-rows // loader.global_batch_size)
 
 
 def _size(size: int | Size) -> Size:
-    return (size, size) if isinstance(size, int) else size
+    return size if isinstance(size, tuple | list) else (size, size)

@@ -248,7 +248,7 @@ class LetterboxModule(nn.Module):
 
     def _line(self, length: int, start: Tensor, fitted: Tensor) -> "_Line":
         places = torch.arange(self.size, device=start.device) - start
-        # Padding gets the weights of the nearest content, and is overwritten with the pad colour.
+        # Padding gets the weights of the nearest content, and is overwritten with the pad color.
         nearest = torch.minimum(places.clamp(min=0), fitted - 1)
         return _Line((places >= 0) & (places < fitted), self._weights(length, fitted, nearest))
 

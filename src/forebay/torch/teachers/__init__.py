@@ -1,5 +1,6 @@
 """Run teachers. Only these modules import diffusers and transformers, and each is imported when it is needed."""
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,9 @@ def default_device() -> str:
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f"forebay.torch.teachers.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'forebay.torch.teachers' has no attribute '{name}'")
+    raise AttributeError(
+        f"module 'forebay.torch.teachers' has no attribute '{name}'", name=name, obj=sys.modules[__name__]
+    )
 
 
 def __dir__() -> list[str]:

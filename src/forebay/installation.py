@@ -1,4 +1,4 @@
-"""`forebay doctor`: what is installed, what the machine and the disk can do, and what is wrong with a cache."""
+"""`doctor`: what is installed, what the machine and the disk can do, and what is wrong with a cache."""
 
 import os
 import platform
@@ -12,18 +12,16 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Literal
 
-import click
 import psutil
 
 import forebay
 from forebay import api, compiled
-from forebay.cache.records import Status
-from forebay.cli.verb import Finding, complete_folder, verb
+from forebay.cache.records import Check, DoctorReport, Status
 from forebay.errors import ForebayError
 from forebay.format.tensors import VARIABLE
-from forebay.preview.row_records import Check, DoctorReport
 from forebay.preview.words import command_line, counted, human_bytes
-from forebay.store import LocalStore
+from forebay.store import LocalStore, Root
+from forebay.store.base import is_url
 
 NOT_FOR_USERS = ("dev", "docs", "release", "minilm")
 LITTLE_SPACE = 1 << 30
@@ -43,26 +41,31 @@ _CREDENTIALS = {
 }
 
 
-@verb()
-@click.argument("cache", required=False, shell_complete=complete_folder)
-def doctor(cache: str | None) -> Finding | DoctorReport:
+def doctor(root: Root | None = None) -> DoctorReport:
     """Check the installation, the machine, the disk and, if one is named, a cache.
 
-    Lists versions, extras and the commands that install missing ones; CPU, memory and disk; whether credentials are
-    set, never their values. Tries a create-only write next to CACHE, or in this folder. Exits 1 if there is a problem,
-    each with the next command.
-
-    \b
-    Example: forebay doctor
-             forebay doctor caches/edu
+    Lists versions and extras; CPU, memory and disk; whether credentials are set, never their values. Tries a
+    create-only write next to the cache, or in this folder. `problems` of the report lists what is wrong, each with the
+    command that repairs it.
     """
-    checks = (*_python(), *_libraries(), *_extras(), *_machine(), *_disk(cache), *_credentials())
-    report = DoctorReport(checks=(*checks, *(_cache(cache) if cache else ())))
-    if not report.problems:
-        return report
-    first = report.problems[0]
-    names = ", ".join(check.name for check in report.problems)
-    return Finding(report, "ProblemsFound", f"{counted(len(report.problems), 'problem')}: {names}", first.command)
+    checks = (*_python(), *_libraries(), *_extras(), *_machine(), *_disk(_folder_of(root)), *_credentials())
+    return DoctorReport(checks=(*checks, *(() if root is None else _cache(root, _address(root)))))
+
+
+def _address(root: Root) -> str:
+    return os.fspath(root) if isinstance(root, str | os.PathLike) else root.address
+
+
+def _folder_of(root: Root | None) -> str:
+    """The nearest folder above a cache of this machine; the current folder if it is elsewhere or none is named."""
+    if isinstance(root, str | os.PathLike):
+        path = None if is_url(os.fspath(root)) else os.fspath(root)
+    else:
+        path = None if root is None else root.local_path("")
+    folder = os.getcwd() if path is None else os.path.dirname(os.path.abspath(path))
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    return folder
 
 
 def _python() -> Iterator[Check]:
@@ -168,10 +171,7 @@ def _cpu_flags() -> set[str]:
         return set()
 
 
-def _disk(cache: str | None) -> Iterator[Check]:
-    folder = os.path.dirname(os.path.abspath(cache)) if cache else os.getcwd()
-    while not os.path.isdir(folder):
-        folder = os.path.dirname(folder)
+def _disk(folder: str) -> Iterator[Check]:
     free = shutil.disk_usage(folder).free
     yield Check(
         group="Disk",
@@ -224,23 +224,29 @@ def _credentials() -> Iterator[Check]:
     for name, (variables, files) in _CREDENTIALS.items():
         found = [variable for variable in variables if variable in os.environ]
         found += [path for path in files if os.path.exists(os.path.expanduser(path))]
-        yield _check("Credentials", name, f"set by {', '.join(found)}" if found else "none")
-    yield _check("Credentials", "cache key", f"set by {VARIABLE}" if VARIABLE in os.environ else "none")
+        yield _credential(name, found)
+    yield _credential("cache key", [VARIABLE] if VARIABLE in os.environ else [])
 
 
-def _cache(root: str) -> Iterator[Check]:
+def _credential(name: str, found: list[str]) -> Check:
+    """A note where nothing is set: most caches need none."""
+    detail = f"set by {', '.join(found)}" if found else "not set"
+    return Check(group="Credentials", name=name, state="ok" if found else "note", detail=detail)
+
+
+def _cache(root: Root, address: str) -> Iterator[Check]:
     try:
         found = api.status(root)
     except (ForebayError, OSError) as error:
         quoted = re.search(r"`(forebay [^`]*)`", str(error))
-        command = quoted[1] if quoted else command_line("verify", root)
-        yield Check(group="Cache", name=root, state="problem", detail=str(error), command=command)
+        command = quoted[1] if quoted else command_line("verify", address)
+        yield Check(group="Cache", name=address, state="problem", detail=str(error), command=command)
         return
     for name, problem, command in _problems(found):
-        yield Check(group="Cache", name=name, state="problem", detail=problem, command=command_line(command, root))
+        yield Check(group="Cache", name=name, state="problem", detail=problem, command=command_line(command, address))
     for layer in found.layers:
         state = f"{layer.present:,} of {layer.planned:,} chunks, {layer.rows:,} rows"
-        command = command_line("gaps", root) if layer.present < layer.planned else ""
+        command = command_line("gaps", address) if layer.present < layer.planned else ""
         yield Check(
             group="Cache", name=f"layer {layer.layer}", state="note" if command else "ok", detail=state, command=command
         )
@@ -249,7 +255,7 @@ def _cache(root: str) -> Iterator[Check]:
         name="bytes",
         state="note",
         detail="not read; to check every byte:",
-        command=command_line("verify", root),
+        command=command_line("verify", address),
     )
 
 

@@ -1,8 +1,9 @@
 """Planning and opening caches of millions of files, each in a separate process whose memory is measured.
 
-`python -m benchmarks.large_sources 5000000` plans made-up images; `--folder` takes as many empty files of a real folder
-instead (made below it if they are not there), `--manifest` a JSONL manifest of them. `--lines` plans a manifest only
-whose images are not there: each line is a failure, and named by its place.
+`python -m benchmarks.large_sources 5000000` plans made-up images; `--folder` takes as many sparse files of a real
+folder instead (made below it if they are not there, of different sizes and touched after they were written),
+`--manifest` a JSONL manifest of them. `--lines` plans a manifest only whose images are not there: each line is a
+failure, and named by its place.
 """
 
 import argparse
@@ -117,12 +118,17 @@ def _megabytes(field: str) -> float:
 
 
 def make_folder(folder: Path, count: int) -> None:
+    """Files without content, of different sizes, whose times of writing are before those of their last change."""
     for number in range(0, count, PER_FOLDER):
         inside = folder / f"{number // PER_FOLDER:05d}"
         with suppress(FileExistsError):
             inside.mkdir(parents=True)
             for at in range(number, min(number + PER_FOLDER, count)):
-                os.close(os.open(inside / f"{at:010d}.jpg", os.O_CREAT | os.O_WRONLY))
+                made = MadeUp(count)._file(at)
+                file = os.open(inside / f"{at:010d}.jpg", os.O_CREAT | os.O_WRONLY)
+                os.truncate(file, made.size)
+                os.utime(file, ns=(made.mtime_ns, made.mtime_ns))
+                os.close(file)
 
 
 def make_manifest(path: Path, count: int) -> None:

@@ -123,13 +123,24 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def set_clock_off(hours: float, file: str) -> None:
+    """From when a file is there, the clock of this process is some hours off, as after it was set."""
+    now, now_ns = time.time, time.time_ns
+    time.time = lambda: now() + 3600 * hours * os.path.exists(file)
+    time.time_ns = lambda: now_ns() + int(3600e9 * hours) * os.path.exists(file)
+
+
 def main(text: str) -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the command line does
     task = json.loads(text)
+    if clock := task["build"].pop("clock", None):
+        set_clock_off(*clock)
     recipe = ObedientRecipe(**task["recipe"])
     layer_build.PUBLISH_SECONDS = task["build"].pop("publish_seconds", layer_build.PUBLISH_SECONDS)
     try:
         report = fb.build(task["root"], fb.sources.lines(task["source"]), recipe, **task["build"])
-        answer = {"report": {"made": report.made, "present": report.present, "deaths": list(report.deaths)}}
+        names = ("made", "present", "deaths", "rows", "samples", "statistics", "generation")
+        answer = {"report": {name: getattr(report, name) for name in names}}
     except (fb.errors.ForebayError, fb.errors.BuildStopped) as error:
         answer = {"error": type(error).__name__, "text": str(error)}
     print(json.dumps(answer), flush=True)

@@ -10,6 +10,7 @@ A sample is a line of 200 bytes that begins with an order:
     rewrite PATH 1       a file gets lines of another length, as many bytes as it had, and its old time, once
     stop PATH 1          it touches a file, then does not return
     await PATH 1         it waits until a file is there, once
+    fail                 it becomes a failure, not a row
 
 Orders are followed only where a chunk is made: planning tries a recipe on a few samples in the builder itself. What
 must be counted across processes is kept in the folder that FOREBAY_TEST_NOTES names, never in a field: fields are part
@@ -66,9 +67,11 @@ class ObedientRecipe(msgspec.Struct, frozen=True, kw_only=True):
             time.sleep(self.seconds)
             for sample in taken:
                 _follow(sample)
+        failures = tuple(Failure(sample.id, "told") for sample in taken if bytes(sample.data).startswith(b"fail "))
+        taken = [sample for sample in taken if not bytes(sample.data).startswith(b"fail ")]
         data = Ragged.of_bytes([sample.data for sample in taken])
         ids = Ragged.of_bytes([sample.id.encode() for sample in taken])
-        return Rows({"data": data, "id": ids}, statistics={"bytes": int(data.values.nbytes)})
+        return Rows({"data": data, "id": ids}, failures, statistics={"bytes": int(data.values.nbytes)})
 
 
 class LengthLayer(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 file a.jsonl  ├──────part──────┼───part───┤      chunk 0 = [a 0:900]
 file b.jsonl  ├─part─┼────────part────────┤      chunk 1 = [a 900:1400, b 0:350]   …
 
-Files of a source in columns: some 60 bytes for each, where a list of objects takes 350.
+Files of a source in columns: some 40 bytes for each, where a list of objects takes 350.
 
     path      "a.jpgb.jpgc.png"    offsets  0 5 10 15
     size      4096 812 77103
@@ -12,8 +12,10 @@ Files of a source in columns: some 60 bytes for each, where a list of objects ta
 A listing of millions is collected in columns, and a plan keeps the same columns on disk.
 """
 
+import zlib
 from abc import abstractmethod
 from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,12 +23,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from functools import cache
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, overload, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, cast, overload, runtime_checkable
 
 import msgspec
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from forebay.errors import HubNotFound, HubUnreachable, SourceUnreadable, TooManyFailures
 
@@ -524,7 +526,8 @@ DTYPES: Mapping[str, Any] = {
     **{f"file_{name}": np.uint8 for name in TEXTS},
     **{f"file_{name}_offsets": np.uint64 for name in TEXTS},
 }
-_AT_ONCE = 4096  # files, as lists of Python numbers
+_AT_ONCE = 4096  # files, as lists of Python numbers, and texts that are compressed together
+_COMPARED_AT_ONCE = 1 << 19  # items
 _WIDTHS = "BIQq"  # of an item: as narrow as what was appended so far; the last one has a sign
 
 
@@ -572,19 +575,78 @@ def _narrowest(value: int) -> "array[int]":
     raise OverflowError(value)
 
 
+class MadeColumn:
+    """A column of which a piece is made when it is asked for."""
+
+    def __init__(self, dtype: DTypeLike, length: int, between: Callable[[int, int], NDArray[Any]]) -> None:
+        self.dtype, self.shape, self.size = np.dtype(dtype), (length,), length
+        self._between = between
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, asked: slice) -> NDArray[Any]:
+        start, stop, _ = asked.indices(self.size)
+        return self._between(start, max(start, stop))
+
+
 class Texts:
-    """A column of texts that grows: all of them end to end, and where each ends."""
+    """A column of texts that grows: all of them end to end, and where each ends.
+
+    Paths have much in common, and digests use few characters: they are compressed, some thousand at a time.
+    """
 
     def __init__(self) -> None:
-        self._joined, self._offsets = bytearray(), Numbers()
-        self._offsets.append(0)
+        self._blocks, self._starts = list[bytes](), array("Q", [0])  # the last of these is where the next one begins
+        self._lengths, self._joined = array("I"), bytearray()  # of the block that is being filled
+        self._last: tuple[int, NDArray[np.uint64], bytes] | None = None  # the block that was asked for last
 
     def append(self, text: str) -> None:
+        before = len(self._joined)
         self._joined += text.encode("utf-8", "surrogateescape")
-        self._offsets.append(len(self._joined))
+        self._lengths.append(len(self._joined) - before)
+        if len(self._lengths) == _AT_ONCE:
+            self._blocks.append(zlib.compress(self._lengths.tobytes() + self._joined, 1))
+            self._starts.append(self._starts[-1] + len(self._joined))
+            self._lengths, self._joined = array("I"), bytearray()
 
-    def values(self) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-        return np.frombuffer(self._joined, np.uint8), self._offsets.values()
+    def values(self) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
+        """All texts end to end, and their edges, of which there is one more; nothing can be added after it."""
+        count, size = len(self._blocks) * _AT_ONCE + len(self._lengths), self._starts[-1] + len(self._joined)
+        if not self._blocks:
+            return self._characters(0, size), self._edges(0, count + 1)
+        made = MadeColumn(np.uint8, size, self._characters), MadeColumn(np.uint64, count + 1, self._edges)
+        return cast("tuple[NDArray[np.uint8], NDArray[np.uint64]]", made)
+
+    def _characters(self, start: int, stop: int) -> NDArray[np.uint8]:
+        first, last = (bisect_right(self._starts, at) - 1 for at in (start, max(start, stop - 1)))
+        joined = b"".join(self._block(number)[1] for number in range(first, last + 1))
+        return np.frombuffer(joined, np.uint8)[start - self._starts[first] : stop - self._starts[first]]
+
+    def _edges(self, start: int, stop: int) -> NDArray[np.uint64]:
+        """Where some texts begin, or the last one ends."""
+        first, last = start // _AT_ONCE, max(start, stop - 1) // _AT_ONCE
+        pieces = (self._block(number)[0] + np.uint64(self._starts[number]) for number in range(first, last + 1))
+        edges: NDArray[np.uint64] = np.concatenate([piece[:_AT_ONCE] for piece in pieces])
+        return edges[start - first * _AT_ONCE : stop - first * _AT_ONCE]
+
+    def _block(self, number: int) -> tuple[NDArray[np.uint64], bytes]:
+        """The edges of the texts of a block, and the texts."""
+        last = self._last
+        if last is None or last[0] != number:
+            last = self._last = (number, *self._unpacked(number))
+        return last[1:]
+
+    def _unpacked(self, number: int) -> tuple[NDArray[np.uint64], bytes]:
+        if number < len(self._blocks):
+            content = zlib.decompress(self._blocks[number])
+            lengths = np.frombuffer(content, np.uint32, _AT_ONCE)
+            joined = content[lengths.nbytes :]
+        else:
+            lengths, joined = np.frombuffer(self._lengths, np.uint32), bytes(self._joined)
+        edges = np.zeros(len(lengths) + 1, np.uint64)
+        np.cumsum(lengths, out=edges[1:])
+        return edges, joined
 
 
 class FileColumns:
@@ -680,9 +742,8 @@ class FileTable(Sequence[SourceFile]):
 
     def same_paths(self, other: "FileTable") -> bool:
         """Whether both have the same paths in the same order."""
-        return all(
-            np.array_equal(self.tensors[name], other.tensors[name]) for name in ("file_path_offsets", "file_path")
-        )
+        names = ("file_path_offsets", "file_path")
+        return all(_same_values(self.tensors[name], other.tensors[name]) for name in names)
 
     def by_path(self) -> "FileTable":
         """The same files, sorted by path; itself where they are."""
@@ -721,6 +782,12 @@ class FileTable(Sequence[SourceFile]):
             order = np.argsort(hashes, kind="stable").astype(np.uint32 if len(self) < 1 << 32 else np.int64)
             self._sorted = hashes[order], order
         return self._sorted
+
+
+def _same_values(left: NDArray[Any], right: NDArray[Any]) -> bool:
+    """Whether two columns are equal, compared piece by piece."""
+    pieces = (slice(low, low + _COMPARED_AT_ONCE) for low in range(0, len(left), _COMPARED_AT_ONCE))
+    return len(left) == len(right) and all(np.array_equal(left[piece], right[piece]) for piece in pieces)
 
 
 def _hash(path: str) -> int:

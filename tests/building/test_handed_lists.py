@@ -1,9 +1,13 @@
 """Lists of chunks that builders leave to each other: what is stale, forged or twice there is never published."""
 
+import errno
+import os
 import signal
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -156,13 +160,13 @@ def test_the_first_builder_lists_what_others_left_also_while_it_makes_nothing_it
 class Builders:
     """Processes that hand over ten times a second."""
 
-    def __init__(self, folder: Path, chunks: int) -> None:
+    def __init__(self, folder: Path, chunks: int, **by_chunk: str) -> None:
         self.root, self.notes, self.chunks = folder / "cache", folder / "notes", chunks
         self.notes.mkdir()
-        self.path = write_orders(folder / "source.txt", orders(chunks))
+        self.path = write_orders(folder / "source.txt", orders(chunks, **by_chunk))
         self.running: list[WarmProcess] = []
 
-    def start(self, processes: int = 1, publish_seconds: float = 0.1) -> None:
+    def start(self, processes: int = 1, publish_seconds: float = 0.1, **build: Any) -> None:
         for _ in range(processes):
             self.running.append(
                 start_builder(
@@ -173,11 +177,12 @@ class Builders:
                     workers=1,
                     publish_seconds=publish_seconds,
                     lease_seconds=1.5,
+                    **build,
                 )
             )
 
     def lists(self) -> list[Path]:
-        return list(self.root.glob("builders/*.safetensors"))
+        return list(self.root.glob("builders/*.[0-9]*.safetensors"))
 
     def wait_for_lists(self) -> bool:
         """Whether there are lists before all is made."""
@@ -193,9 +198,10 @@ class Builders:
         by_name = sorted(self.root.glob("builders/*.json"))
         return next(one for beat in by_name for one in self.running if f"-{one.pid}-" in beat.name)
 
-    def end(self) -> None:
+    def end(self) -> list[dict[str, Any]]:
         answers = [ending(one, 120) for one in self.running]
         assert all("report" in answer for answer in answers), answers
+        return [answer["report"] for answer in answers]
 
     def check(self) -> Counter[int]:
         """How often each chunk was made; the cache is that of one builder, and nothing else is left."""
@@ -335,3 +341,172 @@ def test_who_waits_reads_the_header_of_a_generation_that_lists_too_little(tmp_pa
     fb.build(store, source, ObedientRecipe(), workers=0, on_progress=look, lease_seconds=600)
     assert any(0 < size < 1 for size in sizes), "the header is read"
     assert max(sizes) < 1, "the whole of it is read"
+
+
+KILLED_AFTER = {"once it ended": None, "at once": 0.0, "after a grace that is too short": 0.1}
+
+
+@pytest.mark.parametrize("grace", KILLED_AFTER.values(), ids=KILLED_AFTER.keys())
+@pytest.mark.parametrize("who", ["lister", "another"])
+def test_a_builder_that_gets_sigterm_while_lists_are_handed_over_loses_what_was_under_way_only(
+    tmp_path, monkeypatch, who, grace
+):
+    """With a key, whatever is not listed is made again: each chunk that was lost would be counted twice."""
+    monkeypatch.setenv(VARIABLE, KEY)
+    builders = Builders(tmp_path, 100)
+    builders.start(4)
+    assert builders.wait_for_lists()
+    lister = builders.lister()
+    stopped = lister if who == "lister" else next(one for one in builders.running if one is not lister)
+    builders.signal(stopped, signal.SIGTERM)
+    if grace is not None:
+        time.sleep(grace)
+        stopped.kill()
+    out, _ = stopped.communicate()
+    builders.end()
+    made = builders.check()
+    if grace is None:
+        assert '"BuildStopped"' in out
+        assert made.total() - len(made) <= 2, "the chunk that it made, and the one that it had claimed"
+
+
+def test_builders_that_all_get_sigterm_list_what_they_made_and_are_continued(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, KEY)
+    builders = Builders(tmp_path, 100)
+    builders.start(4)
+    assert builders.wait_for_lists()
+    stopped = [builders.signal(one, signal.SIGTERM) for one in list(builders.running)]
+    assert all('"BuildStopped"' in one.communicate()[0] for one in stopped)
+    listed = len(load_generation(LocalStore(builders.root)).table(LAYER))
+    assert chunk_count(builders.root) - listed <= 4, "what was written when its worker was stopped"
+    assert builders.lists() == []
+    builders.start(2)
+    builders.end()
+    made = builders.check()
+    assert made.total() - len(made) <= 8
+
+
+def test_a_lister_in_which_too_many_samples_fail_ends_and_the_others_list_all(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, KEY)
+    builders = Builders(tmp_path, 100, **{f"c{chunk}": "fail" for chunk in range(0, 100, 2)})
+    builders.start(max_failures=6)
+    wait_until(lambda: list(builders.root.glob("builders/*.json")))
+    builders.start(3)
+    (limited, *_) = builders.running
+    assert builders.wait_for_lists()
+    answer = ending(limited, 120)
+    builders.running.remove(limited)
+    assert answer["error"] == "TooManyFailures"
+    builders.end()
+    made = builders.check()
+    assert made.total() - len(made) <= 2
+
+
+def test_lists_of_thousands_of_dead_builders_hide_none_of_those_at_work_and_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
+    store, source, alive = AskedStore(), source_of(tmp_path, 8), "zz-1-1"
+    records = left_by_another(store, source, 3)
+    store.delete(layout.builder(other(1)))
+    dead = dead_owner().rpartition("-")[0]
+    for number in range(12_000):
+        store.create(layout.handed(f"{dead}-{number}", 1), [b"a list"])
+        if number % 100 == 0:
+            text = msgspec.json.encode(BuilderBeat(beat=1, host="here", pid=999999999, layer=LAYER))
+            store.create(layout.builder(f"{dead}-{number}"), [text])
+    store.create(layout.handed(alive, 1), about(store).encode(records, None))
+    store.create(layout.builder(alive), [msgspec.json.encode(BuilderBeat(beat=1, host="x", pid=1, layer=LAYER))])
+    store.forget()
+    report = fb.build(store, source, ObedientRecipe(), workers=0, lease_seconds=0.5)
+    assert (report.made, report.present) == (5, 3)
+    first = [layout.chunk(LAYER, chunk) for chunk in range(3)]
+    assert not [key for verb, key in store.asked if verb == "read" and key in first], "the list was not taken"
+    assert not [key for verb, key in store.asked if verb == "read" and dead in key], "a list of the dead was read"
+    assert [entry.key for entry in store.entries(layout.BUILDERS) if dead in entry.key] == []
+
+
+def test_clocks_that_are_set_by_hours_while_lists_are_handed_over_change_nothing(tmp_path, monkeypatch):
+    """Two hosts set their clocks, to both sides, and files get any time: nobody is taken for dead, or waited for."""
+    monkeypatch.setenv(VARIABLE, KEY)
+    builders, is_set = Builders(tmp_path, 100), tmp_path / "set"
+    for hours in (5.0, -7.0):
+        builders.start(clock=(hours, str(is_set)))
+    builders.start(2)
+    assert builders.wait_for_lists()
+    is_set.touch()
+    for number, path in enumerate([*builders.root.glob("builders/*"), *builders.root.glob("claims/*/*")]):
+        with suppress(FileNotFoundError):
+            os.utime(path, (at := time.time() + (-1) ** number * 3600 * (3 + number), at))
+    builders.end()
+    assert builders.check() == Counter(range(100))
+
+
+class Faulty(AskedStore):
+    """A store in which some requests fail: those whose verb and key are named, each as often as is said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failing: Counter[tuple[str, str]] = Counter()
+        self.failed: list[str] = []
+
+    def _fail(self, verb: str, key: str) -> None:
+        for name, text in self.failing:
+            if name == verb and text in key and self.failing[name, text] > 0:
+                self.failing[name, text] -= 1
+                self.failed.append(key)
+                raise OSError(errno.EIO, "the disk failed", key)
+
+    def create(self, key, data, **options):
+        created = super().create(key, data, **options)
+        self._fail("create", key)  # once it has acted
+        return created
+
+    def read(self, key, start=0, stop=None):
+        self._fail("read", key)
+        return super().read(key, start, stop)
+
+    def delete(self, key, **options):
+        self._fail("delete", key)
+        super().delete(key, **options)
+
+    def entries(self, prefix):
+        self._fail("list", prefix)
+        return super().entries(prefix)
+
+
+@pytest.mark.parametrize(
+    ("verb", "below", "times"),
+    [
+        ("create", layout.GENERATIONS, 2),
+        ("list", layout.GENERATIONS, 3),
+        ("list", layout.BUILDERS, 3),
+        ("delete", ".000001.", 3),
+        ("delete", ".000001.", 1000),
+        ("read", ".json", 3),
+    ],
+)
+def test_a_store_that_fails_while_lists_are_published_stops_no_build_and_loses_nothing(
+    tmp_path, monkeypatch, verb, below, times
+):
+    monkeypatch.setenv(VARIABLE, KEY)
+    monkeypatch.setattr(layer_build, "PUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
+    monkeypatch.setattr(builder, "PAUSES", (0.0, 0.0, 0.0, 0.0))
+    store, source, alive = Faulty(), source_of(tmp_path, 8), "zz-1-1"
+    records = left_by_another(store, source, 3)
+    store.delete(layout.builder(other(1)))
+    store.create(layout.handed(alive, 1), about(store).encode(records, KEY.encode()))
+    store.create(layout.builder(alive), [msgspec.json.encode(BuilderBeat(beat=1, host="x", pid=1, layer=LAYER))])
+    is_late, seen = verb in ("list", "read"), []
+    store.failing[verb, below] = 0 if is_late else times
+
+    def fail_from_now_on(progress: fb.Progress) -> None:
+        if progress.phase == "building" and is_late and not seen:
+            seen.append(progress)
+            store.failing[verb, below] = times
+
+    report = fb.build(store, source, ObedientRecipe(), workers=0, lease_seconds=0.5, on_progress=fail_from_now_on)
+    assert store.failed
+    assert report.rows == 16
+    assert load_generation(store).table(LAYER).records()[:3] == records
+    store.failing.clear()
+    assert fb.verify(store, full=True).sound

@@ -205,6 +205,7 @@ def test_the_names_in_the_text_are_the_ones_in_the_code():
         layout.recipe("<layer>"), layout.constants("<layer>"), layout.dropped_constants("<layer>", "<hash>"),
         layout.chunk("<layer>", 35), layout.chunk("<layer>", 35, 1), layout.generation(3),
         layout.claim("<layer>", 35, 1), layout.builder("<owner>"), layout.handed("<owner>", 3),
+        layout.listed("<owner>"),
         layout.planning("<hash>"), layout.SEEN, layout.DATASET,
     ]  # fmt: skip
 

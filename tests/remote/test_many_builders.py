@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from tests.builders import ending, script_environment, start_builder, wait_until
 from tests.recipes import ObedientRecipe, makes, orders, write_orders
 
@@ -12,6 +13,7 @@ import forebay as fb
 from forebay.cache.catalog import load_generation
 from forebay.format import layout
 from forebay.store import MemoryStore, open_store
+from forebay.testing.faults import Fault, FaultProxy
 
 
 def start(url: str, source: str, rank: int) -> "subprocess.Popen[str]":
@@ -68,4 +70,39 @@ def test_a_bucket_whose_first_builder_is_killed_while_others_hand_over_to_it_has
     assert digests(store, "obedient") == digests(alone, "obedient")
     assert len(makes(notes)) - 60 <= 2, "what the killed one was making"
     assert [entry.key for prefix in (layout.BUILDERS, layout.CLAIMS) for entry in store.entries(prefix)] == []
+    assert fb.status(url).complete
+
+
+@pytest.mark.parametrize(
+    ("kind", "operation", "below"),
+    [
+        ("lost-reply", "create", "cache/generations/"),
+        ("flipped-bit", "read", "cache/builders/"),
+        ("stale-listing", "list", ""),
+        pytest.param("reset-after", "create", "cache/builders/", marks=pytest.mark.long),
+        pytest.param("server-error", "delete", "cache/builders/", marks=pytest.mark.long),
+        pytest.param("short-body", "read", "cache/generations/", marks=pytest.mark.long),
+    ],
+)
+def test_builders_that_hand_over_behind_faults_list_every_chunk(
+    s3, bucket, tmp_path, monkeypatch, kind, operation, below
+):
+    source, url, notes = write_orders(tmp_path / "source.txt", orders(40)), f"{bucket}/cache", tmp_path / "notes"
+    notes.mkdir()
+    settings = {"workers": 1, "publish_seconds": 0.1, "lease_seconds": 3.0}
+    with FaultProxy(s3, [Fault(kind, operation, below, probability=0.3, seed=1)]) as proxy:
+        with monkeypatch.context() as patch:
+            patch.setenv("AWS_ENDPOINT_URL", proxy.url)
+            running = [start_builder(url, source, notes, {"seconds": 0.1}, **settings) for _ in range(3)]
+        answers = [ending(one, 120) for one in running]
+        assert proxy.injected[kind]
+        assert any(
+            operation == "create" and ".safetensors" in key for operation, key in proxy.log if "/builders/" in key
+        )
+    assert all("report" in answer for answer in answers), answers
+    assert {answer["report"]["rows"] for answer in answers} == {80}
+    store = open_store(url)
+    fb.build(alone := MemoryStore(), fb.sources.lines(source), ObedientRecipe(seconds=0.1), workers=0)
+    assert digests(store, "obedient") == digests(alone, "obedient")
+    assert fb.verify(url, full=True).sound
     assert fb.status(url).complete

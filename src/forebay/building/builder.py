@@ -42,7 +42,7 @@ from forebay.cache.claims import (
     read_builder,
 )
 from forebay.cache.plan import Plan
-from forebay.cache.publish import differing_versions, handed_chunks, publish
+from forebay.cache.publish import announce, announced, differing_versions, handed_chunks, publish
 from forebay.cache.records import OnProgress, Progress
 from forebay.engine.base import Died, Done, Engine, Event, Failed, MemoryGovernor, TaskDocument
 from forebay.errors import (
@@ -58,7 +58,7 @@ from forebay.errors import (
 )
 from forebay.format import layout
 from forebay.format.chunk import FAILED, ChunkRecord, is_counted_by_recipe
-from forebay.format.generation import Generation, HandedChunks
+from forebay.format.generation import Generation, HandedChunks, ListedLayer, revisions_digest
 from forebay.format.tensors import hmac_key
 from forebay.recipe import AnyRecipe, fields_of, hooks_of
 from forebay.source import check_failures
@@ -125,6 +125,8 @@ class BuildProgress:
     sums: Counter[str] = field(default_factory=Counter)  # of the statistics of the chunks made
     reasons: Counter[str] = field(default_factory=Counter)  # why samples of them failed
     newest: Generation | None = None  # the last generation that this builder read or wrote
+    wanted: str = ""  # `revisions_digest` of all chunks that should be listed
+    listed: ListedLayer | None = None  # what another builder has announced of the generation with all of them
 
     @property
     def done(self) -> int:
@@ -262,6 +264,7 @@ JUDGED_CHUNKS = 0.1  # the share of chunks that must be made before a share of f
 TICK_SECONDS = 0.5
 WAIT_SECONDS = 2.0  # at most, between two looks at what other builders hold
 GROWTH = 0.1  # a builder lists its chunks when they are this share of what is listed
+ANNOUNCE_TICKS = 20  # to wait for what the lister says of a generation, before all of it is read here
 FEW_MET = 4  # chunks that others made, one after the other, before all that is there is listed
 MET_SHARE = 1000  # or this part of all chunks, if that is more: then the listing takes as many requests
 SLOW_SECONDS = 120.0  # on one chunk, until a notice says so
@@ -329,8 +332,11 @@ class Build:
         self._fresh: list[int] = []  # chunks made and neither listed nor handed over to be listed
         self._handed: dict[str, list[int]] = {}  # key -> chunks that another builder is to list
         self._found: dict[str, list[ChunkRecord]] = {}  # key -> chunks that others handed over, not listed yet
+        self._kept_lists: set[str] = set()  # that are listed and could not be removed
         self._looked = 0.0  # when that was last looked for
         self._is_lister = True  # lists what it makes itself, and for others
+        self._has_others = False  # at its end, so that one of them may list for it
+        self._awaited = (UNPUBLISHED, 0.0)  # a generation that seems to list all, and when it was first seen
         self._met = 0  # chunks of others, since all that is there was listed
         self._others = OtherBuilders(self._store, self._layer, terms.lease_seconds)
         self._has_range = terms.planned is not None and tally.total < len(terms.planned)
@@ -372,6 +378,9 @@ class Build:
             raise
         finally:
             engine.stop()
+            with suppress(OSError, ForebayError):  # after the heartbeat: without one, nobody leaves it there
+                if self._shares_lists and self._others.were_seen:
+                    self._store.delete(layout.listed(str(this_process())))
 
     def _wait_only(self, engine: Engine) -> None:
         """Wait for those who made what is not listed yet; the heartbeat of a dead one must not stop the next build."""
@@ -706,7 +715,9 @@ class Build:
         self._is_lister = not with_retries(partial(self._others.is_there_lister, self._terms.versions))
         if self._is_lister:
             at_work = self._others.is_at_work
-            self._found = with_retries(partial(handed_chunks, self._store, self._about, self._found, at_work))
+            known = {**self._found, **{key: [] for key in self._kept_lists}}
+            found = with_retries(partial(handed_chunks, self._store, self._about, known, at_work))
+            self._found = {key: records for key, records in found.items() if key not in self._kept_lists}
         elif self._handed:
             prefix = f"{layout.BUILDERS}{this_process()}."
             there = {entry.key for entry in with_retries(lambda: list(self._store.entries(prefix)))}
@@ -747,7 +758,10 @@ class Build:
         end, seen = time.monotonic() + patience, UNPUBLISHED
         others, has_told = self._others.look(), False
         self._claims.pulses.take(others)
+        self._has_others = self._shares_lists and bool(others)
         while time.monotonic() < end and others:
+            if self._has_announcement():
+                return
             self._list_own()
             number = with_retries(partial(_newest_number, self._store))
             # Of generations that follow each other closely, as many builders that end publish them, the last is read.
@@ -766,6 +780,34 @@ class Build:
             pause = min(WAIT_SECONDS, 2 * pause)
             there = builder_owners(self._store)
             others = {owner: others[owner] for owner in there if owner in others and not is_dead(owner)}
+        self._has_announcement()
+
+    def _has_announcement(self) -> bool:
+        """Whether the builder that lists has said that all is listed; then nobody else need read the generation."""
+        if not self._has_others or not isinstance(self._job, BuildJob):
+            return False
+        tally, limit = self._tally, self._terms.kept_limit
+        found = with_retries(partial(announced, self._store, self._about))
+        if found is None or found.revisions != tally.wanted or not found.totals.rows or tally.failed:
+            return False
+        if limit not in (None, found.max_failures):
+            return False
+        if any(record.revision != self._job.revision(chunk) for chunk, record in tally.records.items()):
+            return False
+        tally.listed = found
+        self._all_listed()
+        return True
+
+    def _announce(self, listed: Generation) -> None:
+        """Read back a generation that lists all there is to do, and say so to the others: each would read it."""
+        table = listed.table(self._layer)
+        if revisions_digest(table.chunks, table.numbers["revision"]) != self._tally.wanted:
+            return
+        beats = self._others.look().items()
+        alike = [owner for owner, beat in beats if beat.lists and beat.versions == self._about.versions]
+        if alike:
+            self._tally.newest = with_retries(partial(load_generation, self._store, listed.number))
+            announce(self._store, ListedLayer.of(self._tally.newest, self._about), alike)
 
     def _may_list(self, owner: str) -> bool:
         """Whether another builder has chunks to make or to list, as far as its last heartbeat says."""
@@ -779,8 +821,18 @@ class Build:
             # Of many builders that end, each would read the whole of every generation that the others publish.
             if with_retries(partial(listed_count, self._store, number, self._layer)) < len(expected):
                 return False
+        if self._awaits_announcement(number):
+            return False
         listed = with_retries(partial(self._listed_in, number))
         return expected <= listed.keys()
+
+    def _awaits_announcement(self, number: int) -> bool:
+        """Whether the builder that lists may be about to say what a generation lists: it reads it before."""
+        if self._is_lister or not self._has_others:
+            return False
+        now = time.monotonic()
+        self._awaited = self._awaited if self._awaited[0] == number else (number, now)
+        return now - self._awaited[1] < ANNOUNCE_TICKS * TICK_SECONDS
 
     def _publish(self) -> None:
         """List what was made; only then are the claims released that kept others from it."""
@@ -792,14 +844,22 @@ class Build:
             self._found.clear()
             listed = self._with_found()
         self._tally.newest = listed
+        self._all_listed()
+        self._published, self._listed_count = time.monotonic(), len(listed.table(self._layer))
+        if self._shares_lists and self._listed_count == self._tally.total:
+            self._announce(listed)
+
+    def _all_listed(self) -> None:
+        """Remove the lists of what is listed now, and release the claims."""
         for key in (*self._found, *self._handed):
-            with suppress(Missing):
+            try:
                 with_retries(partial(self._store.delete, key))
+            except (OSError, ForebayError):  # its owner removes it when it ends
+                self._kept_lists.add(key)
         self._found.clear()
         self._handed.clear()
         self._release_listed(list(self._unlisted))
-        self._published = time.monotonic()
-        self._fresh, self._listed_count = [], len(listed.table(self._layer))
+        self._fresh = []
 
     def _with_found(self) -> Generation:
         """A generation with what was made here and what others handed over."""

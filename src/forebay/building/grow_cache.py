@@ -107,7 +107,7 @@ def _appended(
             _check_new(store, source, growth.recipe, parts, growth.unreadable)
         if draft.append(store):
             segments, digests = (*plan.segments, draft.segment), (*plan.digests, draft.segment.digest())
-            return Plan(segments, digests, plan.dropped), fresh_files
+            return Plan(segments, digests, plan.dropped, plan.etags), fresh_files
         wait_until_listed(store, layout.plan_segment(number))
         snapshot = Snapshot.take(store)
     raise ForebayError(

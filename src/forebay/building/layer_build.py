@@ -16,6 +16,7 @@ from itertools import chain
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 
 from forebay.building.begin import (
     check_destination,
@@ -49,9 +50,10 @@ from forebay.cache.catalog import (
 )
 from forebay.cache.claims import LEASE_SECONDS, OtherBuilders
 from forebay.cache.clean import drop_layers, unbind
-from forebay.cache.plan import Plan, unreadable_note
+from forebay.cache.plan import Plan, load_plan, unreadable_note
 from forebay.cache.publish import (
     builder_versions,
+    check_listed_plan,
     differing_versions,
     listed_plan,
     listed_revision,
@@ -79,7 +81,7 @@ from forebay.errors import (
 )
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
-from forebay.format.generation import ChunkTable, Generation
+from forebay.format.generation import ChunkTable, Generation, LayerTotals, ListedLayer, revisions_digest
 from forebay.format.tensors import hmac_key, short_key_note
 from forebay.recipe import (
     AnyRecipe,
@@ -528,6 +530,7 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, opt
     _check_inputs(place, missing)
     unlisted = frozenset(there).intersection(order) - listed - set(missing)
     tally = BuildProgress(total=len(order), present=len(order) - len(missing), unlisted=unlisted, newest=found.newest)
+    tally.wanted = _wanted(order, revisions)
     lost = [chunk for chunk in order if chunk in gone]
     notes = [*place.notes, *_unsound_notes(layer, unsound.intersection(order))]
     if missing and (differing := differing_versions(found.newest.versions if found.newest else (), options.versions)):
@@ -561,6 +564,8 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, opt
         if isinstance(error, SourceEmpty) and tally.failures:
             check_something_made(store, layer, ChunkTable.of(list(tally.records.values())))  # says why
         raise
+    if tally.listed is not None:
+        return _announced_report(place, tally, tally.listed, time.monotonic() - started, notes, options.clock.seconds)
     made, refused = {layer: tally.records.values()}, set[str]()
     with options.clock.during("publishing"):
         listing = partial(publish, store, made, options.versions, refused, options.planned, adopts, options.kept_limit)
@@ -570,7 +575,8 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, opt
     beside = sum(record.revision > later.get(record.chunk, 0) for record in tally.records.values())
     notes += [f"{beside:,} chunk(s) are a later revision: what has their name was left as it is"] if beside else []
     notes += tally.warnings
-    report = _report(place, tally, generation, time.monotonic() - started, notes, options.clock.seconds)
+    seconds, totals = time.monotonic() - started, table.summary()
+    report = _report(place, tally, generation.number, totals, seconds, notes, options.clock.seconds)
     if tally.failed:
         raise BuildFailed(store.address, tally.failed)
     if len(table) == len(place.chunks) and isinstance(place.job, BaseJob):
@@ -580,6 +586,13 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, opt
             unbind(store, layer)
             raise
     return report
+
+
+def _wanted(order: Sequence[int], revisions: Array) -> str:
+    """`revisions_digest` of the chunks that should be listed; empty where the plan does not have all of them."""
+    numbers = np.sort(np.array(order, np.int64))
+    is_planned = len(numbers) > 0 and int(numbers[-1]) < len(revisions)
+    return revisions_digest(numbers, revisions[numbers]) if is_planned else ""
 
 
 def _changed_source(place: LayerBuild, changed: Mapping[str, str]) -> SourceChanged:
@@ -745,36 +758,49 @@ def in_order(chunks: Sequence[int], mode: str, start: int | None, end: int | Non
     return chosen[::-1] if mode == "inverse" else chosen
 
 
-def _report(
+def _announced_report(
     place: LayerBuild,
     tally: BuildProgress,
-    generation: Generation,
+    listed: ListedLayer,
     seconds: float,
     notes: list[str],
     phases: Mapping[str, float],
 ) -> BuildReport:
-    store, layer, recipe = place.job.store, place.job.layer, place.job.recipe
-    table = generation.table(layer)
-    statistics = {name: value for name, value in table.totals().items() if not isinstance(value, list)}
-    holds = {"chunks": len(table), "rows": int(table.rows.sum()), "bytes": int(table.numbers["size"].sum())}
+    """The report of a builder for which another has listed all, and has read it back."""
+    store = place.job.store
+    check_listed_plan(store, load_plan(store, place.plan.as_read()), listed.made.plan)
+    return _report(place, tally, listed.generation, listed.totals, seconds, [*notes, *tally.warnings], phases)
+
+
+def _report(
+    place: LayerBuild,
+    tally: BuildProgress,
+    generation: int,
+    totals: LayerTotals,
+    seconds: float,
+    notes: list[str],
+    phases: Mapping[str, float],
+) -> BuildReport:
+    recipe, statistics = place.job.recipe, totals.statistics
+    holds = {"chunks": totals.chunks, "rows": totals.rows, "bytes": totals.size}
     return BuildReport(
-        root=store.address,
-        layer=layer,
+        root=place.job.store.address,
+        layer=place.job.layer,
         chunks=tally.total,
         made=len(tally.records),
         present=tally.present,
         failed=dict(tally.failed),
-        rows=int(table.rows.sum()),
-        failures=int(table.numbers["failures"].sum()),
-        samples=int(table.numbers["samples"].sum()),
+        rows=totals.rows,
+        failures=totals.failures,
+        samples=totals.samples,
         written_bytes=tally.written_bytes,
         seconds=seconds,
-        generation=None if generation.number == UNPUBLISHED else generation.number,
+        generation=None if generation == UNPUBLISHED else generation,
         deaths=tuple(tally.deaths),
         notes=tuple(notes),
         made_statistics=dict(tally.sums),
         statistics=statistics,
-        figures=hooks_of(recipe).figures(fields_of(recipe), statistics, holds) if len(table) else {},
+        figures=hooks_of(recipe).figures(fields_of(recipe), statistics, holds) if totals.chunks else {},
         reasons=dict(tally.reasons.most_common()),
         made_rows=sum(record.rows for record in tally.records.values()),
         made_failures=sum(record.failures for record in tally.records.values()),

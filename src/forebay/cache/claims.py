@@ -16,6 +16,7 @@ Heartbeats: one small file per builder, rewritten while it works, with its progr
 
     builders/<owner>.json        {"beat": 17, "host": "node3", "made": 412, "total": 20000, …}
     builders/<owner>.000003.safetensors      chunks that it made, for the first of all builders to list
+    builders/<owner>.listed.safetensors      what is listed, from the first one to this builder, when all is
 
 A builder that holds a thousand claims writes one file per beat, and whoever waits for it reads one. It is silent when
 its counter has not moved for a lease on the observer's own clock: the clock of another machine is never asked.
@@ -84,9 +85,10 @@ def builder_owners(store: Store) -> list[str]:
 
 
 def builder_files(store: Store) -> dict[str, str]:
-    """The keys of heartbeats, and of what builders left to others to list -> their owners."""
+    """The keys of heartbeats, and of what builders and the one that lists leave to each other -> their owners."""
     keys = (entry.key for entry in store.entries(layout.BUILDERS))
-    owners = ((key, layout.parse_builder(key) or layout.parse_handed(key)) for key in keys)
+    parsers = (layout.parse_builder, layout.parse_handed, layout.parse_listed)
+    owners = ((key, next(filter(None, (parse(key) for parse in parsers)), None)) for key in keys)
     return {key: owner for key, owner in owners if owner is not None}
 
 
@@ -168,6 +170,11 @@ class OtherBuilders:
     def made(self) -> int:
         """The chunks that they have made since this builder began, also those who have ended since."""
         return sum(made - (self._first or {}).get(owner, 0) for owner, made in self._made.items())
+
+    @property
+    def were_seen(self) -> bool:
+        """Whether there was ever another."""
+        return bool(self._made)
 
     def look_now_and_then(self) -> None:
         """Read the heartbeats, the less often the more there are: all builders do it."""

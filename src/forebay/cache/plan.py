@@ -22,7 +22,7 @@ from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import Annotated, Any
 
 import msgspec
@@ -469,15 +469,24 @@ class Plan:
     """All segments of a cache's plan."""
 
     def __init__(
-        self, segments: Sequence[Segment], digests: Sequence[str], dropped: Mapping[str, int] | None = None
+        self,
+        segments: Sequence[Segment],
+        digests: Sequence[str],
+        dropped: Mapping[str, int] | None = None,
+        etags: Sequence[str] = (),
     ) -> None:
         self.segments = tuple(segments)
         self.digests = tuple(digests)
         self.dropped = dict(dropped or {})  # layer -> its highest revision when it was last dropped
+        self.etags = tuple(etags)  # and sizes of the files that segments were read from; further ones were written here
 
     def first(self, segments: int) -> "Plan":
         """The first segments of the plan, as it was when it had no more."""
-        return Plan(self.segments[:segments], self.digests[:segments], self.dropped)
+        return Plan(self.segments[:segments], self.digests[:segments], self.dropped, self.etags[:segments])
+
+    def as_read(self) -> "Plan":
+        """The segments that were read and checked, without those that this process wrote since."""
+        return self.first(sum(1 for _ in takewhile(bool, self.etags)))
 
     def __len__(self) -> int:
         """The number of chunks planned."""
@@ -677,11 +686,12 @@ class _Items(ItemsView[str, SourceFile]):
 def load_plan(store: Store, known: Plan | None = None) -> Plan:
     """The plan as it is now: every segment, each checked against its digest.
 
-    A segment that is among those of a `known` plan, by the digest at the end of its file, is neither read nor checked
-    again.
+    A segment is written once, so one that was read for a `known` plan is not read again while its file has the same
+    size and etag, nor one that this process wrote while its file ends with the same digest.
     """
     segments: list[Segment] = []
     digests: list[str] = []
+    etags: list[str] = []
     dropped: dict[str, int] = {}
     for entry in store.entries(layout.PLAN):
         if (one := layout.parse_dropped(entry.key)) is not None:
@@ -695,13 +705,21 @@ def load_plan(store: Store, known: Plan | None = None) -> Plan:
             raise IndexCorrupt(store.address, entry.key, f"it does not continue the plan at chunk {planned}")
         segments.append(segment)
         digests.append(digest)
-    return Plan(segments, digests, dropped)
+        etags.append(_stamp(entry))
+    return Plan(segments, digests, dropped, etags)
+
+
+def _stamp(entry: Entry) -> str:
+    """Size and etag of a file; empty where the store has no etags."""
+    return f"{entry.size}-{entry.etag}" if entry.etag else ""
 
 
 def _known_segment(store: Store, entry: Entry, known: Plan | None, number: int) -> tuple[Segment, str] | None:
-    """A segment of a known plan with its digest, if the file still ends with it: a segment can be taken back."""
+    """A segment of a known plan with its digest, if its file is still the same: a segment can be taken back."""
     if known is None or number >= len(known.segments) or entry.size < DIGEST_BYTES:
         return None
+    if etag := known.etags[number] if number < len(known.etags) else "":
+        return (known.segments[number], known.digests[number]) if _stamp(entry) == etag else None
     try:
         digest = store.read(entry.key, entry.size - DIGEST_BYTES, entry.size).hex()
     except (Missing, OSError, ForebayError):

@@ -22,8 +22,8 @@ from forebay.cache.catalog import (
     read_recipe_document,
     sound_record,
 )
-from forebay.cache.claims import MOST_BUILDERS
-from forebay.cache.plan import Plan
+from forebay.cache.claims import MOST_BUILDERS, is_dead
+from forebay.cache.plan import DIGEST_BYTES, Plan
 from forebay.columns import Array
 from forebay.errors import (
     Damaged,
@@ -34,10 +34,17 @@ from forebay.errors import (
 )
 from forebay.format import layout
 from forebay.format.chunk import MADE_BY, UNKNOWN, ChunkRecord, library_versions
-from forebay.format.generation import ChunkTable, Generation, HandedChunks, decode_handed
+from forebay.format.generation import (
+    ChunkTable,
+    Generation,
+    HandedChunks,
+    ListedLayer,
+    decode_handed,
+    decode_listed,
+)
 from forebay.format.layout import MAX_REVISION
 from forebay.format.tensors import hmac_key
-from forebay.store.base import Buffer, Missing, Pieces, Store, holds, load_index, this_process
+from forebay.store.base import Buffer, Missing, Pieces, Store, holds, load_index, read_document, this_process
 
 _FEW_FILES = 8
 _MOST_HANDED_BYTES = 64 << 20  # of one list of chunks, about 400,000 of them
@@ -68,24 +75,65 @@ def publish(
     that takes fewer requests than to ask for each that was made. Where there is no row to list, nothing is
     published, and the answer has the number UNPUBLISHED. Rows that are published are never followed by none: that
     raises `SourceEmpty`. `max_failures` is the limit for later commands; None keeps the one of the generation before.
-    A plan that was damaged since it was listed raises `IndexCorrupt`, once all that was made is listed. `listed` is a
-    generation that this process has read or written: while it is the newest it is not read again, but for one that was
-    written and is the last of a build.
+    A plan that was replaced or edited since it was read raises `IndexCorrupt`, once all that was made is listed.
+    `listed` is a generation that this process has read or written: while it is the newest it is not read again, but
+    for one that was written and is the last of a build.
     """
     own = {layer: list(records) for layer, records in made.items()}
     is_last = adopts is None or bool(adopts)
     taken: list[Snapshot] = []
 
     def drafted() -> tuple[int | None, Generation]:
-        unread = is_last and listed is not None and not listed.digest
-        taken[:] = [Snapshot.take(store, known=None if is_last else planned, listed=None if unread else listed)]
+        known = planned.as_read() if is_last and planned is not None else planned
+        taken[:] = [Snapshot.take(store, known=known, listed=listed)]
         return _next(taken[0], own, versions, skipped, planned, adopts, max_failures)
 
     generation = _published(store, drafted, read_back=is_last)
-    for number, digest in enumerate(generation.plan if is_last else ()):
-        if taken[0].plan.digests[number : number + 1] != (digest,):
-            raise IndexCorrupt(store.address, layout.plan_segment(number), "it is not the one that is published")
+    if not is_last:
+        return generation
+    if not generation.digest and generation.number != UNPUBLISHED:
+        generation = load_generation(store, generation.number)
+    check_listed_plan(store, taken[0].plan, generation.plan)
     return generation
+
+
+def check_listed_plan(store: Store, plan: Plan, digests: Sequence[str]) -> None:
+    """Raise where a plan, as it is now, is not the one that a generation lists."""
+    for number, digest in enumerate(digests):
+        if plan.digests[number : number + 1] != (digest,):
+            raise IndexCorrupt(store.address, layout.plan_segment(number), "it is not the one that is published")
+
+
+def announce(store: Store, listed: ListedLayer, owners: Iterable[str]) -> None:
+    """Say to other builders what a generation lists that was read back; who gets no announcement reads it."""
+    data = listed.encode(hmac_key())
+    for owner in owners:
+        with suppress(OSError, ForebayError):
+            store.replace(layout.listed(owner), data, durable=False)
+            if not holds(store, layout.builder(owner)):  # it has ended, and has removed that first
+                store.delete(layout.listed(owner))
+
+
+def announced(store: Store, made: HandedChunks) -> ListedLayer | None:
+    """What another builder has announced to this one of the newest generation, None where there is nothing.
+
+    It is believed if it is sealed, about chunks that were made alike, and has the digest that the generation ends with:
+    whoever wrote it has read and checked that file.
+    """
+    key = layout.listed(str(this_process()))
+    try:
+        found = decode_listed(memoryview(read_document(store, key)), store.address, key, hmac_key())
+        is_newest = found.generation == max(generation_numbers(store), default=UNPUBLISHED)
+        return found if is_newest and found.made == made and found.digest == _digest_at_end(store, found) else None
+    except (Missing, ForebayError):
+        return None
+
+
+def _digest_at_end(store: Store, listed: ListedLayer) -> str:
+    key = layout.generation(listed.generation)
+    entry = store.head(key)
+    end = 0 if entry is None else entry.size - (DIGEST_BYTES if hmac_key() is not None else 0)  # a tag comes last
+    return store.read(key, max(0, end - DIGEST_BYTES), max(0, end)).hex()
 
 
 def handed_chunks(
@@ -98,10 +146,10 @@ def handed_chunks(
     """
     own, found = str(this_process()), dict[str, list[ChunkRecord]]()
     keys = {entry.key: entry.size for entry in store.entries(layout.BUILDERS)}
-    for key, size in islice(keys.items(), MOST_BUILDERS):
-        owner = layout.parse_handed(key)
-        if owner in (None, own) or size > _MOST_HANDED_BYTES or layout.builder(owner) not in keys:
-            continue
+    owners = ((key, layout.parse_handed(key)) for key, size in keys.items() if size <= _MOST_HANDED_BYTES)
+    # Thousands of lists that dead builders left are passed over before a stranger's are limited.
+    beating = ((key, owner) for key, owner in owners if owner not in (None, own) and layout.builder(owner) in keys)
+    for key, owner in islice(((key, owner) for key, owner in beating if not is_dead(owner)), MOST_BUILDERS):
         if not is_at_work(owner):
             continue
         if key in known:

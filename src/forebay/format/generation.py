@@ -4,6 +4,7 @@ For every chunk of every layer it has the rows, sizes, digests and statistics, a
 the text of `cache.json` and of every recipe, and the digests of the plan. Opening a cache reads this one file.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -127,6 +128,12 @@ class ChunkTable:
             {name: values[kept] for name, values in self.statistics.items()},
         )
 
+    def summary(self) -> "LayerTotals":
+        """Its sums, for a report."""
+        sums = {name: int(self.numbers[name].sum()) for name in ("rows", "samples", "failures", "size")}
+        statistics = {name: value for name, value in self.totals().items() if not isinstance(value, list)}
+        return LayerTotals(chunks=len(self), statistics=statistics, **sums)
+
     def totals(self) -> dict[str, int | float | list[int]]:
         """The sums of the statistics that recipes count."""
         return {
@@ -245,6 +252,56 @@ def decode_handed(view: memoryview, root: str, where: str, key: bytes | None) ->
         about = msgspec.convert(metadata, HandedChunks)
         return about, _table(about.layer, tensors).records()
     except (msgspec.ValidationError, ValueError) as error:
+        raise IndexCorrupt(root, where, f"it is malformed: {one_line(error)}") from error
+
+
+class LayerTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """What the chunks of a layer have in sum."""
+
+    chunks: _Count
+    rows: _Count
+    samples: _Count
+    failures: _Count
+    size: _Count
+    statistics: dict[str, int | float]  # those that recipes count, but for lists
+
+
+class ListedLayer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a generation lists of a layer, from a builder that has read it to one that need not."""
+
+    generation: _Number
+    digest: _Sha256  # that its file ends with, but for a tag
+    made: HandedChunks  # by what its chunks were made
+    revisions: _Sha256  # `revisions_digest` of its chunks
+    totals: LayerTotals
+    max_failures: _Count | _Share | None = None
+
+    @classmethod
+    def of(cls, generation: Generation, made: HandedChunks) -> "ListedLayer":
+        table = generation.table(made.layer)
+        return cls(
+            generation=generation.number,
+            digest=generation.digest,
+            made=made,
+            revisions=revisions_digest(table.chunks, table.numbers["revision"]),
+            totals=table.summary(),
+            max_failures=generation.max_failures,
+        )
+
+    def encode(self, key: bytes | None) -> Sequence[Buffer]:
+        return seal({"format_version": FORMAT_VERSION, "type": "listed", **msgspec.to_builtins(self)}, {}, key)
+
+
+def revisions_digest(chunks: Array, revisions: Array) -> str:
+    """The SHA-256 of the numbers of some chunks in rising order and of their revisions."""
+    return hashlib.sha256(np.stack([chunks, revisions]).astype("<i8").tobytes()).hexdigest()
+
+
+def decode_listed(view: memoryview, root: str, where: str, key: bytes | None) -> ListedLayer:
+    metadata, _ = unseal(view, root, where, "listed", key)
+    try:
+        return msgspec.convert(metadata, ListedLayer)
+    except msgspec.ValidationError as error:
         raise IndexCorrupt(root, where, f"it is malformed: {one_line(error)}") from error
 
 

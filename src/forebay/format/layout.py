@@ -13,6 +13,7 @@ generations/000003.safetensors        what is published, create-only
 claims/<layer>/000035.1.json          the builder that computes a chunk
 builders/<owner>.json                 the heartbeat of a builder, with its progress
 builders/<owner>.000003.safetensors   chunks that it made, left to another builder to list; gone when they are listed
+builders/<owner>.listed.safetensors   what the last generation lists, for a builder that ends and need not read it
 planning/<hash>.bin                   what planning has found so far; gone when the plan is written
 seen.bin                              which content source files were found to have at a new time, advisory
 dataset.json                          the name of the data set, advisory
@@ -56,6 +57,7 @@ _CLAIM = re.compile(rf"claims/{_NAME}/{_NUMBER}\.([1-9][0-9]{{0,8}})\.json")
 _OWNER = r"([0-9A-Za-z]{1,64}-[1-9][0-9]{0,9}-(?:0|[1-9][0-9]{0,18}))"
 _BUILDER = re.compile(rf"{BUILDERS}{_OWNER}\.json")
 _HANDED = re.compile(rf"{BUILDERS}{_OWNER}\.{_NUMBER}\.safetensors")
+_LISTED = re.compile(rf"{BUILDERS}{_OWNER}\.listed\.safetensors")
 _IDENTITIES = re.compile(rf"identities/{_NUMBER}\.[0-9a-f]{{16}}\.safetensors")
 _PLANNING = re.compile(r"planning/[0-9a-f]{32}\.bin")
 _RECIPE = re.compile(rf"layers/({_NAME})/recipe\.json")
@@ -132,6 +134,10 @@ def handed(owner: str, number: int) -> str:
     return f"{BUILDERS}{owner}.{number:06d}.safetensors"
 
 
+def listed(owner: str) -> str:
+    return f"{BUILDERS}{owner}.listed.safetensors"
+
+
 def parse_generation(key: str) -> int | None:
     """The number of a generation's key, None for any other key."""
     return _number(_GENERATION, key)
@@ -177,6 +183,12 @@ def parse_handed(key: str) -> str | None:
     return found[1] if found else None
 
 
+def parse_listed(key: str) -> str | None:
+    """The owner of a key that says what is listed, None for any other key."""
+    found = _LISTED.fullmatch(key)
+    return found[1] if found else None
+
+
 def parse_dropped(key: str) -> tuple[str, int] | None:
     """(layer, revision) of the key of a layer that was dropped, None for any other key."""
     found = _DROPPED.fullmatch(key)
@@ -192,11 +204,12 @@ def is_known(key: str, layers: set[str]) -> bool:
     """Whether this module can make a key, given the existing layers."""
     top, _, rest = key.partition("/")
     layer, _, name = rest.partition("/")
-    if any(parse(key) is not None for parse in (parse_dropped, parse_builder, parse_handed)) or is_planning(key):
+    if any(parse(key) is not None for parse in (parse_dropped, parse_builder, parse_handed, parse_listed)):
         return True
     if not name:
         numbers = (parse_generation(key), parse_segment(key), parse_identities(key))
-        return key in (CACHE, SEEN, DATASET) or any(number is not None for number in numbers)
+        is_single = key in (CACHE, SEEN, DATASET) or is_planning(key)
+        return is_single or any(number is not None for number in numbers)
     if layer not in layers:
         return False
     if f"{top}/" == CLAIMS:

@@ -283,21 +283,22 @@ class Sealed(Sequence[Buffer]):
 
 
 class _Widened(NamedTuple):
-    """A piece of an array that is stored as a wider type, or that has one number for many."""
+    """A piece of an array that is stored as a wider type, or that takes less room than what it stands for."""
 
     narrow: Array
+    start: int
     dtype: np.dtype[Any]
 
     def made(self) -> memoryview:
-        return as_bytes(self.narrow.astype(self.dtype))
+        return as_bytes(self.narrow[self.start : self.start + _WIDENED_AT_ONCE].astype(self.dtype, copy=False))
 
 
 def _pieces(array: Array, dtype: np.dtype[Any]) -> Iterator["Buffer | _Widened"]:
-    if array.dtype == dtype and array.flags.c_contiguous:
+    if isinstance(array, np.ndarray) and array.dtype == dtype and array.flags.c_contiguous:
         yield as_bytes(array)
         return
     for start in range(0, len(array), _WIDENED_AT_ONCE):
-        yield _Widened(array[start : start + _WIDENED_AT_ONCE], dtype)
+        yield _Widened(array, start, dtype)
 
 
 def seal(

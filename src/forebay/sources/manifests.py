@@ -55,6 +55,7 @@ MOST_UNPACKED = 16 << 30  # of a compressed manifest, on the disk for temporary 
 SHARED_BYTES = 4 << 20  # a manifest from this size on is indexed once for all processes of a machine
 _INDEX_VERSION = 1
 _PIECE = 1 << 20
+_LINES_AT_ONCE = 1 << 16
 _SHOWN_CHARS = 60
 _NO_IMAGE = np.uint32(0)  # in place of a hash
 _LINE = re.compile(r"[^!+]*")  # the hash of a line in an etag: before a problem, or before the etag of an object
@@ -115,7 +116,11 @@ class ImageLines:
 
     def named(self) -> Iterator[Line]:
         """Every line that is not blank; a line that repeats an image is a failure."""
-        return (line for number in range(len(self._starts)) if (line := self._checked(number)).text.strip())
+        for number in range(len(self._starts)):
+            if number % _LINES_AT_ONCE == 0:
+                forget_pages(self._starts)  # of the lines before it
+            if (line := self._checked(number)).text.strip():
+                yield line
 
     def find(self, image: str) -> Line | None:
         """The line that names an image."""

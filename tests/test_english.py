@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+from tests.statements import parsed, statements
 
 from forebay.cli.main import cli
 
@@ -46,14 +47,13 @@ WORDS = {re.compile(pattern, re.IGNORECASE): plain for pattern, plain in (CALQUE
 
 def docstrings_and_errors(path: Path) -> Iterator[str]:
     """Docstrings, and the texts of raised errors; in errors.py, every text."""
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
+    for node in statements(parsed(path)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield ast.get_docstring(node) or ""
         if isinstance(node, ast.Raise) and node.exc is not None:
             yield from texts_in(node.exc)
     if path == SOURCE / "errors.py":
-        yield from texts_in(tree)
+        yield from texts_in(parsed(path))
 
 
 def texts_in(node: ast.AST) -> Iterator[str]:
@@ -87,25 +87,24 @@ def room_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def found_by_room() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for path in sorted(SOURCE.rglob("*.py")):
-        texts = dict.fromkeys(docstrings_and_errors(path))
-        for text in texts:
-            found.setdefault(room_of(path), []).extend(f"{path.relative_to(ROOT)}: {hit}" for hit in hits(text))
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        name = str(path.relative_to(ROOT))
-        found[name] = [f"{name}: {hit}" for hit in hits(prose(path))]
-    return found
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-FOUND = found_by_room()
+def found_in(path: Path) -> list[str]:
+    texts = [prose(path)] if path in PAGES else dict.fromkeys(docstrings_and_errors(path))
+    return [f"{path.relative_to(ROOT)}: {hit}" for text in texts for hit in hits(text)]
 
 
-@pytest.mark.parametrize("room", sorted(FOUND))
-def test_docstrings_errors_and_docs_have_no_calques(room):
-    listed = "\n".join(f"{hit}  x{count}" for hit, count in Counter(FOUND[room]).most_common())
-    assert not FOUND[room], f"say it plainly:\n{listed}"
+PLACES: dict[str, list[Path]] = {str(path.relative_to(ROOT)): [path] for path in PAGES}
+for module in sorted(SOURCE.rglob("*.py")):
+    PLACES.setdefault(room_of(module), []).append(module)
+
+
+@pytest.mark.parametrize("place", sorted(PLACES))
+def test_docstrings_errors_and_docs_have_no_calques(place: str) -> None:
+    found = [hit for path in PLACES[place] for hit in found_in(path)]
+    listed = "\n".join(f"{hit}  x{count}" for hit, count in Counter(found).most_common())
+    assert not found, f"say it plainly:\n{listed}"
 
 
 def commands(command: click.Command, name: str = "forebay") -> Iterator[tuple[str, click.Command]]:

@@ -40,6 +40,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 os.environ.setdefault(
     "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0"
 )  # twice the time of one kernel, which a run has
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # no kernel is compiled to try what the processor says it can do
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # otherwise every process of tests starts a pool
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a handler is not inherited: children begin without it

@@ -36,6 +36,7 @@ TOGETHER = (
     ("tests/hostile/",),  # a process of crafted caches
     ("tests/torch/test_teacher", "tests/torch/test_h", "tests/torch/test_multi_source.py", "tests/compat/",
      "tests/cli/test_cli_teachers.py", "tests/teachers/test_devices.py"),  # small models
+    ("tests/test_english.py", "tests/test_architecture.py", "tests/cli/test_cli_advice.py"),  # the modules, parsed
     ("tests/integration/test_trainers", "tests/integration/test_resume_table", "tests/chat/test_chat_trainers"),
 )  # fmt: skip
 FIRST = (

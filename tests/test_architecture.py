@@ -7,6 +7,8 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 
+from tests.statements import parsed
+
 import forebay
 
 SRC = Path(forebay.__file__).parent
@@ -95,11 +97,7 @@ def _modules() -> list[Path]:
 
 @cache
 def _nodes(path: Path) -> list[ast.AST]:
-    return [
-        node
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Import | ast.ImportFrom | ast.Call)
-    ]
+    return [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Import | ast.ImportFrom | ast.Call)]
 
 
 def _imports(path: Path) -> set[str]:

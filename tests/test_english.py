@@ -98,25 +98,21 @@ def room_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def found_by_room() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for path in sorted(SOURCE.rglob("*.py")):
-        texts = dict.fromkeys(written_in(path))
-        for text in texts:
-            found.setdefault(room_of(path), []).extend(f"{path.relative_to(ROOT)}: {hit}" for hit in hits(text))
-    for path in PAGES:
-        name = str(path.relative_to(ROOT))
-        found[name] = [f"{name}: {hit}" for hit in hits(prose(path))]
-    return found
+def found_in(path: Path) -> list[str]:
+    texts = [prose(path)] if path in PAGES else dict.fromkeys(written_in(path))
+    return [f"{path.relative_to(ROOT)}: {hit}" for text in texts for hit in hits(text)]
 
 
-FOUND = found_by_room()
+PLACES: dict[str, list[Path]] = {str(path.relative_to(ROOT)): [path] for path in PAGES}
+for module in sorted(SOURCE.rglob("*.py")):
+    PLACES.setdefault(room_of(module), []).append(module)
 
 
-@pytest.mark.parametrize("room", sorted(FOUND))
-def test_texts_comments_and_docs_have_no_calques(room):
-    listed = "\n".join(f"{hit}  x{count}" for hit, count in Counter(FOUND[room]).most_common())
-    assert not FOUND[room], f"say it plainly:\n{listed}"
+@pytest.mark.parametrize("place", sorted(PLACES))
+def test_texts_comments_and_docs_have_no_calques(place: str) -> None:
+    found = [hit for path in PLACES[place] for hit in found_in(path)]
+    listed = "\n".join(f"{hit}  x{count}" for hit, count in Counter(found).most_common())
+    assert not found, f"say it plainly:\n{listed}"
 
 
 def commands(command: click.Command, name: str = "forebay") -> Iterator[tuple[str, click.Command]]:

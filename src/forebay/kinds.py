@@ -115,6 +115,11 @@ def own_kinds(group: str) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in distribution("forebay").entry_points.select(group=group)}
 
 
+def is_known(kind: str) -> bool:
+    """Whether a kind of recipes is installed. Other packages are asked only for a kind that is not forebay's own."""
+    return kind in own_kinds(RECIPES) or bool(entry_points(group=RECIPES, name=kind))
+
+
 def known_kinds() -> list[str]:
     """The kinds of recipes that are installed: forebay's own, then those of other packages."""
     return [*dict.fromkeys([*own_kinds(RECIPES), *sorted(entry_points(group=RECIPES).names)])]

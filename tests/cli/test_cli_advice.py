@@ -3,10 +3,11 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
-import pytest
+from tests.statements import parsed
 
 import forebay
 from forebay.cli.main import cli
@@ -20,7 +21,7 @@ HOLE = "HOLE"  # stands for what is filled in when the text is shown
 
 def texts(path: Path) -> Iterator[str]:
     """The strings of a module, each with its adjacent ones, and with holes for what is filled in."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.JoinedStr):
             yield "".join(part.value if isinstance(part, ast.Constant) else HOLE for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -35,16 +36,19 @@ def commands(path: Path) -> set[str]:
     return {one for one in found if not re.search(r"[?^]", one)}  # a pattern that recognises advice is none
 
 
-ADVISED = sorted({(command, path.name) for path in SOURCES for command in commands(path)})
+@cache
+def advised() -> list[tuple[str, str]]:
+    """Every command, and the module that has it."""
+    return sorted({(command, path.name) for path in SOURCES for command in commands(path)})
 
 
 def known_options(command: click.Command) -> set[str]:
     return {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
 
 
-def problem(advised: str) -> str:
+def problem(command_words: str) -> str:
     """What the parser would not know in a command, empty where it knows all of it."""
-    words = [word.strip("'\"().,:") for word in advised.split()]
+    words = [word.strip("'\"().,:") for word in command_words.split()]
     command: click.Command = cli
     options: set[str] = {"--version"}
     context = click.Context(cli, info_name="forebay")
@@ -66,14 +70,14 @@ def problem(advised: str) -> str:
 
 
 def test_advice_is_found() -> None:
-    verbs = {command.split()[0] for command, _ in ADVISED}
+    verbs = {command.split()[0] for command, _ in advised()}
     assert {"build", "refresh", "repair", "verify", "grow", "clean", "status", "rekey"} <= verbs
-    assert len(ADVISED) > 60
+    assert len(advised()) > 60
 
 
-@pytest.mark.parametrize(("advised", "where"), ADVISED)
-def test_a_command_that_is_advised_parses(advised: str, where: str) -> None:
-    assert not problem(advised), f"`forebay {advised}` in {where}: {problem(advised)}"
+def test_every_command_that_is_advised_parses() -> None:
+    wrong = [f"`forebay {command}` in {where}: {problem(command)}" for command, where in advised() if problem(command)]
+    assert not wrong
 
 
 def test_the_options_that_are_advised_about_failed_samples_are_options_of_a_build() -> None:

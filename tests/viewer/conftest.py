@@ -5,7 +5,6 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,15 +53,31 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
+class Pages:
+    """Pages by width and colour scheme, each used again by the next test: a new one takes the browser two processes."""
+
+    def __init__(self, browser: Any) -> None:
+        self._browser = browser
+        self._windows: dict[tuple[int, str], Any] = {}
+        self._idle: dict[tuple[int, str], list[Any]] = {}
+
+    def take(self, width: int, scheme: str) -> Any:
+        if self._idle.get((width, scheme)):
+            return self._idle[width, scheme].pop()
+        if (width, scheme) not in self._windows:
+            size = {"width": width, "height": 900}
+            self._windows[width, scheme] = self._browser.new_context(viewport=size, color_scheme=scheme)
+        return self._windows[width, scheme].new_page()
+
+    def put_back(self, page: Any, width: int, scheme: str) -> None:
+        """Leave what a page shows, its requests and timers. Each server is another origin: no state is left."""
+        page.goto("about:blank")
+        self._idle.setdefault((width, scheme), []).append(page)
+
+
 @pytest.fixture(scope="session")
-def window(browser: Any) -> Callable[[int, str], Any]:
-    """A window of a width and a colour scheme, made once: a new one for every page takes the browser twice as long."""
-
-    @cache
-    def made(width: int, scheme: str) -> Any:
-        return browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-
-    return made
+def pages(browser: Any) -> Pages:
+    return Pages(browser)
 
 
 @dataclass
@@ -73,6 +88,20 @@ class Opened:
     server: Server
     problems: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.listeners = {"console": self._note_message, "pageerror": self._note_error, "request": self._note_request}
+
+    def _note_message(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.problems.append(message.text)
+
+    def _note_error(self, error: Any) -> None:
+        self.problems.append(str(error))
+
+    def _note_request(self, request: Any) -> None:
+        if not request.url.startswith((str(self.server.address), "data:", "blob:")):
+            self.foreign.append(request.url)
 
     def go(self, view: str) -> Any:
         """Show a view by its URL and wait until it is drawn."""
@@ -104,33 +133,27 @@ Open = Callable[..., Opened]
 
 
 @pytest.fixture
-def view(window: Callable[[int, str], Any]) -> Iterator[Open]:
+def view(pages: Pages) -> Iterator[Open]:
     """Open a page on caches; when the test ends, nothing may have gone wrong on it."""
-    opened: list[Opened] = []
+    opened: list[tuple[Opened, int, str]] = []
 
     def open_page(*roots: Any, width: int = 1200, scheme: str = "light", source: Any = None) -> Opened:
-        shown = [ShownCache.of(root, source) for root in roots]
-        server = Server(shown).start()
-        page = window(width, scheme).new_page()
-        found = Opened(page, server)
-        opened.append(found)
-        page.set_default_timeout(PATIENCE)
-        page.on("console", lambda message: message.type in ("error", "warning") and found.problems.append(message.text))
-        page.on("pageerror", lambda error: found.problems.append(str(error)))
-        page.on("request", lambda request: _record_foreign(found, request.url))
+        server = Server([ShownCache.of(root, source) for root in roots]).start()
+        found = Opened(pages.take(width, scheme), server)
+        opened.append((found, width, scheme))
+        found.page.set_default_timeout(PATIENCE)
+        for event, take in found.listeners.items():
+            found.page.on(event, take)
         return found
 
     yield open_page
-    for found in opened:
-        found.page.close()
+    for found, width, scheme in opened:
+        for event, take in found.listeners.items():
+            found.page.remove_listener(event, take)
+        pages.put_back(found.page, width, scheme)
         found.server.stop()
         assert found.problems == []
         assert found.foreign == []
-
-
-def _record_foreign(found: Opened, url: str) -> None:
-    if not url.startswith((str(found.server.address), "data:", "blob:")):
-        found.foreign.append(url)
 
 
 def write_texts(folder: Path, files: int = 2, lines: int = 60, seed: int = 1) -> Path:

@@ -147,7 +147,7 @@ def handed_chunks(
     own, found = str(this_process()), dict[str, list[ChunkRecord]]()
     keys = {entry.key: entry.size for entry in store.entries(layout.BUILDERS)}
     owners = ((key, layout.parse_handed(key)) for key, size in keys.items() if size <= _MOST_HANDED_BYTES)
-    # Thousands of lists that dead builders left are passed over before a stranger's are limited.
+    # Thousands of lists that dead builders left are skipped before a stranger's are limited.
     beating = ((key, owner) for key, owner in owners if owner not in (None, own) and layout.builder(owner) in keys)
     for key, owner in islice(((key, owner) for key, owner in beating if not is_dead(owner)), MOST_BUILDERS):
         if not is_at_work(owner):

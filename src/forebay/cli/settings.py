@@ -29,7 +29,7 @@ from forebay.cli.verb import say
 from forebay.engine.base import Engine
 from forebay.errors import LayerNotFound, SettingsInvalid, SourceInvalid, UnknownKind, nearest
 from forebay.fields import Field, Size, declared
-from forebay.kinds import known_kinds, recipe_class, reopen_recipe
+from forebay.kinds import is_known, known_kinds, recipe_class, reopen_recipe
 from forebay.preview.words import command_line
 from forebay.recipe import Recipe, RecipeDocument, fields_of, hooks_of
 from forebay.source import Source
@@ -82,7 +82,7 @@ def kind_names() -> list[str]:
 def is_offered(name: str) -> bool:
     """Whether `forebay build` takes a kind. Only its own module is imported: those of other kinds may need torch."""
     try:
-        return name in known_kinds() and kind_of(name) is not None
+        return is_known(name) and kind_of(name) is not None
     except Exception:  # of another package, or a library is missing
         return True  # help and use report it
 

@@ -133,10 +133,11 @@ class MachineUsage:
 
 
 class UsageMeter:
-    """Measures CPU (since the last call) and memory of this process and others."""
+    """Measures CPU (since the last call; of this process, since the meter was made) and memory of processes."""
 
     def __init__(self) -> None:
-        self._processes: dict[int, psutil.Process] = {}
+        self._processes = {os.getpid(): psutil.Process()}
+        self._processes[os.getpid()].cpu_percent()
 
     def measure(self, pids: Iterable[int]) -> MachineUsage:
         wanted = {os.getpid(), *pids}
@@ -216,6 +217,9 @@ class SpeedMeter:
         if progress.phase != self._phase and {progress.phase, self._phase} != {"building", "waiting"}:
             self._done = progress.done if progress.seconds < 1 else 0
             self._phase, self._begun = progress.phase, time.monotonic()
+
+    def measure(self, progress: Progress) -> None:
+        """Measure at most once a second: the memory of a process with torch takes 9 ms."""
         if time.monotonic() - self._measured >= MEASURE_SECONDS:
             self._usage = self._meter.measure(progress.pids)
             self._measured = time.monotonic()
@@ -247,6 +251,7 @@ class Bar:
         if progress.note:
             self._console.print(_note(progress.note))
         self._speed.follow(progress)
+        self._speed.measure(progress)
         if progress.done < progress.total and time.monotonic() - self._drawn < BAR_SECONDS:
             return
         self._drawn = time.monotonic()
@@ -288,6 +293,8 @@ class Lines:
             self._console.print(_note(progress.note))
         self._speed.follow(progress)
         now = self._clock()
+        if now >= self._next - MEASURE_SECONDS:  # CPU of workers is counted between two measurements
+            self._speed.measure(progress)
         if now < self._next:
             return
         self._next = now + next(pause for until, pause in LINE_SECONDS if now - self._begun < until)

@@ -586,7 +586,7 @@ def open_store(root: Root) -> Store:
     if not is_url(path):
         return _opened(_LOCAL, path)
     scheme = path.partition(":/")[0]
-    known = {point.name: point.value for point in entry_points(group="forebay.stores")} | SCHEMES
+    known = SCHEMES if scheme.lower() in SCHEMES else _schemes_of_others() | SCHEMES
     if scheme.lower() not in known:
         shown = _PASSWORD.sub("", path.partition("?")[0])
         rest = shown.partition(":/")[2]
@@ -594,6 +594,10 @@ def open_store(root: Root) -> Store:
     if meant := meant_url(root):
         raise StoreRefused(path, "a URL has two slashes", f"did you mean {meant}? (a folder of that name is ./{path})")
     return _opened(known[scheme.lower()], path)
+
+
+def _schemes_of_others() -> dict[str, str]:
+    return {point.name: point.value for point in entry_points(group="forebay.stores")}
 
 
 def _opened(named: str, path: str) -> Store:

@@ -31,6 +31,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from forebay import compiled
 from forebay.columns import Array, Ragged
 from forebay.feeding.chunk_ahead import sparse_cache
 from forebay.feeding.statistics import Handoff, timed
@@ -56,6 +57,7 @@ class PrefetchPlan:
     handoff: int
     queued: int
     lanes: int = 1  # of a group
+    helpers: int = 0  # threads of compiled code, beside
 
     @classmethod
     def of(
@@ -66,15 +68,17 @@ class PrefetchPlan:
         read_bytes: int,
         batch_bytes: int,
         decoded: bool,
+        compiled: bool = False,
     ) -> "PrefetchPlan":
         """Plan at most `prefetch` batches ahead; by default as many as fit in 32 MiB, at least 4 and at most 64.
 
         Every thread makes at least one, so no more threads are used than batches are asked for. Few slots are full at
         once: those of the next group fill up only while the last batches of a group are used.
 
-        Without blocks to decode, threads share the copying and deriving of a group, a lane each: batches are then used
-        soon after they were written, and their memory, still in the CPU's cache, is written again. With blocks to
-        decode, one thread decodes the next group while another copies.
+        Where compiled code does nearly all of the work, one thread makes batches, and the others are its helpers: they
+        need no GIL, and few batches are in memory, whose memory, still in the CPU's cache, is written again. Else
+        threads share the copying and deriving of a group, a lane each; with blocks to decode, one thread decodes the
+        next group while another copies.
         """
         if threads < 0:
             raise ValueError(f"threads must be at least 0 (got {threads})")
@@ -82,16 +86,19 @@ class PrefetchPlan:
             raise ValueError(f"prefetch must be at least 1 (got {prefetch})")
         threads = threads if prefetch is None else min(threads, prefetch)
         wanted = prefetch or _between(_LEAST, _AHEAD_BYTES // max(1, batch_bytes), _MOST)
-        lanes = 1 if decoded else max(1, threads)
-        each = max(1, wanted // (threads + lanes))
         group = _between(1, _GROUP_BYTES // max(1, read_bytes), _MOST)
+        helpers = threads - 1 if compiled and threads and wanted >= _LEAST - 1 else 0
+        threads = 1 if helpers else threads
+        lanes = 1 if decoded or group == 1 else max(1, threads)
+        is_exact = prefetch is not None and helpers > 0  # what helpers write is not queued yet
+        each = max(1, wanted // (threads + lanes + is_exact))
         handoff = _between(1, _HANDOFF_BYTES // max(1, batch_bytes), min(max(1, each // 2), group)) if threads else 1
-        return cls(threads, group, handoff, max(1, each // handoff), lanes)
+        return cls(threads, group, handoff, max(1, each // handoff), lanes, helpers)
 
     @property
     def batches(self) -> int:
         """The most batches that are being made or queued at once."""
-        return (self.threads + self.lanes) * (self.queued + 1) * self.handoff
+        return ((self.threads + self.lanes) * (self.queued + 1) + (self.helpers > 0)) * self.handoff
 
 
 def suitable_threads(caches: Sequence[Cache], columns: Sequence[str]) -> int:
@@ -276,7 +283,7 @@ class BatchesAhead:
         sequence = _GroupSequence(groups, epoch, begun, following, plan.threads, first=FirstBatch(maker, columns))
         lanes = Lanes(plan.lanes, plan.handoff, _count_batches)
         self._prefetcher = Prefetcher(
-            sequence.make, sequence.count, threads=plan.threads, queued=plan.queued, lanes=lanes
+            sequence.make, sequence.count, threads=plan.threads, queued=plan.queued, lanes=lanes, helpers=plan.helpers
         )
         self.handoffs = self._prefetcher.items()
 
@@ -392,8 +399,9 @@ class Prefetcher(Generic[Made]):
         threads: int,
         queued: int,
         lanes: Lanes[Made],
+        helpers: int = 0,
     ) -> None:
-        self._make, self._lanes = make, lanes
+        self._make, self._lanes, self._helpers = make, lanes, helpers
         self._count = sys.maxsize if count is None else count * lanes.number  # tasks: a lane of a group each
         self._process = _process
         self._stopped = False
@@ -454,6 +462,8 @@ class Prefetcher(Generic[Made]):
                 self._tasks.put(task + len(self._slots))
 
     def _work(self) -> None:
+        if self._helpers:
+            compiled.native.set_helpers(self._helpers)
         while (task := self._tasks.get()) is not None and not self._stopped:
             slot = self._slots[task % len(self._slots)]
             try:

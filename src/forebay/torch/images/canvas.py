@@ -221,12 +221,13 @@ class Painter(ABC):
     def paint(self, lines: Array, content: Planes, left: int) -> None:
         """Fill lines of a canvas with content that begins at `left`, and with padding on both sides."""
 
-    def paint_canvas(self, canvas: Array, content: Planes, box: Box) -> None:
-        """Paint content in its box, and padding around it."""
+    def paint_canvas(self, canvas: Array, content: Planes, box: Box) -> object | None:
+        """Paint content in its box, and padding around it; compiled code returns work that it only began."""
         left, top, _, height = box
         for plane, pad in zip(canvas, self.pad, strict=True):
             plane[:top] = plane[top + height :] = pad
         self.paint(canvas[:, top : top + height], content, left)
+        return None
 
 
 class BytePainter(Painter):
@@ -243,11 +244,11 @@ class BytePainter(Painter):
             plane[:, :left] = plane[:, right:] = pad
         np.copyto(lines[:, :, left:right], content)
 
-    def paint_canvas(self, canvas: Array, content: Planes, box: Box) -> None:
+    def paint_canvas(self, canvas: Array, content: Planes, box: Box) -> object | None:
         if compiled.native is None or not canvas.flags.c_contiguous:
             return super().paint_canvas(canvas, content, box)
         planes = np.ascontiguousarray(content)
-        return compiled.native.paint(canvas, canvas.shape[1:], planes, box, self.pad.tolist())
+        return compiled.native.start_painting(canvas, canvas.shape[1:], planes, box, self.pad.tolist())
 
 
 class FloatPainter(Painter):
@@ -263,12 +264,13 @@ class FloatPainter(Painter):
         for rows, pixels in _whole_lines(content, left, lines.shape[2], self._pad_color, _CACHED_VALUES):
             self._scaling.apply(pixels, out=lines[:, rows])
 
-    def paint_canvas(self, canvas: Array, content: Planes, box: Box) -> None:
+    def paint_canvas(self, canvas: Array, content: Planes, box: Box) -> object | None:
         if compiled.native is None or not canvas.flags.c_contiguous:
             return super().paint_canvas(canvas, content, box)
         planes, scaling = np.ascontiguousarray(content), self._scaling
         scale, shift = scaling.scale.ravel().tolist(), scaling.shift.ravel().tolist()
-        return compiled.native.paint_scaled(canvas, canvas.shape[1:], planes, box, self.pad.tolist(), scale, shift)
+        values = (self.pad.tolist(), scale, shift)
+        return compiled.native.start_painting_scaled(canvas, canvas.shape[1:], planes, box, *values)
 
 
 class HalfPainter(Painter):
@@ -299,6 +301,18 @@ class InterleavingPainter(Painter):
             self._planar.paint(planes, content[:, rows], left)
             for between, plane in zip(lines[:, rows], planes, strict=True):
                 np.copyto(between, plane)
+
+
+def paint_canvases(with_painter: Painter, canvases: Array, contents: Iterable[Planes], boxes: Sequence[Box]) -> None:
+    """Paint a canvas for each content; the next content is found while helpers paint the one before."""
+    before = None
+    for canvas, content, box in zip(canvases, contents, boxes, strict=True):
+        begun = with_painter.paint_canvas(canvas, content, box)
+        if before is not None:
+            compiled.native.finish(before)
+        before = begun
+    if before is not None:
+        compiled.native.finish(before)
 
 
 def painter(dtype: torch.dtype, pad_color: Color, scaling: Scaling) -> Painter:
@@ -431,14 +445,19 @@ class CanvasMaker:
     def row_bytes(self) -> int:
         return self._size[0] * self._size[1] * (3 * self._painter.storage.itemsize + (self._masks == "host"))
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether compiled code does nearly all of the work."""
+        is_planar = isinstance(self._painter, BytePainter | FloatPainter)
+        return compiled.native is not None and is_planar and not self._transforms and self._masks != "host"
+
     def make(self, contents: Iterable[Planes], boxes: Boxes, coins: Coins, buffers: Buffers, name: Name) -> Batch:
         """Make the tensors; `contents`, consumed one by one, and `boxes` are already flipped."""
         if self._transforms:
             return self._transformed(contents, boxes, coins, buffers, name)
         pixels, canvases = self._canvases(len(boxes), self._size, buffers)
         places = _places(boxes)
-        for canvas, content, box in zip(canvases, contents, places, strict=True):
-            self._painter.paint_canvas(canvas, content, box)
+        paint_canvases(self._painter, canvases, contents, places)
         batch = {"pixels": pixels}
         if self._masks == "host":
             mask = buffers.empty((len(boxes), *self._size), np.dtype(np.bool_))
@@ -469,8 +488,7 @@ class CanvasMaker:
     def _pasted(self, contents: Iterable[Planes], boxes: Boxes) -> Canvases:
         bytes_painter, places = BytePainter(self._pad_color), _places(boxes)
         pixels = np.empty((len(boxes), 3, *self._size), np.uint8)
-        for canvas, content, box in zip(pixels, contents, places, strict=True):
-            bytes_painter.paint_canvas(canvas, content, box)
+        paint_canvases(bytes_painter, pixels, contents, places)
         mask = np.empty((len(boxes), *self._size), np.bool_)
         fill_pixel_masks(mask, places)
         planes, padding, rectangles = map(torch.from_numpy, (pixels, mask, boxes))

@@ -13,6 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__linux__)
 #define FAST __attribute__((target_clones("avx2", "default")))
 #else
@@ -156,10 +160,14 @@ static void start(Work *work) {
         pthread_cond_signal(&helpers.begun);
 }
 
-/* A helper that is in its last piece soon ends it: sleeping until then takes longer. */
+/* With the lock. While a helper ends its last piece, there may be later work to do. */
 static void wait_for_helpers(Work *work) {
+    if (helpers.first && helpers_of_thread) {
+        run_piece(helpers.first);
+        return;
+    }
     pthread_mutex_unlock(&helpers.lock);
-    for (int spin = 0; spin < SPINS && atomic_load(&work->running); spin++) {
+    for (int spin = 0; spin < SPINS && atomic_load(&work->running); spin++) { /* sleeping would take longer */
 #if defined(__x86_64__) && defined(__GNUC__)
         __builtin_ia32_pause();
 #endif
@@ -452,7 +460,10 @@ static PyObject *free_bytes(PyObject *self, PyObject *args) {
     return PyLong_FromLongLong(pool->free_bytes);
 }
 
-/* gather(out, addresses, item_bytes): copy the item at each address. */
+/* gather(out, addresses, item_bytes)
+   start_gathering(the same) -> work
+
+   Copy the item at each address. */
 
 enum { GATHERED = 65536 }; /* bytes of a piece */
 
@@ -476,10 +487,10 @@ static void release_gathering(Work *work) { release(&((Gathering *)work)->buffer
 
 static PyObject *none(Work *work) { return Py_NewRef(Py_None); }
 
-static PyObject *gather(PyObject *self, PyObject *args) {
+static Work *gathering(PyObject *args) {
     PyObject *out, *addresses;
     Gathering *all = PyMem_Calloc(1, sizeof(Gathering));
-    if (!all) return PyErr_NoMemory();
+    if (!all) return (Work *)PyErr_NoMemory();
     if (!PyArg_ParseTuple(args, "OOn", &out, &addresses, &all->item)) goto refused;
     if (take(&all->buffers, out, PyBUF_WRITABLE) < 0 || take(&all->buffers, addresses, PyBUF_SIMPLE) < 0) goto refused;
     all->count = all->buffers.all[1].len / (Py_ssize_t)sizeof(int64_t);
@@ -491,12 +502,16 @@ static PyObject *gather(PyObject *self, PyObject *args) {
     all->step = all->item < GATHERED ? GATHERED / (all->item ? all->item : 1) : 1;
     all->work.run = gather_piece, all->work.release = release_gathering, all->work.result = none;
     all->work.failed = all->work.pieces = all->count ? (all->count - 1) / all->step + 1 : 0;
-    return done(&all->work);
+    return &all->work;
 refused:
     release(&all->buffers);
     PyMem_Free(all);
     return NULL;
 }
+
+static PyObject *gather(PyObject *self, PyObject *args) { return done(gathering(args)); }
+
+static PyObject *start_gathering(PyObject *self, PyObject *args) { return started(gathering(args)); }
 
 /* permute(cells, size, highs, lows, keys): replace each cell by where the shuffle of forebay.order.orders puts it.
 
@@ -1088,10 +1103,11 @@ end:
     return result;
 }
 
-/* start_painting(canvas, size, content, box, pad) -> work
-   start_painting_scaled(canvas, size, content, box, pad, scale, shift) -> work
+/* start_painting(canvas, size, content, box, pad, streamed) -> work
+   start_painting_scaled(canvas, size, content, box, pad, scale, shift, streamed) -> work
 
-   Paint content [3, lines, columns] in its box on a canvas [3, height, width]; scaled is float32, value * scale + shift. */
+   Paint content [3, lines, columns] in its box on a canvas [3, height, width]; scaled is float32, value * scale + shift.
+   What is streamed goes past the caches. */
 
 typedef struct {
     Py_ssize_t height, width, left, top, columns, lines;
@@ -1113,9 +1129,40 @@ typedef struct {
     Placement at;
     uint8_t pad[3];
     float float_pad[3], scale[3], shift[3];
+    int is_streamed;
 } Painting;
 
-enum { CANVAS, CONTENT };
+enum { CANVAS, CONTENT, STRIP = 4096 }; /* STRIP: bytes that are in a core's cache until they are streamed */
+
+/* Copies past the caches: an ordinary store first reads what it overwrites. */
+static void stream(char *out, const char *bytes, size_t count) {
+#if defined(__SSE2__)
+    size_t head = (size_t)(-(intptr_t)out & 15);
+    head = head < count ? head : count;
+    memcpy(out, bytes, head);
+    for (; head + 64 <= count; head += 64) {
+        __m128i four[4];
+        memcpy(four, bytes + head, 64);
+        for (int at = 0; at < 4; at++) _mm_stream_si128((__m128i *)(out + head) + at, four[at]);
+    }
+    memcpy(out + head, bytes + head, count - head);
+#else
+    memcpy(out, bytes, count);
+#endif
+}
+
+static void end_streams(void) {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+}
+
+static void copy_bytes(const Painting *all, uint8_t *out, const uint8_t *bytes, Py_ssize_t count) {
+    if (all->is_streamed)
+        stream((char *)out, (const char *)bytes, (size_t)count);
+    else
+        memcpy(out, bytes, (size_t)count);
+}
 
 static int paint_plane(Work *work, Py_ssize_t plane) {
     const Painting *all = (const Painting *)work;
@@ -1125,14 +1172,19 @@ static int paint_plane(Work *work, Py_ssize_t plane) {
     const uint8_t *content = (const uint8_t *)all->buffers.all[CONTENT].buf + plane * at->lines * at->columns;
     memset(canvas, pad, (size_t)(at->top * at->width));
     canvas += at->top * at->width;
-    for (Py_ssize_t line = 0; line < at->lines; line++) {
-        memset(canvas, pad, (size_t)at->left);
-        memcpy(canvas + at->left, content, (size_t)at->columns);
-        memset(canvas + at->left + at->columns, pad, (size_t)right);
-        canvas += at->width;
-        content += at->columns;
-    }
+    if (at->columns == at->width) { /* lines follow each other */
+        copy_bytes(all, canvas, content, at->lines * at->columns);
+        canvas += at->lines * at->columns;
+    } else
+        for (Py_ssize_t line = 0; line < at->lines; line++) {
+            memset(canvas, pad, (size_t)at->left);
+            copy_bytes(all, canvas + at->left, content, at->columns);
+            memset(canvas + at->left + at->columns, pad, (size_t)right);
+            canvas += at->width;
+            content += at->columns;
+        }
     memset(canvas, pad, (size_t)(below * at->width));
+    if (all->is_streamed) end_streams();
     return 1;
 }
 
@@ -1145,6 +1197,20 @@ static FAST void scale_line(float *out, const uint8_t *line, Py_ssize_t count, f
     for (Py_ssize_t at = 0; at < count; at++) out[at] = (float)line[at] * scale + shift;
 }
 
+static void scale_bytes(const Painting *all, float *out, const uint8_t *line, Py_ssize_t count, Py_ssize_t plane) {
+    enum { VALUES = STRIP / sizeof(float) };
+    if (!all->is_streamed) {
+        scale_line(out, line, count, all->scale[plane], all->shift[plane]);
+        return;
+    }
+    float strip[VALUES];
+    for (Py_ssize_t at = 0; at < count; at += VALUES) {
+        Py_ssize_t some = count - at < VALUES ? count - at : VALUES;
+        scale_line(strip, line + at, some, all->scale[plane], all->shift[plane]);
+        stream((char *)(out + at), (const char *)strip, (size_t)some * sizeof(float));
+    }
+}
+
 static int paint_scaled_plane(Work *work, Py_ssize_t plane) {
     const Painting *all = (const Painting *)work;
     const Placement *at = &all->at;
@@ -1155,12 +1221,13 @@ static int paint_scaled_plane(Work *work, Py_ssize_t plane) {
     canvas += at->top * at->width;
     for (Py_ssize_t line = 0; line < at->lines; line++) {
         fill_floats(canvas, pad, at->left);
-        scale_line(canvas + at->left, content, at->columns, all->scale[plane], all->shift[plane]);
+        scale_bytes(all, canvas + at->left, content, at->columns, plane);
         fill_floats(canvas + at->left + at->columns, pad, right);
         canvas += at->width;
         content += at->columns;
     }
     fill_floats(canvas, pad, below * at->width);
+    if (all->is_streamed) end_streams();
     return 1;
 }
 
@@ -1171,11 +1238,12 @@ static int take_painting(Painting *all, PyObject *args, int is_scaled) {
     Placement *at = &all->at;
     float *pad = all->float_pad, *scale = all->scale, *shift = all->shift;
     if (!(is_scaled
-              ? PyArg_ParseTuple(args, "O(nn)O(nnnn)(fff)(fff)(fff)", &canvas, &at->height, &at->width, &content,
+              ? PyArg_ParseTuple(args, "O(nn)O(nnnn)(fff)(fff)(fff)p", &canvas, &at->height, &at->width, &content,
                                  &at->left, &at->top, &at->columns, &at->lines, &pad[0], &pad[1], &pad[2], &scale[0],
-                                 &scale[1], &scale[2], &shift[0], &shift[1], &shift[2])
-              : PyArg_ParseTuple(args, "O(nn)O(nnnn)(bbb)", &canvas, &at->height, &at->width, &content, &at->left,
-                                 &at->top, &at->columns, &at->lines, &all->pad[0], &all->pad[1], &all->pad[2])))
+                                 &scale[1], &scale[2], &shift[0], &shift[1], &shift[2], &all->is_streamed)
+              : PyArg_ParseTuple(args, "O(nn)O(nnnn)(bbb)p", &canvas, &at->height, &at->width, &content, &at->left,
+                                 &at->top, &at->columns, &at->lines, &all->pad[0], &all->pad[1], &all->pad[2],
+                                 &all->is_streamed)))
         return -1;
     if (take(&all->buffers, canvas, PyBUF_WRITABLE) < 0 || take(&all->buffers, content, PyBUF_SIMPLE) < 0) return -1;
     Py_ssize_t bytes = is_scaled ? (Py_ssize_t)sizeof(float) : 1, canvas_bytes = all->buffers.all[CANVAS].len;
@@ -1408,6 +1476,7 @@ static PyMethodDef methods[] = {
     {"lend_packed", lend_packed, METH_VARARGS, "Return memory for the batches of pack_rows."},
     {"free_bytes", free_bytes, METH_VARARGS, "Return how many bytes a pool keeps."},
     {"gather", gather, METH_VARARGS, "Copy the item at each address to out."},
+    {"start_gathering", start_gathering, METH_VARARGS, "As gather, and return at once; `finish` ends it."},
     {"permute", permute, METH_VARARGS, "Replace each cell by where a shuffle puts it."},
     {"locate_rows", locate_rows, METH_VARARGS, "Write the chunk of each row and its number there; False if it has none."},
     {"read_rows", read_rows, METH_VARARGS, "Copy rows by number to out; False where one must not be read."},

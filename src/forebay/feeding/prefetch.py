@@ -46,6 +46,7 @@ _GROUP_BYTES = 8 * 1024 * 1024
 _HANDOFF_BYTES = 4 * 1024 * 1024
 _HANDOFF_SECONDS = 0.001  # a batch that is made does not wait longer for the others of its handoff
 _MOST, _LEAST = 64, 4
+_HELPED = 4  # times as many batches of a group, between which helpers have nothing to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,10 @@ class PrefetchPlan:
             raise ValueError(f"prefetch must be at least 1 (got {prefetch})")
         threads = threads if prefetch is None else min(threads, prefetch)
         wanted = prefetch or _between(_LEAST, _AHEAD_BYTES // max(1, batch_bytes), _MOST)
-        group = _between(1, _GROUP_BYTES // max(1, read_bytes), _MOST)
         helpers = threads - 1 if compiled and threads and wanted >= _LEAST - 1 else 0
         threads = 1 if helpers else threads
+        longer = _HELPED if helpers else 1
+        group = _between(1, longer * _GROUP_BYTES // max(1, read_bytes), longer * _MOST)
         lanes = 1 if decoded or group == 1 else max(1, threads)
         is_exact = prefetch is not None and helpers > 0  # what helpers write is not queued yet
         each = max(1, wanted // (threads + lanes + is_exact))

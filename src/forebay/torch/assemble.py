@@ -422,7 +422,8 @@ def _tags(located: Located) -> Batch:
 
 
 MakerFactory = Callable[[Buffers, Transform | None, int], BatchMaker]  # the number: batches to write in one call
-_LOCATED_ROWS = 2048  # of columns that need not be decoded
+_LOCATED_ROWS = 1024  # of columns that need not be decoded
+_HELPED_ROWS = 8192  # helpers have nothing to do while rows are located
 _COLLATING_THREADS = 2  # a collate touches every value; reading alone keeps one thread busy
 
 
@@ -571,7 +572,8 @@ def _in_place(
     reads = gather_batches(caches, located, size, rest) if rest else itertools.repeat({})
     is_decoded = any(decoded_columns(cache, PACKED_COLUMNS) for cache in caches)
     # Blocks of many rows would be decoded before the first batch is made of them.
-    many = together if is_decoded else max(1, _LOCATED_ROWS // (size * together)) * together
+    rows = _HELPED_ROWS if compiled.native.count_helpers() else _LOCATED_ROWS
+    many = together if is_decoded else max(1, rows // (size * together)) * together
     for tokens, lengths in locate_batches(caches, located, size * many, PACKED_COLUMNS):
         yield from batches_in_place(tokens, lengths, size, together, reads, training, buffers)
 

@@ -199,7 +199,7 @@ class Loader:
             read_bytes=batch_bytes(caches[0], kind.columns, self._local_size),
             batch_bytes=kind.row_bytes * self._local_size,
             decoded=any(decoded_columns(cache, kind.columns) for cache in caches),
-            compiled=kind.compiled and transform is None,
+            compiled=kind.compiled and transform is None and not any(cache.is_remote for cache in caches),
         )
         self._fetch_ahead = checked_whole("fetch_ahead", fetch_ahead, "a number of bytes")
         if fetch_ahead < 0:

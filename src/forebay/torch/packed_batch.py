@@ -209,8 +209,6 @@ def _packed(
             yield training_batch(columns, training, buffers)
 
 
-
-
 class _Blanks(NamedTuple):
     """The memory of batches that `pack_rows` writes, as `lend_packed` takes it."""
 

@@ -20,6 +20,7 @@ only, so the choice is the same with any number of threads or workers.
 """
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -208,6 +209,8 @@ Planes = NDArray[np.uint8]  # (3, height, width)
 Box = tuple[int, int, int, int]  # left, top, width, height
 Color = tuple[int, int, int]
 _CACHED_VALUES = 1 << 16  # float32 values that stay in a core's cache between two operations
+_STREAMED_BYTES = 1 << 24  # canvases of a batch that the caches of a CPU could not keep anyway
+_BEGUN = 2  # contents that are being painted while the next one is found
 _SERIAL_VALUES = 1 << 15  # as many as torch copies without its own threads, which would compete with the loader's
 
 
@@ -221,8 +224,11 @@ class Painter(ABC):
     def paint(self, lines: Array, content: Planes, left: int) -> None:
         """Fill lines of a canvas with content that begins at `left`, and with padding on both sides."""
 
-    def paint_canvas(self, canvas: Array, content: Planes, box: Box) -> object | None:
-        """Paint content in its box, and padding around it; compiled code returns work that it only began."""
+    def paint_canvas(self, canvas: Array, content: Planes, box: Box, *, streamed: bool = False) -> object | None:
+        """Paint content in its box, and padding around it; compiled code returns work that it only began.
+
+        What is `streamed` goes past the caches of the CPU.
+        """
         left, top, _, height = box
         for plane, pad in zip(canvas, self.pad, strict=True):
             plane[:top] = plane[top + height :] = pad
@@ -244,11 +250,11 @@ class BytePainter(Painter):
             plane[:, :left] = plane[:, right:] = pad
         np.copyto(lines[:, :, left:right], content)
 
-    def paint_canvas(self, canvas: Array, content: Planes, box: Box) -> object | None:
+    def paint_canvas(self, canvas: Array, content: Planes, box: Box, *, streamed: bool = False) -> object | None:
         if compiled.native is None or not canvas.flags.c_contiguous:
             return super().paint_canvas(canvas, content, box)
         planes = np.ascontiguousarray(content)
-        return compiled.native.start_painting(canvas, canvas.shape[1:], planes, box, self.pad.tolist())
+        return compiled.native.start_painting(canvas, canvas.shape[1:], planes, box, self.pad.tolist(), streamed)
 
 
 class FloatPainter(Painter):
@@ -264,12 +270,12 @@ class FloatPainter(Painter):
         for rows, pixels in _whole_lines(content, left, lines.shape[2], self._pad_color, _CACHED_VALUES):
             self._scaling.apply(pixels, out=lines[:, rows])
 
-    def paint_canvas(self, canvas: Array, content: Planes, box: Box) -> object | None:
+    def paint_canvas(self, canvas: Array, content: Planes, box: Box, *, streamed: bool = False) -> object | None:
         if compiled.native is None or not canvas.flags.c_contiguous:
             return super().paint_canvas(canvas, content, box)
         planes, scaling = np.ascontiguousarray(content), self._scaling
         scale, shift = scaling.scale.ravel().tolist(), scaling.shift.ravel().tolist()
-        values = (self.pad.tolist(), scale, shift)
+        values = (self.pad.tolist(), scale, shift, streamed)
         return compiled.native.start_painting_scaled(canvas, canvas.shape[1:], planes, box, *values)
 
 
@@ -304,15 +310,17 @@ class InterleavingPainter(Painter):
 
 
 def paint_canvases(with_painter: Painter, canvases: Array, contents: Iterable[Planes], boxes: Sequence[Box]) -> None:
-    """Paint a canvas for each content; the next content is found while helpers paint the one before."""
-    before = None
+    """Paint a canvas for each content; the next content is found while helpers paint those before."""
+    begun: deque[object] = deque()
+    streamed = canvases.nbytes >= _STREAMED_BYTES
     for canvas, content, box in zip(canvases, contents, boxes, strict=True):
-        begun = with_painter.paint_canvas(canvas, content, box)
-        if before is not None:
-            compiled.native.finish(before)
-        before = begun
-    if before is not None:
-        compiled.native.finish(before)
+        work = with_painter.paint_canvas(canvas, content, box, streamed=streamed)
+        if work is not None:
+            begun.append(work)
+        if len(begun) > _BEGUN:
+            compiled.native.finish(begun.popleft())
+    for work in begun:
+        compiled.native.finish(work)
 
 
 def painter(dtype: torch.dtype, pad_color: Color, scaling: Scaling) -> Painter:

@@ -334,11 +334,15 @@ def latent_caches(folder: Path) -> dict[Codec, Path]:
 
 
 def stalls(cache: fb.Cache) -> str:
-    """How long a thread that only counts is stopped while one other thread makes batches, and while others run.
+    """How long a thread that only counts is stopped: one that trains, and one beside another that never pauses.
 
-    The other thread loses its core now and then, to other processes or to those of the machine's host, also while it
-    has the interpreter's lock; no library can prevent that. So of each gap it is also said how long the other thread
-    computed in it: a loader that keeps the lock for long computes for as long. The hashing thread has nothing of ours.
+    The one that trains takes a batch of a loader every 2 ms. The others have a harder life than training has: the other
+    thread wants the interpreter's lock again some microseconds after it gave it up, and may have it again before this
+    one woke up. The hashing thread has nothing of ours.
+
+    A thread loses its core now and then, to other processes or to those of the machine's host, also while it has the
+    lock; no library can prevent that. So it is also said how long the other thread computed while this one waited for
+    the lock, and not for a core.
     """
 
     def load(stop: threading.Event) -> None:
@@ -351,28 +355,41 @@ def stalls(cache: fb.Cache) -> str:
         while not stop.is_set():
             hashlib.sha256(block)
 
-    def count_nothing(stop: threading.Event) -> None:
-        stop.wait()
+    beside = {
+        "a loader that makes batches all the time": load,
+        "a thread that hashes": hash_bytes,
+        "nothing else": threading.Event.wait,
+    }
+    return "\n".join([_stalls_in_training(cache), *(_stalls_beside(name, work) for name, work in beside.items())])
 
-    beside = {"a loader in one thread": load, "a thread that hashes": hash_bytes, "nothing else": count_nothing}
-    return "\n".join(_stalls_beside(name, work) for name, work in beside.items())
+
+def _stalls_in_training(cache: fb.Cache) -> str:
+    batches = _ours(cache)
+    for _ in itertools.islice(batches, 2 * len(cache) // BATCH):  # every block has been checked
+        pass
+    feed = [thread for thread in threading.enumerate() if thread.name.startswith("forebay-feed")]
+    found = ticks(TICKS_SECONDS, feed[-1], lambda: next(batches))
+    return _as_line("in a training thread that takes a batch every 2 ms", *found)
 
 
-def _stalls_beside(name: str, work: Callable[[threading.Event], None]) -> str:
+def _stalls_beside(name: str, work: Callable[[threading.Event], object]) -> str:
     stop = threading.Event()
     worker = threading.Thread(target=work, args=(stop,))
     worker.start()
     time.sleep(2.0)  # every block has been checked
-    gaps, computed, waited = ticks(TICKS_SECONDS, worker)
+    found = ticks(TICKS_SECONDS, worker)
     stop.set()
     worker.join()
+    return _as_line(f"beside {name}", *found)
+
+
+def _as_line(where: str, gaps: np.ndarray, stalled: np.ndarray, waited: np.ndarray) -> str:
     late = gaps > 1e-3
-    stalled = np.minimum(gaps, computed)[waited]
     return (
-        f"ticking beside {name}: longest gap {gaps.max() * 1e3:.2f} ms, {late.sum()} gaps over 1 ms in "
-        f"{TICKS_SECONDS:.0f} s, {gaps[late].sum() / TICKS_SECONDS:.2%} of the time; longest in which it waited for the "
-        f"lock {gaps[waited].max(initial=0) * 1e3:.2f} ms; longest wait while the other thread computed "
-        f"{stalled.max(initial=0) * 1e3:.2f} ms (goal ≤ 1 ms)"
+        f"ticking {where}: longest gap {gaps.max() * 1e3:.2f} ms, {late.sum()} gaps over 1 ms in {TICKS_SECONDS:.0f} "
+        f"s, {gaps[late].sum() / TICKS_SECONDS:.2%} of the time; longest in which it waited for the lock "
+        f"{gaps[waited].max(initial=0) * 1e3:.2f} ms; longest wait for the lock while the other thread computed "
+        f"{stalled[waited].max(initial=0) * 1e3:.2f} ms (goal ≤ 1 ms)"
     )
 
 
@@ -475,23 +492,44 @@ def best_turn(call: Callable[[], object], turns: int = 300) -> float:
     return min(found)
 
 
-def ticks(seconds: float, other: threading.Thread) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The gaps of a thread that asks for the time again and again; what another computed in each; whether it waited.
+STEP_SECONDS = 0.002
+Step = Callable[[], object]
+
+
+def ticks(seconds: float, other: threading.Thread, step: Step | None = None) -> tuple[np.ndarray, ...]:
+    """The gaps of a thread that asks for the time again and again; stalls by the other thread; where it waited.
 
     A thread that waits for the interpreter's lock gives up its core; where it did not, the machine took the core away.
+    A stall is as much of a gap as it did not wait for a core, and as the other thread computed in it. A `step` comes
+    every 2 ms, and is no gap.
     """
     assert other.ident is not None
-    found, computed, waited, last, before = [], [], [], time.perf_counter(), _waits()
-    clock = time.pthread_getcpuclockid(other.ident)
-    stop, cpu = last + seconds, time.clock_gettime(clock)
+    clock, queue = time.pthread_getcpuclockid(other.ident), os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+
+    def read() -> tuple[float, int, float, float]:
+        return time.perf_counter(), _waits(), time.clock_gettime(clock), _queued(queue)
+
+    found, stalled, waited = [0.0], [0.0], [False]
+    last, waits, spent, queued = read()
+    stop, due = last + seconds, last + STEP_SECONDS
     while last < stop:
-        now, waits, spent = time.perf_counter(), _waits(), time.clock_gettime(clock)
+        if step is not None and last > due:
+            step()
+            last, waits, spent, queued = read()
+            due = last + STEP_SECONDS
+        now, *facts = read()
         if now - last > 1e-4:
             found.append(now - last)
-            computed.append(spent - cpu)
-            waited.append(waits != before)
-        last, before, cpu = now, waits, spent
-    return np.array(found or [0.0]), np.array(computed or [0.0]), np.array(waited or [False])
+            stalled.append(max(0.0, min(now - last - (facts[2] - queued), facts[1] - spent)))
+            waited.append(facts[0] != waits)
+        last, (waits, spent, queued) = now, facts
+    os.close(queue)
+    return np.array(found), np.array(stalled), np.array(waited)
+
+
+def _queued(schedstat: int) -> float:
+    """Seconds that a thread was ready to run and had no core."""
+    return int(os.pread(schedstat, 100, 0).split()[1]) * 1e-9
 
 
 def _waits() -> int:

@@ -7,6 +7,7 @@
 group     batches that are located, checked and decoded together, then copied and derived one by one
 handoff   batches passed on together: waking a thread costs as much as copying 64 KiB; fewer where they take long
 lane      every n-th handoff of a group, made by one of n threads, which so work side by side: few batches are in memory
+helper    a thread of compiled code that copies rows for the one that makes batches: it needs no GIL
 
               lane 0   ▯▯    ▯▯    ▯▯        two lanes of a group, handoffs of two batches
               lane 1      ▯▯    ▯▯    ▯

@@ -424,6 +424,7 @@ def _tags(located: Located) -> Batch:
 MakerFactory = Callable[[Buffers, Transform | None, int], BatchMaker]  # the number: batches to write in one call
 _LOCATED_ROWS = 1024  # of columns that need not be decoded
 _HELPED_ROWS = 8192  # helpers have nothing to do while rows are located
+_SHARING_THREADS = 2  # one makes batches, and one helps it without the GIL
 _COLLATING_THREADS = 2  # a collate touches every value; reading alone keeps one thread busy
 
 
@@ -609,7 +610,8 @@ def _of_columns(
     by_compiled: bool,
 ) -> BatchKind:
     by_compiled = by_compiled and not any(decoded_columns(cache, columns) for cache in caches)
-    return BatchKind(columns, suitable_threads(caches, columns), row_bytes, None, maker, by_compiled)
+    threads = _SHARING_THREADS if by_compiled else suitable_threads(caches, columns)
+    return BatchKind(columns, threads, row_bytes, None, maker, by_compiled)
 
 
 def spans_policy(

@@ -148,7 +148,7 @@ static void start(Work *work) {
     pthread_mutex_lock(&helpers.lock);
     while (helpers.threads < helpers_of_thread && begin_helper()) {}
     work->process = helpers.process;
-    if (helpers_of_thread && work->pieces) {
+    if (work->pieces) {
         Work **last = &helpers.first;
         while (*last) last = &(*last)->after;
         *last = work;
@@ -156,13 +156,13 @@ static void start(Work *work) {
     pthread_mutex_unlock(&helpers.lock);
     if (helpers_of_thread > 1)
         pthread_cond_broadcast(&helpers.begun);
-    else if (helpers_of_thread)
+    else
         pthread_cond_signal(&helpers.begun);
 }
 
 /* With the lock. While a helper ends its last piece, there may be later work to do. */
 static void wait_for_helpers(Work *work) {
-    if (helpers.first && helpers_of_thread) {
+    if (helpers.first) {
         run_piece(helpers.first);
         return;
     }
@@ -188,6 +188,13 @@ static void complete(Work *work) {
     work->is_finished = 1;
 }
 
+/* Without helpers, nobody else knows of the work. */
+static void run_alone(Work *work) {
+    for (Py_ssize_t piece = 0; piece < work->failed; piece++)
+        if (!work->run(work, piece)) work->failed = piece;
+    work->is_finished = 1;
+}
+
 /* Ends work whose pieces are not needed any more, and frees it. */
 static void drop(Work *work) {
     if (!work->is_finished) {
@@ -207,8 +214,11 @@ static void drop(Work *work) {
 static PyObject *done(Work *work) {
     if (!work) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    start(work);
-    complete(work);
+    if (helpers_of_thread) {
+        start(work);
+        complete(work);
+    } else
+        run_alone(work);
     Py_END_ALLOW_THREADS
     PyObject *result = work->result(work);
     drop(work);
@@ -225,8 +235,10 @@ static PyObject *started(Work *work) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    start(work);
-    if (!helpers_of_thread) complete(work); /* nobody would begin it */
+    if (helpers_of_thread)
+        start(work);
+    else
+        run_alone(work); /* nobody would begin it */
     Py_END_ALLOW_THREADS
     return capsule;
 }
@@ -479,7 +491,7 @@ static int gather_piece(Work *work, Py_ssize_t piece) {
     Py_ssize_t stop = all->count - piece * all->step < all->step ? all->count : (piece + 1) * all->step;
     for (Py_ssize_t at = piece * all->step; at < stop; at++)
         copy_row((char *)all->buffers.all[0].buf + at * all->item, (const char *)(intptr_t)addresses[at], all->item,
-                 at + 1 < stop ? addresses[at + 1] : 0);
+                 at + 1 < all->count ? addresses[at + 1] : 0);
     return 1;
 }
 

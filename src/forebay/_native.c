@@ -1116,10 +1116,10 @@ end:
 }
 
 /* start_painting(canvas, size, content, box, pad, streamed) -> work
-   start_painting_scaled(canvas, size, content, box, pad, scale, shift, streamed) -> work
+   start_painting_scaled(canvas, size, content, box, pad, scale, shift) -> work
 
    Paint content [3, lines, columns] in its box on a canvas [3, height, width]; scaled is float32, value * scale + shift.
-   What is streamed goes past the caches. */
+   What is streamed goes past the caches; scaled values were painted more slowly so. */
 
 typedef struct {
     Py_ssize_t height, width, left, top, columns, lines;
@@ -1144,7 +1144,7 @@ typedef struct {
     int is_streamed;
 } Painting;
 
-enum { CANVAS, CONTENT, STRIP = 4096 }; /* STRIP: bytes that are in a core's cache until they are streamed */
+enum { CANVAS, CONTENT };
 
 /* Copies past the caches: an ordinary store first reads what it overwrites. */
 static void stream(char *out, const char *bytes, size_t count) {
@@ -1209,20 +1209,6 @@ static FAST void scale_line(float *out, const uint8_t *line, Py_ssize_t count, f
     for (Py_ssize_t at = 0; at < count; at++) out[at] = (float)line[at] * scale + shift;
 }
 
-static void scale_bytes(const Painting *all, float *out, const uint8_t *line, Py_ssize_t count, Py_ssize_t plane) {
-    enum { VALUES = STRIP / sizeof(float) };
-    if (!all->is_streamed) {
-        scale_line(out, line, count, all->scale[plane], all->shift[plane]);
-        return;
-    }
-    float strip[VALUES];
-    for (Py_ssize_t at = 0; at < count; at += VALUES) {
-        Py_ssize_t some = count - at < VALUES ? count - at : VALUES;
-        scale_line(strip, line + at, some, all->scale[plane], all->shift[plane]);
-        stream((char *)(out + at), (const char *)strip, (size_t)some * sizeof(float));
-    }
-}
-
 static int paint_scaled_plane(Work *work, Py_ssize_t plane) {
     const Painting *all = (const Painting *)work;
     const Placement *at = &all->at;
@@ -1233,13 +1219,12 @@ static int paint_scaled_plane(Work *work, Py_ssize_t plane) {
     canvas += at->top * at->width;
     for (Py_ssize_t line = 0; line < at->lines; line++) {
         fill_floats(canvas, pad, at->left);
-        scale_bytes(all, canvas + at->left, content, at->columns, plane);
+        scale_line(canvas + at->left, content, at->columns, all->scale[plane], all->shift[plane]);
         fill_floats(canvas + at->left + at->columns, pad, right);
         canvas += at->width;
         content += at->columns;
     }
     fill_floats(canvas, pad, below * at->width);
-    if (all->is_streamed) end_streams();
     return 1;
 }
 
@@ -1250,9 +1235,9 @@ static int take_painting(Painting *all, PyObject *args, int is_scaled) {
     Placement *at = &all->at;
     float *pad = all->float_pad, *scale = all->scale, *shift = all->shift;
     if (!(is_scaled
-              ? PyArg_ParseTuple(args, "O(nn)O(nnnn)(fff)(fff)(fff)p", &canvas, &at->height, &at->width, &content,
+              ? PyArg_ParseTuple(args, "O(nn)O(nnnn)(fff)(fff)(fff)", &canvas, &at->height, &at->width, &content,
                                  &at->left, &at->top, &at->columns, &at->lines, &pad[0], &pad[1], &pad[2], &scale[0],
-                                 &scale[1], &scale[2], &shift[0], &shift[1], &shift[2], &all->is_streamed)
+                                 &scale[1], &scale[2], &shift[0], &shift[1], &shift[2])
               : PyArg_ParseTuple(args, "O(nn)O(nnnn)(bbb)p", &canvas, &at->height, &at->width, &content, &at->left,
                                  &at->top, &at->columns, &at->lines, &all->pad[0], &all->pad[1], &all->pad[2],
                                  &all->is_streamed)))

@@ -73,7 +73,6 @@ def start_painting_scaled(
     pad: Sequence[float],
     scale: Sequence[float],
     shift: Sequence[float],
-    streamed: bool,
     /,
 ) -> Work: ...
 def token_places(places: Any, ids: Any, skipped: Any, offsets: Any, tokens: Any, text: Any, /) -> bool: ...

@@ -227,7 +227,7 @@ class Painter(ABC):
     def paint_canvas(self, canvas: Array, content: Planes, box: Box, *, streamed: bool = False) -> object | None:
         """Paint content in its box, and padding around it; compiled code returns work that it only began.
 
-        What is `streamed` goes past the caches of the CPU.
+        Bytes that are `streamed` go past the caches of the CPU.
         """
         left, top, _, height = box
         for plane, pad in zip(canvas, self.pad, strict=True):
@@ -275,7 +275,7 @@ class FloatPainter(Painter):
             return super().paint_canvas(canvas, content, box)
         planes, scaling = np.ascontiguousarray(content), self._scaling
         scale, shift = scaling.scale.ravel().tolist(), scaling.shift.ravel().tolist()
-        values = (self.pad.tolist(), scale, shift, streamed)
+        values = (self.pad.tolist(), scale, shift)
         return compiled.native.start_painting_scaled(canvas, canvas.shape[1:], planes, box, *values)
 
 

@@ -32,7 +32,6 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from forebay import compiled
 from forebay.columns import Array, Ragged
 from forebay.feeding.chunk_ahead import sparse_cache
 from forebay.feeding.statistics import Handoff, timed
@@ -40,7 +39,7 @@ from forebay.feeding.stream import Located, Ranks, Read, ReadThrough, RowSource,
 from forebay.order.orders import Numbers
 from forebay.read.cache import Cache
 from forebay.read.chunk_maps import cut_batches
-from forebay.read.gather import RowAddresses, batches_of_addresses
+from forebay.read.gather import RowAddresses, batches_of_addresses, set_helpers
 
 _AHEAD_BYTES = 32 * 1024 * 1024
 _GROUP_BYTES = 8 * 1024 * 1024
@@ -465,8 +464,7 @@ class Prefetcher(Generic[Made]):
                 self._tasks.put(task + len(self._slots))
 
     def _work(self) -> None:
-        if self._helpers:
-            compiled.native.set_helpers(self._helpers)
+        set_helpers(self._helpers)
         while (task := self._tasks.get()) is not None and not self._stopped:
             slot = self._slots[task % len(self._slots)]
             try:

@@ -230,6 +230,12 @@ _TOGETHER = 1024 * 1024  # bytes: smaller batches are copied together
 _LARGEST = 2**62  # bytes, the limit of numpy for one array
 
 
+def set_helpers(count: int) -> None:
+    """Let further threads of compiled code take part in the copying of this thread."""
+    if compiled.native is not None:
+        compiled.native.set_helpers(count)
+
+
 class AddressWindow:
     """An address range, and how to copy items out of it.
 

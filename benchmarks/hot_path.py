@@ -21,6 +21,7 @@ By wall time, a round beside which other processes took more than a twentieth of
 
 import argparse
 import gc
+import hashlib
 import itertools
 import os
 import resource
@@ -99,6 +100,14 @@ def main() -> None:
         *((f"latents of 32 KiB, {codec}", fb.open_cache(root), {}) for codec, root in latents.items()),
     ):
         print(two_threads(one, name, options), flush=True)
+    pixels = BATCH * 3 * 448 * 448
+    for name, values, stored, written in (
+        ("int64 tokens", BATCH * LENGTH, np.uint16, np.int64),
+        ("images of 448 x 448, uint8", pixels, np.uint8, np.uint8),
+        ("images of 448 x 448, float32", pixels, np.uint8, np.float32),
+        ("latents of 32 KiB", BATCH * 4 * 64 * 64, np.float16, np.float16),
+    ):
+        print(bare_copies(name, values, stored, written), flush=True)
     print(longest_holds(cache), flush=True)
     print(stalls(cache), flush=True)
     print(what_binds(cache, plain), flush=True)
@@ -219,18 +228,40 @@ def loop_in_two_threads(cache: fb.Cache, alive: int) -> Comparison:
             batches = [(None, out[0], np.empty((BATCH, lengths.most), np.int32), *out[1:]) for out in outs]
             native.pack_rows(tokens.addresses, 2, LENGTH, lengths.addresses, lengths.counts, True, BATCH, batches)
 
+    name = f"the compiled code alone, {alive} batches alive in each thread: two threads / one"
+    return _by_two_threads(name, write, ROUND_BATCHES // RING, ROUND_BATCHES * BATCH)
+
+
+def bare_copies(name: str, values: int, stored: type, written: type) -> Comparison:
+    """What the memory of this machine can do: numpy copies as many values as a batch has, and widens them.
+
+    Each thread has two batches, and nothing is passed on.
+    """
+    source = np.ones((1 << 28) // np.dtype(stored).itemsize, stored)
+
+    def copy(turns: int, first: int) -> None:
+        outs = [np.empty(values, written) for _ in range(2)]
+        for number in range(turns):
+            at = (first + number) * values % (len(source) - values)
+            np.copyto(outs[number % 2], source[at : at + values])
+
+    turns = max(20, (1 << 30) // (values * np.dtype(written).itemsize)) // 2 * 2
+    return _by_two_threads(f"copies of the bytes of {name} by numpy: two threads / one", copy, turns, turns * BATCH)
+
+
+def _by_two_threads(name: str, work: Callable[[int, int], None], turns: int, rows: int) -> Comparison:
+    """Compare two threads that do half of the turns each with one that does all; `work` takes turns and the first."""
+
     def by_threads(count: int) -> None:
-        turns = ROUND_BATCHES // RING // count
-        threads = [threading.Thread(target=write, args=(turns, at * turns)) for at in range(count)]
+        each = turns // count
+        threads = [threading.Thread(target=work, args=(each, at * each)) for at in range(count)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    name = f"the compiled code alone, {alive} batches alive in each thread: two threads / one"
-    amount = ROUND_BATCHES * BATCH
     return compare(
-        name, lambda: by_threads(2), lambda: by_threads(1), amount=amount, unit="rows", goal=1.6, undisturbed=True
+        name, lambda: by_threads(2), lambda: by_threads(1), amount=rows, unit="rows", goal=1.6, undisturbed=True
     )
 
 
@@ -238,23 +269,13 @@ def decoding_in_two_threads(packed: fb.Cache) -> Comparison:
     """As `loop_in_two_threads`, for zstd: each thread decodes blocks of tokens that nobody else decodes."""
     blocks = [np.arange(at, at + PACKED_BLOCK_ROWS) for at in range(0, 256 * PACKED_BLOCK_ROWS, PACKED_BLOCK_ROWS)]
 
-    def decode(some: list[np.ndarray]) -> None:
+    def decode(turns: int, first: int) -> None:
         reading = fb.open_cache(packed.root, memory=1 << 20)
-        for rows in some:
+        for rows in blocks[first : first + turns]:
             reading.read(rows[:1], ["tokens"])
 
-    def by_threads(count: int) -> None:
-        threads = [threading.Thread(target=decode, args=(blocks[at::count],)) for at in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
     amount = len(blocks) * PACKED_BLOCK_ROWS
-    name = "decoding of zstd blocks alone: two threads / one"
-    return compare(
-        name, lambda: by_threads(2), lambda: by_threads(1), amount=amount, unit="rows", goal=1.6, undisturbed=True
-    )
+    return _by_two_threads("decoding of zstd blocks alone: two threads / one", decode, len(blocks), amount)
 
 
 def small_reads(cache: fb.Cache, plain: PlainRows, how: How) -> Comparison:
@@ -313,31 +334,63 @@ def latent_caches(folder: Path) -> dict[Codec, Path]:
 
 
 def stalls(cache: fb.Cache) -> str:
-    """How long a thread that only counts is stopped while one other thread makes batches, and while none does."""
-    lines = []
-    for name, busy in (("a loader in one thread", True), ("nothing else", False)):
-        stop = threading.Event()
+    """How long a thread that only counts is stopped: one that trains, and one beside another that never pauses.
 
-        def consume(stop: threading.Event = stop) -> None:
-            for _ in _ours(cache, threads=0):
-                if stop.is_set():
-                    return
+    The one that trains takes a batch of a loader every 2 ms. The others have a harder life than training has: the other
+    thread wants the interpreter's lock again some microseconds after it gave it up, and may have it again before this
+    one woke up. The hashing thread has nothing of ours.
 
-        worker = threading.Thread(target=consume) if busy else None
-        if worker is not None:
-            worker.start()
-            time.sleep(2.0)  # every block has been checked
-        gaps, waits = ticks(TICKS_SECONDS)
-        stop.set()
-        if worker is not None:
-            worker.join()
-        late = gaps[gaps > 1e-3]
-        lines.append(
-            f"ticking beside {name}: longest gap {gaps.max() * 1e3:.2f} ms, {len(late)} gaps over 1 ms in "
-            f"{TICKS_SECONDS:.0f} s, {late.sum() / TICKS_SECONDS:.2%} of the time; longest in which the thread waited "
-            f"for the lock {gaps[waits].max(initial=0) * 1e3:.2f} ms"
-        )
-    return "\n".join(lines)
+    A thread loses its core now and then, to other processes or to those of the machine's host, also while it has the
+    lock; no library can prevent that. So it is also said how long the other thread computed while this one waited for
+    the lock, and not for a core.
+    """
+
+    def load(stop: threading.Event) -> None:
+        for _ in _ours(cache, threads=0):
+            if stop.is_set():
+                return
+
+    def hash_bytes(stop: threading.Event) -> None:
+        block = bytes(64 << 10)  # hashed without the lock, as rows are copied without it
+        while not stop.is_set():
+            hashlib.sha256(block)
+
+    beside = {
+        "a loader that makes batches all the time": load,
+        "a thread that hashes": hash_bytes,
+        "nothing else": threading.Event.wait,
+    }
+    return "\n".join([_stalls_in_training(cache), *(_stalls_beside(name, work) for name, work in beside.items())])
+
+
+def _stalls_in_training(cache: fb.Cache) -> str:
+    batches = _ours(cache)
+    for _ in itertools.islice(batches, 2 * len(cache) // BATCH):  # every block has been checked
+        pass
+    feed = [thread for thread in threading.enumerate() if thread.name.startswith("forebay-feed")]
+    found = ticks(TICKS_SECONDS, feed[-1], lambda: next(batches))
+    return _as_line("in a training thread that takes a batch every 2 ms", *found)
+
+
+def _stalls_beside(name: str, work: Callable[[threading.Event], object]) -> str:
+    stop = threading.Event()
+    worker = threading.Thread(target=work, args=(stop,))
+    worker.start()
+    time.sleep(2.0)  # every block has been checked
+    found = ticks(TICKS_SECONDS, worker)
+    stop.set()
+    worker.join()
+    return _as_line(f"beside {name}", *found)
+
+
+def _as_line(where: str, gaps: np.ndarray, stalled: np.ndarray, waited: np.ndarray) -> str:
+    late = gaps > 1e-3
+    return (
+        f"ticking {where}: longest gap {gaps.max() * 1e3:.2f} ms, {late.sum()} gaps over 1 ms in {TICKS_SECONDS:.0f} "
+        f"s, {gaps[late].sum() / TICKS_SECONDS:.2%} of the time; longest in which it waited for the lock "
+        f"{gaps[waited].max(initial=0) * 1e3:.2f} ms; longest wait for the lock while the other thread computed "
+        f"{stalled[waited].max(initial=0) * 1e3:.2f} ms (goal ≤ 1 ms)"
+    )
 
 
 def longest_holds(cache: fb.Cache) -> str:
@@ -357,7 +410,7 @@ def longest_holds(cache: fb.Cache) -> str:
 
         return noting
 
-    calls = ("pack_rows", "permute", "fixed_addresses", "ragged_addresses", "locate_rows", "gather")
+    calls = ("start_packing", "finish", "permute", "fixed_addresses", "ragged_addresses", "locate_rows", "gather")
     collected: list[int] = []
 
     def note_collection(phase: str, info: dict[str, int]) -> None:
@@ -439,20 +492,44 @@ def best_turn(call: Callable[[], object], turns: int = 300) -> float:
     return min(found)
 
 
-def ticks(seconds: float) -> tuple[np.ndarray, np.ndarray]:
-    """The gaps of a thread that asks for the time again and again, and in which of them it waited.
+STEP_SECONDS = 0.002
+Step = Callable[[], object]
+
+
+def ticks(seconds: float, other: threading.Thread, step: Step | None = None) -> tuple[np.ndarray, ...]:
+    """The gaps of a thread that asks for the time again and again; stalls by the other thread; where it waited.
 
     A thread that waits for the interpreter's lock gives up its core; where it did not, the machine took the core away.
+    A stall is as much of a gap as it did not wait for a core, and as the other thread computed in it. A `step` comes
+    every 2 ms, and is no gap.
     """
-    found, waited, last, before = [], [], time.perf_counter(), _waits()
-    stop = last + seconds
+    assert other.ident is not None
+    clock, queue = time.pthread_getcpuclockid(other.ident), os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+
+    def read() -> tuple[float, int, float, float]:
+        return time.perf_counter(), _waits(), time.clock_gettime(clock), _queued(queue)
+
+    found, stalled, waited = [0.0], [0.0], [False]
+    last, waits, spent, queued = read()
+    stop, due = last + seconds, last + STEP_SECONDS
     while last < stop:
-        now, waits = time.perf_counter(), _waits()
+        if step is not None and last > due:
+            step()
+            last, waits, spent, queued = read()
+            due = last + STEP_SECONDS
+        now, *facts = read()
         if now - last > 1e-4:
             found.append(now - last)
-            waited.append(waits != before)
-        last, before = now, waits
-    return np.array(found or [0.0]), np.array(waited or [False])
+            stalled.append(max(0.0, min(now - last - (facts[2] - queued), facts[1] - spent)))
+            waited.append(facts[0] != waits)
+        last, (waits, spent, queued) = now, facts
+    os.close(queue)
+    return np.array(found), np.array(stalled), np.array(waited)
+
+
+def _queued(schedstat: int) -> float:
+    """Seconds that a thread was ready to run and had no core."""
+    return int(os.pread(schedstat, 100, 0).split()[1]) * 1e-9
 
 
 def _waits() -> int:

@@ -1,7 +1,9 @@
 """The compiled loops against their numpy twins, bit for bit, and against sizes that do not fit."""
 
+import os
 import re
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -98,6 +100,116 @@ def test_rows_that_are_written_piece_by_piece_are_whole(width: int, dtype: type[
     fill_labels(expected, tokens, whole, "shifted")
     np.testing.assert_array_equal(wide, tokens)
     np.testing.assert_array_equal(labels, expected)
+
+
+@pytest.fixture(params=[0, 1, 3])
+def helpers(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Compiled calls of this thread, shared with further threads."""
+    native.set_helpers(request.param)
+    yield native.count_helpers()
+    native.set_helpers(0)
+
+
+class Packed:
+    """Rows of 2,048 tokens, and batches of 20 rows to pack them into; some row may have too long documents."""
+
+    def __init__(self, rows: int, wrong: int | None = None) -> None:
+        rng = np.random.default_rng(rows)
+        self.tokens = rng.integers(0, 60_000, (rows, 2048)).astype(np.uint16)
+        self.lengths = rng.integers(0, 1000, (rows, 2)).astype(np.int32)
+        if wrong is not None:
+            self.lengths[wrong] = 2000
+        self.seq_lens = np.empty((rows, 2), np.int32)
+        self.written = [np.full((rows, 2048), 7, np.int64) for _ in range(3)]
+        wide, labels, positions = self.written
+        self.batches = [
+            (None, *(array[at : at + 20] for array in (wide, self.seq_lens, labels, positions)))
+            for at in range(0, rows, 20)
+        ]
+        self.places = (addresses(self.tokens), 2, 2048, addresses(self.lengths), np.full(rows, 2), True, 20)
+
+    def expected(self) -> list[np.ndarray]:
+        lengths = self.lengths * (self.lengths.sum(1, keepdims=True) <= 2048)
+        whole = np.column_stack([lengths, 2048 - lengths.sum(1)])
+        labels, positions = np.empty(self.tokens.shape, np.int64), np.empty(self.tokens.shape, np.int64)
+        fill_labels(labels, self.tokens, whole, "shifted")
+        fill_positions(positions, whole)
+        return [self.tokens.astype(np.int64), labels, positions]
+
+
+def test_helpers_pack_the_same_batches(helpers: int) -> None:
+    cases = [Packed(rows) for rows in (1, 19, 20, 21, 90, 333)]
+    works = [native.start_packing(*case.places, case.batches) for case in cases]
+    for case, work in zip(cases, works, strict=True):
+        assert native.finish(work) == native.finish(work) == len(case.batches)
+        np.testing.assert_array_equal(case.written, case.expected())
+        np.testing.assert_array_equal(case.seq_lens, case.lengths)
+
+
+def test_helpers_end_at_the_first_batch_that_is_wrong(helpers: int) -> None:
+    for wrong in (0, 41, 59, 198):
+        case = Packed(200, wrong)
+        assert native.pack_rows(*case.places, case.batches) == wrong // 20
+        good = slice(0, wrong // 20 * 20)
+        for found, expected in zip(case.written, case.expected(), strict=True):
+            np.testing.assert_array_equal(found[good], expected[good])
+
+
+def test_helpers_copy_the_same_items(helpers: int) -> None:
+    rows = np.random.default_rng(0).integers(0, 256, (500, 3001)).astype(np.uint8)
+    order = np.random.default_rng(1).permutation(500)
+    for count in (0, 1, 21, 22, 500):
+        copied = np.zeros((count, 3001), np.uint8)
+        work = native.start_gathering(copied, addresses(rows)[order[:count]], 3001)
+        assert native.finish(work) is None
+        np.testing.assert_array_equal(copied, rows[order[:count]])
+
+
+def test_work_that_nobody_finishes_holds_its_memory_until_it_ends(helpers: int) -> None:
+    for _ in range(50):
+        case = Packed(100)
+        work = native.start_packing(*case.places, case.batches)
+        del case.written, case.batches, case.seq_lens
+        del work
+
+
+def test_threads_share_helpers(helpers: int) -> None:
+    def pack(rows: int) -> None:
+        native.set_helpers(helpers)
+        for _ in range(10):
+            case = Packed(rows)
+            assert native.pack_rows(*case.places, case.batches) == len(case.batches)
+            np.testing.assert_array_equal(case.written, case.expected())
+            done.append(rows)
+
+    done: list[int] = []
+    threads = [threading.Thread(target=pack, args=(rows,)) for rows in (60, 100, 140)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(done) == 30
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_a_forked_process_has_helpers_of_its_own(helpers: int) -> None:
+    case = Packed(333)
+    works = [native.start_packing(*case.places, case.batches) for _ in range(3)]
+    child = os.fork()
+    if not child:
+        later = Packed(90)
+        written = [native.finish(work) for work in works]
+        written.append(native.finish(native.start_packing(*later.places, later.batches)))
+        is_same = np.array_equal(later.written, later.expected()) and np.array_equal(case.written, case.expected())
+        os._exit(0 if is_same and written == [17, 17, 17, 5] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [native.finish(work) for work in works] == [17, 17, 17]
+
+
+def test_only_work_can_be_finished() -> None:
+    with pytest.raises(ValueError, match="PyCapsule"):
+        native.finish(object())
 
 
 @pytest.mark.parametrize("lengths", [[4, 1], [5, 0], [5, -1], [-1, 4], [2**31 - 1, 2**31 - 1]])
@@ -368,10 +480,14 @@ def placements(draw: st.DrawFn) -> tuple[np.ndarray, tuple[int, int], tuple[int,
     return content, (height, width), (left, top, columns, lines)
 
 
-def _painted(painter: Painter, case: tuple[np.ndarray, tuple[int, int], tuple[int, int, int, int]]) -> np.ndarray:
+def _painted(
+    painter: Painter, case: tuple[np.ndarray, tuple[int, int], tuple[int, int, int, int]], streamed: bool = False
+) -> np.ndarray:
     content, size, box = case
     canvas = np.full((3, *size), 99, painter.storage)
-    painter.paint_canvas(canvas, content, box)
+    work = painter.paint_canvas(canvas, content, box, streamed=streamed)
+    if work is not None:
+        native.finish(work)
     return canvas
 
 
@@ -381,7 +497,19 @@ def test_canvases_are_those_of_numpy(case: tuple[np.ndarray, tuple[int, int], tu
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(compiled, "native", None)
             expected = _painted(painter, case)
-        np.testing.assert_array_equal(_painted(painter, case), expected, strict=True)
+        for streamed in (False, True):
+            np.testing.assert_array_equal(_painted(painter, case, streamed), expected, strict=True)
+
+
+def test_large_canvases_that_are_streamed_are_those_of_numpy() -> None:
+    content = np.random.default_rng(0).integers(0, 256, (3, 301, 1201)).astype(np.uint8)
+    for left, width in ((0, 1201), (7, 1300)):
+        case = (content, (320, width), (left, 9, 1201, 301))
+        for painter in (BytePainter((114, 7, 255)), FloatPainter((114, 7, 255), Scaling.of("imagenet"))):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(compiled, "native", None)
+                expected = _painted(painter, case)
+            np.testing.assert_array_equal(_painted(painter, case, streamed=True), expected, strict=True)
 
 
 @given(placements())
@@ -393,16 +521,16 @@ def test_flipped_content_is_that_of_numpy(case: tuple[np.ndarray, tuple[int, int
 def test_a_box_outside_the_canvas_is_refused_before_anything_is_written(box: tuple[int, int, int, int]) -> None:
     canvas, content = np.full((3, 4, 4), 9, np.uint8), np.zeros((3, 4, 4), np.uint8)
     with pytest.raises(ValueError, match="outside the canvas"):
-        native.paint(canvas, (4, 4), content, box, (1, 2, 3))
+        native.start_painting(canvas, (4, 4), content, box, (1, 2, 3), False)
     assert (canvas == 9).all()
 
 
 def test_a_canvas_or_content_of_another_size_is_refused() -> None:
     canvas, content = np.zeros((3, 4, 4), np.uint8), np.zeros((3, 2, 2), np.uint8)
     with pytest.raises(ValueError, match="sizes"):
-        native.paint(canvas, (4, 5), content, (0, 0, 2, 2), (1, 2, 3))
+        native.start_painting(canvas, (4, 5), content, (0, 0, 2, 2), (1, 2, 3), False)
     with pytest.raises(ValueError, match="sizes"):
-        native.paint(canvas, (4, 4), content, (0, 0, 2, 3), (1, 2, 3))
+        native.start_painting(canvas, (4, 4), content, (0, 0, 2, 3), (1, 2, 3), False)
     with pytest.raises(ValueError, match="same width"):
         native.mirror(canvas, content, 2)
 

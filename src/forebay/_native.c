@@ -6,10 +6,16 @@
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__linux__)
 #define FAST __attribute__((target_clones("avx2", "default")))
@@ -53,6 +59,221 @@ static void prefetch(int64_t address, Py_ssize_t bytes) {
 static void copy_row(char *out, const char *row, Py_ssize_t bytes, int64_t next) {
     if (next) prefetch(next, bytes < BEGINNING ? bytes : BEGINNING);
     memcpy(out, row, (size_t)bytes);
+}
+
+/* set_helpers(count)           further threads that take part in the work of calls of this thread; 0 at first
+   count_helpers() -> int
+   forget_helpers()             in a forked process, which has none of them
+
+   Work has pieces. Its caller and the helpers take one after the other; none of them needs the GIL. A call that is named
+   `start_…` returns at once, while helpers begin; `finish` does what is left of it.
+
+       caller    start 1 ─ start 2 ─ finish 1 ▯  ▯ ─ Python ─ start 3 ─ finish 2 …
+       helper           ▯   ▯   ▯   ▯   ▯  ▯   ▯   ▯   ▯   ▯    ▯   ▯   ▯
+
+   All works of a process share the helpers, the oldest first. */
+
+enum { MOST_HELPERS = 64, SPINS = 4096 };
+static const char WORK[] = "forebay.work";
+
+typedef struct Work {
+    int (*run)(struct Work *, Py_ssize_t piece); /* 0: the work fails there, and later pieces are left out */
+    void (*release)(struct Work *);              /* with the GIL */
+    PyObject *(*result)(struct Work *);
+    Py_ssize_t pieces, next, failed; /* failed: the first piece that did, `pieces` if none */
+    atomic_int running;
+    struct Work *after;
+    unsigned process;
+    int is_finished;
+} Work;
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t begun, ended;
+    Work *first; /* works that have pieces left, the oldest first */
+    int threads;
+    unsigned process;
+} helpers = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, 0, 0};
+
+static _Thread_local int helpers_of_thread;
+
+static void delist(Work *work) {
+    for (Work **at = &helpers.first; *at; at = &(*at)->after)
+        if (*at == work) {
+            *at = work->after;
+            return;
+        }
+}
+
+/* With the lock, which is free meanwhile. */
+static void run_piece(Work *work) {
+    Py_ssize_t piece = work->next++;
+    if (work->next == work->pieces) delist(work);
+    atomic_fetch_add(&work->running, 1);
+    pthread_mutex_unlock(&helpers.lock);
+    int is_sound = work->run(work, piece);
+    pthread_mutex_lock(&helpers.lock);
+    if (!is_sound) {
+        if (piece < work->failed) work->failed = piece;
+        if (work->next < work->pieces) delist(work);
+        work->next = work->pieces;
+    }
+    /* From here on the work may be freed. */
+    if (atomic_fetch_sub(&work->running, 1) == 1) pthread_cond_broadcast(&helpers.ended);
+}
+
+static void *help(void *unused) {
+    pthread_mutex_lock(&helpers.lock);
+    for (;;) {
+        while (!helpers.first) pthread_cond_wait(&helpers.begun, &helpers.lock);
+        run_piece(helpers.first);
+    }
+    return unused;
+}
+
+/* With the lock. Signals belong to the threads of the interpreter. */
+static int begin_helper(void) {
+    pthread_t thread;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int is_begun = !pthread_create(&thread, NULL, help, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (is_begun) pthread_detach(thread);
+    helpers.threads += is_begun;
+    return is_begun;
+}
+
+static void start(Work *work) {
+    pthread_mutex_lock(&helpers.lock);
+    while (helpers.threads < helpers_of_thread && begin_helper()) {}
+    work->process = helpers.process;
+    if (work->pieces) {
+        Work **last = &helpers.first;
+        while (*last) last = &(*last)->after;
+        *last = work;
+    }
+    pthread_mutex_unlock(&helpers.lock);
+    if (helpers_of_thread > 1)
+        pthread_cond_broadcast(&helpers.begun);
+    else
+        pthread_cond_signal(&helpers.begun);
+}
+
+/* With the lock. While a helper ends its last piece, there may be later work to do. */
+static void wait_for_helpers(Work *work) {
+    if (helpers.first) {
+        run_piece(helpers.first);
+        return;
+    }
+    pthread_mutex_unlock(&helpers.lock);
+    for (int spin = 0; spin < SPINS && atomic_load(&work->running); spin++) { /* sleeping would take longer */
+#if defined(__x86_64__) && defined(__GNUC__)
+        __builtin_ia32_pause();
+#endif
+    }
+    pthread_mutex_lock(&helpers.lock);
+    if (atomic_load(&work->running)) pthread_cond_wait(&helpers.ended, &helpers.lock);
+}
+
+static void complete(Work *work) {
+    pthread_mutex_lock(&helpers.lock);
+    if (work->process != helpers.process) { /* the helpers stayed in the parent of this process */
+        atomic_store(&work->running, 0);
+        work->process = helpers.process, work->next = 0, work->failed = work->pieces;
+    }
+    while (work->next < work->pieces) run_piece(work);
+    while (atomic_load(&work->running)) wait_for_helpers(work);
+    pthread_mutex_unlock(&helpers.lock);
+    work->is_finished = 1;
+}
+
+/* Without helpers, nobody else knows of the work. */
+static void run_alone(Work *work) {
+    for (Py_ssize_t piece = 0; piece < work->failed; piece++)
+        if (!work->run(work, piece)) work->failed = piece;
+    work->is_finished = 1;
+}
+
+/* Ends work whose pieces are not needed any more, and frees it. */
+static void drop(Work *work) {
+    if (!work->is_finished) {
+        pthread_mutex_lock(&helpers.lock);
+        if (work->process == helpers.process) {
+            if (work->next < work->pieces) delist(work);
+            work->next = work->pieces;
+            while (atomic_load(&work->running)) wait_for_helpers(work);
+        }
+        pthread_mutex_unlock(&helpers.lock);
+    }
+    work->release(work);
+    PyMem_Free(work);
+}
+
+/* Does all of the work, and frees it. */
+static PyObject *done(Work *work) {
+    if (!work) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    if (helpers_of_thread) {
+        start(work);
+        complete(work);
+    } else
+        run_alone(work);
+    Py_END_ALLOW_THREADS
+    PyObject *result = work->result(work);
+    drop(work);
+    return result;
+}
+
+static void drop_capsule(PyObject *capsule) { drop(PyCapsule_GetPointer(capsule, WORK)); }
+
+static PyObject *started(Work *work) {
+    if (!work) return NULL;
+    PyObject *capsule = PyCapsule_New(work, WORK, drop_capsule);
+    if (!capsule) {
+        drop(work);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    if (helpers_of_thread)
+        start(work);
+    else
+        run_alone(work); /* nobody would begin it */
+    Py_END_ALLOW_THREADS
+    return capsule;
+}
+
+static PyObject *finish(PyObject *self, PyObject *args) {
+    PyObject *capsule;
+    if (!PyArg_ParseTuple(args, "O", &capsule)) return NULL;
+    Work *work = PyCapsule_GetPointer(capsule, WORK);
+    if (!work) return NULL;
+    if (!work->is_finished) {
+        Py_BEGIN_ALLOW_THREADS
+        complete(work);
+        Py_END_ALLOW_THREADS
+    }
+    return work->result(work);
+}
+
+static PyObject *set_helpers(PyObject *self, PyObject *args) {
+    int count;
+    if (!PyArg_ParseTuple(args, "i", &count)) return NULL;
+    helpers_of_thread = count < 0 ? 0 : count > MOST_HELPERS ? MOST_HELPERS : count;
+    return Py_NewRef(Py_None);
+}
+
+static PyObject *count_helpers(PyObject *self, PyObject *args) { return PyLong_FromLong(helpers_of_thread); }
+
+static PyObject *forget_helpers(PyObject *self, PyObject *args) {
+    const pthread_mutex_t free_lock = PTHREAD_MUTEX_INITIALIZER;
+    const pthread_cond_t nobody = PTHREAD_COND_INITIALIZER;
+    helpers.lock = free_lock;
+    helpers.begun = helpers.ended = nobody;
+    helpers.first = NULL;
+    helpers.threads = 0;
+    helpers.process++;
+    return Py_NewRef(Py_None);
 }
 
 /* new_pool(limit) -> pool                                  keeps at most `limit` bytes of free memory
@@ -251,31 +472,58 @@ static PyObject *free_bytes(PyObject *self, PyObject *args) {
     return PyLong_FromLongLong(pool->free_bytes);
 }
 
-/* gather(out, addresses, item_bytes): copy the item at each address. */
+/* gather(out, addresses, item_bytes)
+   start_gathering(the same) -> work
 
-static PyObject *gather(PyObject *self, PyObject *args) {
-    PyObject *out_object, *addresses_object, *result = NULL;
-    Py_ssize_t item;
-    Buffers buffers = {.count = 0};
-    if (!PyArg_ParseTuple(args, "OOn", &out_object, &addresses_object, &item)) return NULL;
-    if (take(&buffers, out_object, PyBUF_WRITABLE) < 0 || take(&buffers, addresses_object, PyBUF_SIMPLE) < 0) goto end;
-    Py_ssize_t count = buffers.all[1].len / (Py_ssize_t)sizeof(int64_t);
-    if (item < 0 || (item && count > PY_SSIZE_T_MAX / item) || buffers.all[0].len != count * item) {
-        failed("out must hold one item for each address");
-        goto end;
-    }
-    char *out = buffers.all[0].buf;
-    const int64_t *addresses = buffers.all[1].buf;
-    Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t at = 0; at < count; at++) {
-        copy_row(out + at * item, (const char *)(intptr_t)addresses[at], item, at + 1 < count ? addresses[at + 1] : 0);
-    }
-    Py_END_ALLOW_THREADS
-    result = Py_NewRef(Py_None);
-end:
-    release(&buffers);
-    return result;
+   Copy the item at each address. */
+
+enum { GATHERED = 65536 }; /* bytes of a piece */
+
+typedef struct {
+    Work work;
+    Buffers buffers;
+    Py_ssize_t item, count, step;
+} Gathering;
+
+static int gather_piece(Work *work, Py_ssize_t piece) {
+    const Gathering *all = (const Gathering *)work;
+    const int64_t *addresses = all->buffers.all[1].buf;
+    Py_ssize_t stop = all->count - piece * all->step < all->step ? all->count : (piece + 1) * all->step;
+    for (Py_ssize_t at = piece * all->step; at < stop; at++)
+        copy_row((char *)all->buffers.all[0].buf + at * all->item, (const char *)(intptr_t)addresses[at], all->item,
+                 at + 1 < all->count ? addresses[at + 1] : 0);
+    return 1;
 }
+
+static void release_gathering(Work *work) { release(&((Gathering *)work)->buffers); }
+
+static PyObject *none(Work *work) { return Py_NewRef(Py_None); }
+
+static Work *gathering(PyObject *args) {
+    PyObject *out, *addresses;
+    Gathering *all = PyMem_Calloc(1, sizeof(Gathering));
+    if (!all) return (Work *)PyErr_NoMemory();
+    if (!PyArg_ParseTuple(args, "OOn", &out, &addresses, &all->item)) goto refused;
+    if (take(&all->buffers, out, PyBUF_WRITABLE) < 0 || take(&all->buffers, addresses, PyBUF_SIMPLE) < 0) goto refused;
+    all->count = all->buffers.all[1].len / (Py_ssize_t)sizeof(int64_t);
+    if (all->item < 0 || (all->item && all->count > PY_SSIZE_T_MAX / all->item) ||
+        all->buffers.all[0].len != all->count * all->item) {
+        failed("out must hold one item for each address");
+        goto refused;
+    }
+    all->step = all->item < GATHERED ? GATHERED / (all->item ? all->item : 1) : 1;
+    all->work.run = gather_piece, all->work.release = release_gathering, all->work.result = none;
+    all->work.failed = all->work.pieces = all->count ? (all->count - 1) / all->step + 1 : 0;
+    return &all->work;
+refused:
+    release(&all->buffers);
+    PyMem_Free(all);
+    return NULL;
+}
+
+static PyObject *gather(PyObject *self, PyObject *args) { return done(gathering(args)); }
+
+static PyObject *start_gathering(PyObject *self, PyObject *args) { return started(gathering(args)); }
 
 /* permute(cells, size, highs, lows, keys): replace each cell by where the shuffle of forebay.order.orders puts it.
 
@@ -528,6 +776,7 @@ static PyObject *fixed_addresses(PyObject *self, PyObject *args) { return addres
 static PyObject *ragged_addresses(PyObject *self, PyObject *args) { return addresses_of(args, 1); }
 
 /* pack_rows(tokens_at, token_bytes, width, lengths_at, counts, shifted, size, batches) -> int
+   start_packing(the same) -> work
 
    Write batches of `size` packed rows, each read once from where it is: `width` tokens, and the lengths of its documents.
 
@@ -606,6 +855,7 @@ static void position_row(int64_t *positions, Py_ssize_t width, const int32_t *le
 
 enum { STORED, WIDE, SEQ_LENS, LABELS, POSITIONS, ARRAYS };
 enum { PIECE = 256, MOST_AHEAD = 16384 }; /* bytes */
+enum { PACKED_ROWS = 8 };                 /* rows that a thread takes at once */
 
 typedef struct {
     Buffers buffers;
@@ -739,8 +989,10 @@ static void token_row(const PackedBatch *batch, Py_ssize_t row, const PackedRows
     }
 }
 
-static int pack_batch(const PackedBatch *batch, const PackedRows *packed, Py_ssize_t first) {
-    for (Py_ssize_t row = 0; row < batch->rows; row++) {
+/* Some rows of a batch whose first row is number `first`. */
+static int pack_part(const PackedBatch *batch, const PackedRows *packed, Py_ssize_t first, Py_ssize_t begin,
+                     Py_ssize_t end) {
+    for (Py_ssize_t row = begin; row < end; row++) {
         Py_ssize_t at = first + row, next = at + 1 < packed->rows ? at + 1 : 0;
         int32_t *lengths = (int32_t *)batch->memory[SEQ_LENS] + row * batch->documents;
         int64_t *labels = (int64_t *)batch->memory[LABELS], *positions = (int64_t *)batch->memory[POSITIONS];
@@ -755,51 +1007,86 @@ static int pack_batch(const PackedBatch *batch, const PackedRows *packed, Py_ssi
     return 1;
 }
 
-static PyObject *pack_rows(PyObject *self, PyObject *args) {
-    PyObject *objects[3], *list, *result = NULL;
+typedef struct {
+    Work work;
+    Buffers buffers;
     PackedRows packed;
-    PackedBatch *batches = NULL;
-    Py_ssize_t count = 0, written = 0;
-    Buffers buffers = {.count = 0};
-    if (!PyArg_ParseTuple(args, "OnnOOpnO!", &objects[0], &packed.token_bytes, &packed.width, &objects[1], &objects[2],
-                          &packed.shifted, &packed.size, &PyList_Type, &list))
-        return NULL;
-    for (int at = 0; at < 3; at++)
-        if (take(&buffers, objects[at], PyBUF_SIMPLE) < 0) goto end;
-    packed.tokens_at = buffers.all[0].buf, packed.lengths_at = buffers.all[1].buf, packed.counts = buffers.all[2].buf;
-    packed.rows = buffers.all[0].len / (Py_ssize_t)sizeof(int64_t);
-    if ((packed.token_bytes != 2 && packed.token_bytes != 4) || packed.width < 1 || packed.width > INT32_MAX) {
-        failed("tokens must have 2 or 4 bytes, and rows at least one token");
-        goto end;
-    }
-    if (buffers.all[1].len != buffers.all[0].len || buffers.all[2].len != buffers.all[0].len) {
-        failed("tokens and lengths must have the same rows");
-        goto end;
-    }
-    count = PyList_Size(list);
-    if (packed.size < 1 || count > (packed.rows ? (packed.rows - 1) / packed.size + 1 : 1)) {
-        failed("batches must have `size` rows each, the last one the rest");
-        count = 0;
-        goto end;
-    }
-    batches = PyMem_Calloc((size_t)count, sizeof(PackedBatch));
-    if (!batches) {
-        count = 0;
-        PyErr_NoMemory();
-        goto end;
-    }
-    for (Py_ssize_t at = 0; at < count; at++)
-        if (take_batch(&batches[at], PyList_GetItem(list, at), &packed, at * packed.size) < 0) goto end;
-    Py_BEGIN_ALLOW_THREADS
-    while (written < count && pack_batch(&batches[written], &packed, written * packed.size)) written++;
-    Py_END_ALLOW_THREADS
-    result = PyLong_FromSsize_t(written);
-end:
-    for (Py_ssize_t at = 0; at < count; at++) release(&batches[at].buffers);
-    PyMem_Free(batches);
-    release(&buffers);
-    return result;
+    PyObject *arrays; /* holds memory that was lent */
+    PackedBatch *batches;
+    Py_ssize_t count, pieces; /* batches, and pieces of each */
+} Packing;
+
+static int pack_piece(Work *work, Py_ssize_t piece) {
+    const Packing *all = (const Packing *)work;
+    Py_ssize_t number = piece / all->pieces, begin = piece % all->pieces * PACKED_ROWS, end = begin + PACKED_ROWS;
+    const PackedBatch *batch = &all->batches[number];
+    return pack_part(batch, &all->packed, number * all->packed.size, begin, end < batch->rows ? end : batch->rows);
 }
+
+static void release_packing(Work *work) {
+    Packing *all = (Packing *)work;
+    for (Py_ssize_t at = 0; at < all->count; at++) release(&all->batches[at].buffers);
+    PyMem_Free(all->batches);
+    Py_XDECREF(all->arrays);
+    release(&all->buffers);
+}
+
+static PyObject *written(Work *work) {
+    const Packing *all = (const Packing *)work;
+    return PyLong_FromSsize_t(work->failed < work->pieces ? work->failed / all->pieces : all->count);
+}
+
+static int take_packing(Packing *all, PyObject *args) {
+    PyObject *objects[3], *list;
+    PackedRows *packed = &all->packed;
+    if (!PyArg_ParseTuple(args, "OnnOOpnO!", &objects[0], &packed->token_bytes, &packed->width, &objects[1], &objects[2],
+                          &packed->shifted, &packed->size, &PyList_Type, &list))
+        return -1;
+    for (int at = 0; at < 3; at++)
+        if (take(&all->buffers, objects[at], PyBUF_SIMPLE) < 0) return -1;
+    const Py_buffer *taken = all->buffers.all;
+    packed->tokens_at = taken[0].buf, packed->lengths_at = taken[1].buf, packed->counts = taken[2].buf;
+    packed->rows = taken[0].len / (Py_ssize_t)sizeof(int64_t);
+    if ((packed->token_bytes != 2 && packed->token_bytes != 4) || packed->width < 1 || packed->width > INT32_MAX)
+        return failed("tokens must have 2 or 4 bytes, and rows at least one token");
+    if (taken[1].len != taken[0].len || taken[2].len != taken[0].len)
+        return failed("tokens and lengths must have the same rows");
+    Py_ssize_t count = PyList_Size(list);
+    if (packed->size < 1 || count > (packed->rows ? (packed->rows - 1) / packed->size + 1 : 1))
+        return failed("batches must have `size` rows each, the last one the rest");
+    all->arrays = PyList_AsTuple(list);
+    all->batches = PyMem_Calloc((size_t)count, sizeof(PackedBatch));
+    if (!all->arrays || !all->batches) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (; all->count < count; all->count++)
+        if (take_batch(&all->batches[all->count], PyTuple_GetItem(all->arrays, all->count), packed,
+                       all->count * packed->size) < 0) {
+            all->count++; /* some of its arrays were taken */
+            return -1;
+        }
+    all->pieces = (packed->size - 1) / PACKED_ROWS + 1;
+    if (packed->rows < packed->size) all->pieces = packed->rows ? (packed->rows - 1) / PACKED_ROWS + 1 : 1;
+    return 0;
+}
+
+static Work *packing(PyObject *args) {
+    Packing *all = PyMem_Calloc(1, sizeof(Packing));
+    if (!all) return (Work *)PyErr_NoMemory();
+    if (take_packing(all, args) < 0) {
+        release_packing(&all->work);
+        PyMem_Free(all);
+        return NULL;
+    }
+    all->work.run = pack_piece, all->work.release = release_packing, all->work.result = written;
+    all->work.failed = all->work.pieces = all->count * all->pieces;
+    return &all->work;
+}
+
+static PyObject *pack_rows(PyObject *self, PyObject *args) { return done(packing(args)); }
+
+static PyObject *start_packing(PyObject *self, PyObject *args) { return started(packing(args)); }
 
 /* mirror(out, content, width): lines of `width` bytes, each reversed. */
 
@@ -828,8 +1115,11 @@ end:
     return result;
 }
 
-/* paint(canvas, size, content, box, pad): content [3, lines, columns] in its box on a canvas [3, height, width].
-   paint_scaled(canvas, size, content, box, pad, scale, shift): the same as float32, value * scale + shift. */
+/* start_painting(canvas, size, content, box, pad, streamed) -> work
+   start_painting_scaled(canvas, size, content, box, pad, scale, shift) -> work
+
+   Paint content [3, lines, columns] in its box on a canvas [3, height, width]; scaled is float32, value * scale + shift.
+   What is streamed goes past the caches; scaled values were painted more slowly so. */
 
 typedef struct {
     Py_ssize_t height, width, left, top, columns, lines;
@@ -845,21 +1135,69 @@ static int placed(const Placement *at, Py_ssize_t canvas_values, Py_ssize_t cont
     return 0;
 }
 
-static void paint_bytes(uint8_t *canvas, const uint8_t *content, const Placement *at, const uint8_t *pad) {
+typedef struct {
+    Work work;
+    Buffers buffers;
+    Placement at;
+    uint8_t pad[3];
+    float float_pad[3], scale[3], shift[3];
+    int is_streamed;
+} Painting;
+
+enum { CANVAS, CONTENT };
+
+/* Copies past the caches: an ordinary store first reads what it overwrites. */
+static void stream(char *out, const char *bytes, size_t count) {
+#if defined(__SSE2__)
+    size_t head = (size_t)(-(intptr_t)out & 15);
+    head = head < count ? head : count;
+    memcpy(out, bytes, head);
+    for (; head + 64 <= count; head += 64) {
+        __m128i four[4];
+        memcpy(four, bytes + head, 64);
+        for (int at = 0; at < 4; at++) _mm_stream_si128((__m128i *)(out + head) + at, four[at]);
+    }
+    memcpy(out + head, bytes + head, count - head);
+#else
+    memcpy(out, bytes, count);
+#endif
+}
+
+static void end_streams(void) {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+}
+
+static void copy_bytes(const Painting *all, uint8_t *out, const uint8_t *bytes, Py_ssize_t count) {
+    if (all->is_streamed)
+        stream((char *)out, (const char *)bytes, (size_t)count);
+    else
+        memcpy(out, bytes, (size_t)count);
+}
+
+static int paint_plane(Work *work, Py_ssize_t plane) {
+    const Painting *all = (const Painting *)work;
+    const Placement *at = &all->at;
     Py_ssize_t right = at->width - at->left - at->columns, below = at->height - at->top - at->lines;
-    for (int plane = 0; plane < 3; plane++) {
-        memset(canvas, pad[plane], (size_t)(at->top * at->width));
-        canvas += at->top * at->width;
+    uint8_t *canvas = (uint8_t *)all->buffers.all[CANVAS].buf + plane * at->height * at->width, pad = all->pad[plane];
+    const uint8_t *content = (const uint8_t *)all->buffers.all[CONTENT].buf + plane * at->lines * at->columns;
+    memset(canvas, pad, (size_t)(at->top * at->width));
+    canvas += at->top * at->width;
+    if (at->columns == at->width) { /* lines follow each other */
+        copy_bytes(all, canvas, content, at->lines * at->columns);
+        canvas += at->lines * at->columns;
+    } else
         for (Py_ssize_t line = 0; line < at->lines; line++) {
-            memset(canvas, pad[plane], (size_t)at->left);
-            memcpy(canvas + at->left, content, (size_t)at->columns);
-            memset(canvas + at->left + at->columns, pad[plane], (size_t)right);
+            memset(canvas, pad, (size_t)at->left);
+            copy_bytes(all, canvas + at->left, content, at->columns);
+            memset(canvas + at->left + at->columns, pad, (size_t)right);
             canvas += at->width;
             content += at->columns;
         }
-        memset(canvas, pad[plane], (size_t)(below * at->width));
-        canvas += below * at->width;
-    }
+    memset(canvas, pad, (size_t)(below * at->width));
+    if (all->is_streamed) end_streams();
+    return 1;
 }
 
 static FAST void fill_floats(float *out, float value, Py_ssize_t count) {
@@ -871,66 +1209,62 @@ static FAST void scale_line(float *out, const uint8_t *line, Py_ssize_t count, f
     for (Py_ssize_t at = 0; at < count; at++) out[at] = (float)line[at] * scale + shift;
 }
 
-static void paint_floats(float *canvas, const uint8_t *content, const Placement *at, const float *pad,
-                         const float *scale, const float *shift) {
+static int paint_scaled_plane(Work *work, Py_ssize_t plane) {
+    const Painting *all = (const Painting *)work;
+    const Placement *at = &all->at;
     Py_ssize_t right = at->width - at->left - at->columns, below = at->height - at->top - at->lines;
-    for (int plane = 0; plane < 3; plane++) {
-        fill_floats(canvas, pad[plane], at->top * at->width);
-        canvas += at->top * at->width;
-        for (Py_ssize_t line = 0; line < at->lines; line++) {
-            fill_floats(canvas, pad[plane], at->left);
-            scale_line(canvas + at->left, content, at->columns, scale[plane], shift[plane]);
-            fill_floats(canvas + at->left + at->columns, pad[plane], right);
-            canvas += at->width;
-            content += at->columns;
-        }
-        fill_floats(canvas, pad[plane], below * at->width);
-        canvas += below * at->width;
+    float *canvas = (float *)all->buffers.all[CANVAS].buf + plane * at->height * at->width, pad = all->float_pad[plane];
+    const uint8_t *content = (const uint8_t *)all->buffers.all[CONTENT].buf + plane * at->lines * at->columns;
+    fill_floats(canvas, pad, at->top * at->width);
+    canvas += at->top * at->width;
+    for (Py_ssize_t line = 0; line < at->lines; line++) {
+        fill_floats(canvas, pad, at->left);
+        scale_line(canvas + at->left, content, at->columns, all->scale[plane], all->shift[plane]);
+        fill_floats(canvas + at->left + at->columns, pad, right);
+        canvas += at->width;
+        content += at->columns;
     }
+    fill_floats(canvas, pad, below * at->width);
+    return 1;
 }
 
-static PyObject *paint(PyObject *self, PyObject *args) {
-    PyObject *canvas, *content, *result = NULL;
-    Placement at;
-    unsigned char pad[3];
-    Buffers buffers = {.count = 0};
-    if (!PyArg_ParseTuple(args, "O(nn)O(nnnn)(bbb)", &canvas, &at.height, &at.width, &content, &at.left, &at.top,
-                          &at.columns, &at.lines, &pad[0], &pad[1], &pad[2]))
-        return NULL;
-    if (take(&buffers, canvas, PyBUF_WRITABLE) < 0 || take(&buffers, content, PyBUF_SIMPLE) < 0) goto end;
-    if (placed(&at, buffers.all[0].len, buffers.all[1].len) < 0) goto end;
-    Py_BEGIN_ALLOW_THREADS
-    paint_bytes(buffers.all[0].buf, buffers.all[1].buf, &at, pad);
-    Py_END_ALLOW_THREADS
-    result = Py_NewRef(Py_None);
-end:
-    release(&buffers);
-    return result;
+static void release_painting(Work *work) { release(&((Painting *)work)->buffers); }
+
+static int take_painting(Painting *all, PyObject *args, int is_scaled) {
+    PyObject *canvas, *content;
+    Placement *at = &all->at;
+    float *pad = all->float_pad, *scale = all->scale, *shift = all->shift;
+    if (!(is_scaled
+              ? PyArg_ParseTuple(args, "O(nn)O(nnnn)(fff)(fff)(fff)", &canvas, &at->height, &at->width, &content,
+                                 &at->left, &at->top, &at->columns, &at->lines, &pad[0], &pad[1], &pad[2], &scale[0],
+                                 &scale[1], &scale[2], &shift[0], &shift[1], &shift[2])
+              : PyArg_ParseTuple(args, "O(nn)O(nnnn)(bbb)p", &canvas, &at->height, &at->width, &content, &at->left,
+                                 &at->top, &at->columns, &at->lines, &all->pad[0], &all->pad[1], &all->pad[2],
+                                 &all->is_streamed)))
+        return -1;
+    if (take(&all->buffers, canvas, PyBUF_WRITABLE) < 0 || take(&all->buffers, content, PyBUF_SIMPLE) < 0) return -1;
+    Py_ssize_t bytes = is_scaled ? (Py_ssize_t)sizeof(float) : 1, canvas_bytes = all->buffers.all[CANVAS].len;
+    if (canvas_bytes % bytes) return failed("the canvas must be float32");
+    return placed(at, canvas_bytes / bytes, all->buffers.all[CONTENT].len);
 }
 
-static PyObject *paint_scaled(PyObject *self, PyObject *args) {
-    PyObject *canvas, *content, *result = NULL;
-    Placement at;
-    float pad[3], scale[3], shift[3];
-    Buffers buffers = {.count = 0};
-    if (!PyArg_ParseTuple(args, "O(nn)O(nnnn)(fff)(fff)(fff)", &canvas, &at.height, &at.width, &content, &at.left,
-                          &at.top, &at.columns, &at.lines, &pad[0], &pad[1], &pad[2], &scale[0], &scale[1], &scale[2],
-                          &shift[0], &shift[1], &shift[2]))
+static PyObject *start_painted(PyObject *args, int is_scaled) {
+    Painting *all = PyMem_Calloc(1, sizeof(Painting));
+    if (!all) return PyErr_NoMemory();
+    if (take_painting(all, args, is_scaled) < 0) {
+        release_painting(&all->work);
+        PyMem_Free(all);
         return NULL;
-    if (take(&buffers, canvas, PyBUF_WRITABLE) < 0 || take(&buffers, content, PyBUF_SIMPLE) < 0) goto end;
-    if (buffers.all[0].len % (Py_ssize_t)sizeof(float)) {
-        failed("the canvas must be float32");
-        goto end;
     }
-    if (placed(&at, buffers.all[0].len / (Py_ssize_t)sizeof(float), buffers.all[1].len) < 0) goto end;
-    Py_BEGIN_ALLOW_THREADS
-    paint_floats(buffers.all[0].buf, buffers.all[1].buf, &at, pad, scale, shift);
-    Py_END_ALLOW_THREADS
-    result = Py_NewRef(Py_None);
-end:
-    release(&buffers);
-    return result;
+    all->work.run = is_scaled ? paint_scaled_plane : paint_plane;
+    all->work.release = release_painting, all->work.result = none;
+    all->work.failed = all->work.pieces = 3;
+    return started(&all->work);
 }
+
+static PyObject *start_painting(PyObject *self, PyObject *args) { return start_painted(args, 0); }
+
+static PyObject *start_painting_scaled(PyObject *self, PyObject *args) { return start_painted(args, 1); }
 
 /* token_places(places, ids, skipped, offsets, bytes, text) -> bool
 
@@ -1130,20 +1464,26 @@ end:
 }
 
 static PyMethodDef methods[] = {
+    {"set_helpers", set_helpers, METH_VARARGS, "Let further threads take part in the work of calls of this thread."},
+    {"count_helpers", count_helpers, METH_NOARGS, "Return how many further threads take part in the work of this one."},
+    {"forget_helpers", forget_helpers, METH_NOARGS, "Call this in a forked process, which has no helpers."},
+    {"finish", finish, METH_VARARGS, "Do what is left of work that was started, and return its result."},
     {"new_pool", new_pool, METH_VARARGS, "Return a pool that keeps at most `limit` bytes of free memory."},
     {"lend", lend, METH_VARARGS, "Return memory for a tensor, as a capsule that torch.from_dlpack takes."},
     {"lend_packed", lend_packed, METH_VARARGS, "Return memory for the batches of pack_rows."},
     {"free_bytes", free_bytes, METH_VARARGS, "Return how many bytes a pool keeps."},
     {"gather", gather, METH_VARARGS, "Copy the item at each address to out."},
+    {"start_gathering", start_gathering, METH_VARARGS, "As gather, and return at once; `finish` ends it."},
     {"permute", permute, METH_VARARGS, "Replace each cell by where a shuffle puts it."},
     {"locate_rows", locate_rows, METH_VARARGS, "Write the chunk of each row and its number there; False if it has none."},
     {"read_rows", read_rows, METH_VARARGS, "Copy rows by number to out; False where one must not be read."},
     {"fixed_addresses", fixed_addresses, METH_VARARGS, "Write where rows are; False where one must not be read."},
     {"ragged_addresses", ragged_addresses, METH_VARARGS, "As fixed_addresses, and how many values the rows have."},
     {"pack_rows", pack_rows, METH_VARARGS, "Write tokens, lengths, labels and positions of packed rows."},
+    {"start_packing", start_packing, METH_VARARGS, "As pack_rows, and return at once; `finish` returns the result."},
     {"mirror", mirror, METH_VARARGS, "Reverse each line of bytes."},
-    {"paint", paint, METH_VARARGS, "Paint content and padding on a canvas of bytes."},
-    {"paint_scaled", paint_scaled, METH_VARARGS, "Paint scaled content and padding on a canvas of float32."},
+    {"start_painting", start_painting, METH_VARARGS, "Paint content and padding on a canvas of bytes."},
+    {"start_painting_scaled", start_painting_scaled, METH_VARARGS, "The same, scaled, on a canvas of float32."},
     {"token_places", token_places, METH_VARARGS, "Write where tokens begin in a text; False if they are not its bytes."},
     {"best_fit", best_fit, METH_VARARGS, "Write the bin of each item, best fit, for lengths that do not rise."},
     {"copy_runs", copy_runs, METH_VARARGS, "Copy runs of bytes from one buffer to another."},

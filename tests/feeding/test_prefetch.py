@@ -70,6 +70,26 @@ def test_threads_that_decode_make_whole_groups() -> None:
     assert PrefetchPlan.of(0, None, decoded=False, **options).lanes == 1
 
 
+def test_threads_help_the_one_that_makes_batches_where_compiled_code_does_the_work() -> None:
+    options = {"read_bytes": 1 << 17, "batch_bytes": 3 << 19, "decoded": False}
+    plans = [PrefetchPlan.of(threads, None, compiled=True, **options) for threads in (0, 1, 2, 5)]
+    assert [(plan.threads, plan.helpers, plan.lanes) for plan in plans] == [(0, 0, 1), (1, 0, 1), (1, 1, 1), (1, 4, 1)]
+    assert plans[2].batches == plans[1].batches + plans[2].handoff, "what helpers write is in memory too"
+    few = PrefetchPlan.of(2, 2, compiled=True, **options)
+    assert (few.threads, few.helpers) == (2, 0), "helpers need a batch that is not queued yet"
+
+
+def test_lanes_need_groups_of_several_batches() -> None:
+    assert PrefetchPlan.of(2, None, read_bytes=13 << 20, batch_bytes=19 << 20, decoded=False).lanes == 1
+
+
+@pytest.mark.parametrize("prefetch", [3, 4, 7, 16])
+def test_what_helpers_write_counts_as_made_ahead(prefetch: int) -> None:
+    plan = PrefetchPlan.of(2, prefetch, read_bytes=1 << 20, batch_bytes=64, decoded=False, compiled=True)
+    assert plan.helpers == 1
+    assert ((plan.threads + plan.lanes) * plan.queued + 1) * plan.handoff <= prefetch
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 @pytest.mark.parametrize("prefetch", [1, 2, 3, 5, 16])
 @pytest.mark.parametrize("decoded", [False, True])

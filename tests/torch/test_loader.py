@@ -153,6 +153,7 @@ WAYS: list[dict[str, Any]] = [
     {"loss_mask": "weights", "derive": ["num_label_tokens"]},
     {"drop_last": False, "rank": 3, "world_size": 4},
     {"columns": ["tokens", "seq_lens"]},
+    {"columns": ["tokens", "weights"]},
 ]
 
 
@@ -166,9 +167,9 @@ def test_batches_are_the_same_without_compiled_code(
     def batches(threads: int) -> list[dict[str, Any]]:
         return list(Loader(fb.open_cache(weighted[codec].root), global_batch_size=4, threads=threads, **WAYS[way]))
 
-    with_loops = [*batches(0), *batches(1)]  # one at a time, and several in one call
+    with_loops = [*batches(0), *batches(1), *batches(3)]  # one at a time, several in one call, and with helpers
     monkeypatch.setattr(compiled, "native", None)
-    for batch, expected in zip(with_loops, batches(0) * 2, strict=True):
+    for batch, expected in zip(with_loops, batches(0) * 3, strict=True):
         assert list(batch) == list(expected)
         for name, values in expected.items():
             if isinstance(values, int):
@@ -221,13 +222,14 @@ def stored_tokens(folder: Path, rng: np.random.Generator, codec: Any, extra: int
 
 
 @pytest.mark.parametrize("loops", [True, False])
+@pytest.mark.parametrize("threads", [0, 1, 2])
 def test_documents_that_are_longer_than_their_row_are_refused_with_and_without_compiled_code(
-    tmp_path: Path, loops: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, loops: bool, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = stored_tokens(tmp_path / "cache", np.random.default_rng(0), "none", extra=1)
     if not loops:
         monkeypatch.setattr(compiled, "native", None)
-    batches = iter(Loader(cache, global_batch_size=2, shuffle=None))
+    batches = iter(Loader(cache, global_batch_size=2, shuffle=None, threads=threads))
     assert len(list(islice(batches, 6))) == 6
     with pytest.raises(ValueError, match=f"row 1 have {LENGTH + 1} tokens but a row holds {LENGTH}"):
         next(batches)

@@ -7,6 +7,7 @@
 group     batches that are located, checked and decoded together, then copied and derived one by one
 handoff   batches passed on together: waking a thread costs as much as copying 64 KiB; fewer where they take long
 lane      every n-th handoff of a group, made by one of n threads, which so work side by side: few batches are in memory
+helper    a thread of compiled code that copies rows for the one that makes batches: it needs no GIL
 
               lane 0   ▯▯    ▯▯    ▯▯        two lanes of a group, handoffs of two batches
               lane 1      ▯▯    ▯▯    ▯
@@ -38,13 +39,14 @@ from forebay.feeding.stream import Located, Ranks, Read, ReadThrough, RowSource,
 from forebay.order.orders import Numbers
 from forebay.read.cache import Cache
 from forebay.read.chunk_maps import cut_batches
-from forebay.read.gather import RowAddresses, batches_of_addresses
+from forebay.read.gather import RowAddresses, batches_of_addresses, set_helpers
 
 _AHEAD_BYTES = 32 * 1024 * 1024
 _GROUP_BYTES = 8 * 1024 * 1024
 _HANDOFF_BYTES = 4 * 1024 * 1024
 _HANDOFF_SECONDS = 0.001  # a batch that is made does not wait longer for the others of its handoff
 _MOST, _LEAST = 64, 4
+_HELPED = 4  # times as many batches of a group, between which helpers have nothing to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class PrefetchPlan:
     handoff: int
     queued: int
     lanes: int = 1  # of a group
+    helpers: int = 0  # threads of compiled code, beside
 
     @classmethod
     def of(
@@ -66,15 +69,17 @@ class PrefetchPlan:
         read_bytes: int,
         batch_bytes: int,
         decoded: bool,
+        compiled: bool = False,
     ) -> "PrefetchPlan":
         """Plan at most `prefetch` batches ahead; by default as many as fit in 32 MiB, at least 4 and at most 64.
 
         Every thread makes at least one, so no more threads are used than batches are asked for. Few slots are full at
         once: those of the next group fill up only while the last batches of a group are used.
 
-        Without blocks to decode, threads share the copying and deriving of a group, a lane each: batches are then used
-        soon after they were written, and their memory, still in the CPU's cache, is written again. With blocks to
-        decode, one thread decodes the next group while another copies.
+        Where compiled code does nearly all of the work, one thread makes batches, and the others are its helpers: they
+        need no GIL, and few batches are in memory, whose memory, still in the CPU's cache, is written again. Else
+        threads share the copying and deriving of a group, a lane each; with blocks to decode, one thread decodes the
+        next group while another copies.
         """
         if threads < 0:
             raise ValueError(f"threads must be at least 0 (got {threads})")
@@ -82,16 +87,20 @@ class PrefetchPlan:
             raise ValueError(f"prefetch must be at least 1 (got {prefetch})")
         threads = threads if prefetch is None else min(threads, prefetch)
         wanted = prefetch or _between(_LEAST, _AHEAD_BYTES // max(1, batch_bytes), _MOST)
-        lanes = 1 if decoded else max(1, threads)
-        each = max(1, wanted // (threads + lanes))
-        group = _between(1, _GROUP_BYTES // max(1, read_bytes), _MOST)
+        helpers = threads - 1 if compiled and threads and wanted >= _LEAST - 1 else 0
+        threads = 1 if helpers else threads
+        longer = _HELPED if helpers else 1
+        group = _between(1, longer * _GROUP_BYTES // max(1, read_bytes), longer * _MOST)
+        lanes = 1 if decoded or group == 1 else max(1, threads)
+        is_exact = prefetch is not None and helpers > 0  # what helpers write is not queued yet
+        each = max(1, wanted // (threads + lanes + is_exact))
         handoff = _between(1, _HANDOFF_BYTES // max(1, batch_bytes), min(max(1, each // 2), group)) if threads else 1
-        return cls(threads, group, handoff, max(1, each // handoff), lanes)
+        return cls(threads, group, handoff, max(1, each // handoff), lanes, helpers)
 
     @property
     def batches(self) -> int:
         """The most batches that are being made or queued at once."""
-        return (self.threads + self.lanes) * (self.queued + 1) * self.handoff
+        return ((self.threads + self.lanes) * (self.queued + 1) + (self.helpers > 0)) * self.handoff
 
 
 def suitable_threads(caches: Sequence[Cache], columns: Sequence[str]) -> int:
@@ -276,7 +285,7 @@ class BatchesAhead:
         sequence = _GroupSequence(groups, epoch, begun, following, plan.threads, first=FirstBatch(maker, columns))
         lanes = Lanes(plan.lanes, plan.handoff, _count_batches)
         self._prefetcher = Prefetcher(
-            sequence.make, sequence.count, threads=plan.threads, queued=plan.queued, lanes=lanes
+            sequence.make, sequence.count, threads=plan.threads, queued=plan.queued, lanes=lanes, helpers=plan.helpers
         )
         self.handoffs = self._prefetcher.items()
 
@@ -392,8 +401,9 @@ class Prefetcher(Generic[Made]):
         threads: int,
         queued: int,
         lanes: Lanes[Made],
+        helpers: int = 0,
     ) -> None:
-        self._make, self._lanes = make, lanes
+        self._make, self._lanes, self._helpers = make, lanes, helpers
         self._count = sys.maxsize if count is None else count * lanes.number  # tasks: a lane of a group each
         self._process = _process
         self._stopped = False
@@ -454,6 +464,7 @@ class Prefetcher(Generic[Made]):
                 self._tasks.put(task + len(self._slots))
 
     def _work(self) -> None:
+        set_helpers(self._helpers)
         while (task := self._tasks.get()) is not None and not self._stopped:
             slot = self._slots[task % len(self._slots)]
             try:

@@ -9,6 +9,7 @@ cache drops them: at most half the size of the block cache, or the blocks of one
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from functools import cached_property, partial
 from typing import Protocol
 
@@ -321,8 +322,8 @@ class PlainFixedReader:
             addresses = self._addresses.at(place.positions, place.rows * self._row_bytes)
             if not self._is_block:
                 self._checks.ensure(place)
-            batches = self._addresses.gather_batches(addresses, size, self._dtype, self._shape)
-            yield from self._checked(place, size, batches) if self._is_block else batches
+            with closing(self._addresses.gather_batches(addresses, size, self._dtype, self._shape)) as batches:
+                yield from self._checked(place, size, batches) if self._is_block else batches
         finally:
             self._maps.end_reading(ticket)
 

@@ -18,8 +18,8 @@ a thread that does not see a bit yet checks the block again.
 """
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -230,6 +230,12 @@ _TOGETHER = 1024 * 1024  # bytes: smaller batches are copied together
 _LARGEST = 2**62  # bytes, the limit of numpy for one array
 
 
+def set_helpers(count: int) -> None:
+    """Let further threads of compiled code take part in the copying of this thread."""
+    if compiled.native is not None:
+        compiled.native.set_helpers(count)
+
+
 class AddressWindow:
     """An address range, and how to copy items out of it.
 
@@ -259,7 +265,7 @@ class AddressWindow:
 
     def gather_batches(
         self, addresses: NDArray[np.int64], size: int, dtype: np.dtype[Any], shape: tuple[int, ...]
-    ) -> Iterator[Array]:
+    ) -> Generator[Array]:
         """As `gather`, in batches of `size`; no addresses give one empty batch. Small batches are copied together."""
         if compiled.native is not None:
             yield from self._compiled(addresses, size, dtype, shape)
@@ -279,12 +285,21 @@ class AddressWindow:
     def _compiled(
         self, addresses: NDArray[np.int64], size: int, dtype: np.dtype[Any], shape: tuple[int, ...]
     ) -> Iterator[Array]:
-        """As `gather_batches`, without the GIL."""
-        for at in range(0, max(1, len(addresses)), size):
-            some = np.ascontiguousarray(addresses[at : at + size])
-            copied = np.empty(len(some) * self._item_bytes, np.uint8)
-            compiled.native.gather(copied, some, self._item_bytes)
-            yield copied.view(dtype).reshape(len(some), *shape)
+        """As `gather_batches`, without the GIL; helpers of this thread copy the next batch meanwhile."""
+        ahead = 1 if compiled.native.count_helpers() else 0
+        begun: deque[tuple[Array, int, object]] = deque()
+        try:
+            for at in range(0, max(1, len(addresses)), size):
+                some = np.ascontiguousarray(addresses[at : at + size])
+                copied = np.empty(len(some) * self._item_bytes, np.uint8)
+                begun.append((copied, len(some), compiled.native.start_gathering(copied, some, self._item_bytes)))
+                if len(begun) > ahead:
+                    yield _finished(*begun.popleft(), dtype, shape)
+            while begun:
+                yield _finished(*begun.popleft(), dtype, shape)
+        finally:
+            for _, _, work in begun:  # items stay where they are until then
+                compiled.native.finish(work)
 
     def _singly(self, addresses: NDArray[np.int64], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         """Copy item by item: there is nothing to copy, or the window exceeds the limit of numpy."""
@@ -293,6 +308,11 @@ class AddressWindow:
             for row, address in zip(copied, addresses.tolist(), strict=True):
                 row[...] = _overlapping(address, 1, self._item_bytes).view(dtype).reshape(shape)
         return copied
+
+
+def _finished(copied: Array, count: int, work: object, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    compiled.native.finish(work)
+    return copied.view(dtype).reshape(count, *shape)
 
 
 class _Span:

@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from forebay import compiled
 from forebay.cache.catalog import presence_name
 from forebay.columns import Array, Ragged
 from forebay.errors import ColumnNotFound, LayerNotFound, choice_error, closest
@@ -348,6 +349,14 @@ class ChecksRows(Protocol):
     def check_rows(self, cache: Cache, selection: Selection | None) -> None: ...
 
 
+@runtime_checkable
+class PaintsCompiled(Protocol):
+    """A collate that may leave nearly all of its work to compiled code, which threads can share call by call."""
+
+    @property
+    def is_compiled(self) -> bool: ...
+
+
 def check_rows(collate: Collate, cache: Cache, selection: Selection | None) -> None:
     """Let a collate refuse rows that it cannot use, before they come up in the middle of an epoch."""
     if isinstance(collate, ChecksRows):
@@ -498,6 +507,8 @@ def _tags(located: Located) -> Batch:
 
 MakerFactory = Callable[[Buffers, Transform | None, int], BatchMaker]  # the number: batches to write in one call
 _LOCATED_ROWS = 1024  # of columns that need not be decoded
+_HELPED_ROWS = 8192  # helpers have nothing to do while rows are located
+_SHARING_THREADS = 2  # one makes batches, and one helps it without the GIL
 _COLLATING_THREADS = 2  # a collate touches every value; reading alone keeps one thread busy
 
 
@@ -511,6 +522,7 @@ class BatchKind:
     row_bytes: int
     collate: Collate | None
     maker: MakerFactory
+    compiled: bool = False  # whether compiled code does nearly all of the work
 
 
 def batch_kind(
@@ -634,7 +646,8 @@ def _collated(collate: Collate, caches: Sequence[Cache], further: tuple[str, ...
 
     row_bytes = collate.row_bytes + (batch_bytes(caches[0], further, 1) if further else 0) + more.row_bytes
     columns = (*collate.columns, *further, *more.columns(caches))
-    return BatchKind(columns, _COLLATING_THREADS, row_bytes, collate, maker)
+    by_compiled = isinstance(collate, PaintsCompiled) and collate.is_compiled and not further and more.is_empty
+    return BatchKind(columns, _COLLATING_THREADS, row_bytes, collate, maker, by_compiled)
 
 
 def _training(training: PackedTargets, caches: Sequence[Cache], further: tuple[str, ...], more: Beside) -> BatchKind:
@@ -648,7 +661,8 @@ def _training(training: PackedTargets, caches: Sequence[Cache], further: tuple[s
 
     derived = 0 if training.as_stored else 1 + (training.labels is not None) + len(training.derive)
     row_bytes = batch_bytes(caches[0], (*PACKED_COLUMNS, *further), 1, derived=derived)
-    return _of_columns((*columns, *more.columns(caches)), caches, row_bytes + more.row_bytes, maker)
+    in_place = can_be_in_place(caches) and not training.needs_arrays and not further and more.is_empty
+    return _of_columns((*columns, *more.columns(caches)), caches, row_bytes + more.row_bytes, maker, in_place)
 
 
 def _in_place(
@@ -668,7 +682,8 @@ def _in_place(
     reads = gather_batches(caches, located, size, rest) if rest else itertools.repeat({})
     is_decoded = any(decoded_columns(cache, PACKED_COLUMNS) for cache in caches)
     # Blocks of many rows would be decoded before the first batch is made of them.
-    many = together if is_decoded else max(1, _LOCATED_ROWS // (size * together)) * together
+    rows = _HELPED_ROWS if compiled.native.count_helpers() else _LOCATED_ROWS
+    many = together if is_decoded else max(1, rows // (size * together)) * together
     for tokens, lengths in locate_batches(caches, located, size * many, PACKED_COLUMNS):
         yield from batches_in_place(tokens, lengths, size, together, reads, training, buffers)
 
@@ -701,8 +716,11 @@ def _of_columns(
     caches: Sequence[Cache],
     row_bytes: int,
     maker: MakerFactory,
+    by_compiled: bool,
 ) -> BatchKind:
-    return BatchKind(columns, suitable_threads(caches, columns), row_bytes, None, maker)
+    by_compiled = by_compiled and not any(decoded_columns(cache, columns) for cache in caches)
+    threads = _SHARING_THREADS if by_compiled else suitable_threads(caches, columns)
+    return BatchKind(columns, threads, row_bytes, None, maker, by_compiled)
 
 
 def label_policy(
@@ -746,4 +764,6 @@ def _plain(caches: Sequence[Cache], columns: tuple[str, ...], more: Beside) -> B
         return ColumnBatches(partial(_as_stored, columns, buffers), more, transform, buffers)
 
     row_bytes = batch_bytes(caches[0], columns, 1) + more.row_bytes
-    return _of_columns((*columns, *more.columns(caches)), caches, row_bytes, maker)
+    fixed = not any(cache.column(name).ragged for cache in caches for name in columns)
+    by_compiled = compiled.native is not None and fixed and more.is_empty
+    return _of_columns((*columns, *more.columns(caches)), caches, row_bytes, maker, by_compiled)

@@ -96,7 +96,7 @@ class Loader:
                   "within" (one cache only) also at the end of the running one; `on_growth` is called with every
                   `Growth`
     threads       0 makes each batch when it is asked for; at most `prefetch` batches are made ahead, by at most as many
-                  threads
+                  threads. Where compiled code does nearly all of the work, all but one of them need no GIL
     rank_timeout  seconds that ranks wait for each other before the first batch
     statistics_file  a JSON file that is replaced by `statistics()` about once a second; `{rank}` in it is the rank
     fetch_ahead   bytes of chunks of a remote cache to fetch before a batch needs them
@@ -202,6 +202,7 @@ class Loader:
             read_bytes=batch_bytes(caches[0], kind.columns, self._local_size),
             batch_bytes=kind.row_bytes * self._local_size,
             decoded=any(decoded_columns(cache, kind.columns) for cache in caches),
+            compiled=kind.compiled and transform is None and not any(cache.is_remote for cache in caches),
         )
         self._fetch_ahead = checked_whole("fetch_ahead", fetch_ahead, "a number of bytes")
         if fetch_ahead < 0:

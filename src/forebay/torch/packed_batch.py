@@ -20,6 +20,7 @@ With compiled code, each row is read once from where it is, a mapped file or a d
 written in that pass; else its columns are copied first, and numpy derives the same.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
@@ -51,6 +52,8 @@ _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 _TOKENS = {("uint16", 1, False), ("uint32", 1, False)}  # what compiled code reads: type, sides, whether ragged
 _LENGTHS = {("uint32", 0, True), ("int32", 0, True)}
 _WRITTEN = ("tokens", "seq_lens", "labels", "positions")
+_OF_BLANKS = ("tokens", "tokens", "seq_lens", "labels", "positions")  # as `pack_rows` takes them: stored, wide, …
+Blanks = tuple[Blank | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,31 +162,52 @@ def batches_in_place(
 ) -> Iterator[Batch]:
     """Yield what `training_batch` returns, for `size` rows at a time; `reads` has the other columns.
 
-    One compiled call writes `together` batches: threads that make batches compete for the GIL at each call.
+    One compiled call writes `together` batches: threads that make batches compete for the GIL at each call. Helpers
+    write the next ones while tensors are made of those before.
     """
     assert compiled.native is not None
     (width,), dtype = tokens.column.shape, tokens.column.array_dtype
-    is_shifted, step, blanks = training.labels != "unshifted", size * together, _Blanks.of(training, size, width, dtype)
-    for first in range(0, max(1, len(tokens.addresses)), step):
-        some = slice(first, first + step)
-        tokens_at, lengths_at, counts = tokens.addresses[some], lengths.addresses[some], lengths.counts[some]
-        made = blanks.lent(counts, buffers)
-        places = (tokens_at, dtype.itemsize, width, lengths_at, counts)
-        done = compiled.native.pack_rows(*places, is_shifted, size, made)
-        del made[done:]
-        made.reverse()  # only a batch that was yielded holds its memory
-        for rows in slices(len(tokens_at), size):
-            read = next(reads)
-            if made:
-                yield _of_blanks(made.pop(), read, training, buffers)
-            else:  # numpy says what is wrong, after the batches before it
-                wrong = slice(first + rows.start, first + rows.stop)
-                columns = {"tokens": tokens.part(wrong).copied(), "seq_lens": lengths.part(wrong).copied(), **read}
-                yield training_batch(columns, training, buffers)
+    shifted, blanks = training.labels != "unshifted", _Blanks.of(training, size, width, dtype)
+    ahead = 1 if compiled.native.count_helpers() else 0
+    begun: deque[tuple[slice, list[Blanks], object]] = deque()
+    try:
+        for some in slices(len(tokens.addresses), size * together):
+            counts = lengths.counts[some]
+            made = blanks.lent(counts, buffers)
+            places = (tokens.addresses[some], dtype.itemsize, width, lengths.addresses[some], counts)
+            begun.append((some, made, compiled.native.start_packing(*places, shifted, size, made)))
+            if len(begun) > ahead:
+                yield from _packed(*begun.popleft(), tokens, lengths, size, reads, training, buffers)
+        while begun:
+            yield from _packed(*begun.popleft(), tokens, lengths, size, reads, training, buffers)
+    finally:
+        for _, _, work in begun:  # rows stay where they are until then
+            compiled.native.finish(work)
 
 
-_OF_BLANKS = ("tokens", "tokens", "seq_lens", "labels", "positions")  # as `pack_rows` takes them: stored, wide, …
-Blanks = tuple[Blank | None, ...]
+def _packed(
+    some: slice,
+    made: list[Blanks],
+    work: object,
+    tokens: RowAddresses,
+    lengths: RowAddresses,
+    size: int,
+    reads: Iterator[Read],
+    training: PackedTargets,
+    buffers: Buffers,
+) -> Iterator[Batch]:
+    """Yield the batches of some rows once they are written."""
+    del made[compiled.native.finish(work) :]
+    del work  # it holds the memory too
+    made.reverse()  # only a batch that was yielded holds its memory
+    for first in range(some.start, max(some.start + 1, some.stop), size):
+        read = next(reads)
+        if made:
+            yield _of_blanks(made.pop(), read, training, buffers)
+        else:  # numpy says what is wrong, after the batches before it
+            wrong = slice(first, min(first + size, some.stop))
+            columns = {"tokens": tokens.part(wrong).copied(), "seq_lens": lengths.part(wrong).copied(), **read}
+            yield training_batch(columns, training, buffers)
 
 
 class _Blanks(NamedTuple):

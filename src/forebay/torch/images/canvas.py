@@ -20,6 +20,7 @@ only, so the choice is the same with any number of threads or workers.
 """
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -208,6 +209,8 @@ Planes = NDArray[np.uint8]  # (3, height, width)
 Box = tuple[int, int, int, int]  # left, top, width, height
 Color = tuple[int, int, int]
 _CACHED_VALUES = 1 << 16  # float32 values that stay in a core's cache between two operations
+_STREAMED_BYTES = 1 << 24  # canvases of a batch that the caches of a CPU could not keep anyway
+_BEGUN = 2  # contents that are being painted while the next one is found
 _SERIAL_VALUES = 1 << 15  # as many as torch copies without its own threads, which would compete with the loader's
 
 
@@ -221,12 +224,16 @@ class Painter(ABC):
     def paint(self, lines: Array, content: Planes, left: int) -> None:
         """Fill lines of a canvas with content that begins at `left`, and with padding on both sides."""
 
-    def paint_canvas(self, canvas: Array, content: Planes, box: Box) -> None:
-        """Paint content in its box, and padding around it."""
+    def paint_canvas(self, canvas: Array, content: Planes, box: Box, *, streamed: bool = False) -> object | None:
+        """Paint content in its box, and padding around it; compiled code returns work that it only began.
+
+        Bytes that are `streamed` go past the caches of the CPU.
+        """
         left, top, _, height = box
         for plane, pad in zip(canvas, self.pad, strict=True):
             plane[:top] = plane[top + height :] = pad
         self.paint(canvas[:, top : top + height], content, left)
+        return None
 
 
 class BytePainter(Painter):
@@ -243,11 +250,11 @@ class BytePainter(Painter):
             plane[:, :left] = plane[:, right:] = pad
         np.copyto(lines[:, :, left:right], content)
 
-    def paint_canvas(self, canvas: Array, content: Planes, box: Box) -> None:
+    def paint_canvas(self, canvas: Array, content: Planes, box: Box, *, streamed: bool = False) -> object | None:
         if compiled.native is None or not canvas.flags.c_contiguous:
             return super().paint_canvas(canvas, content, box)
         planes = np.ascontiguousarray(content)
-        return compiled.native.paint(canvas, canvas.shape[1:], planes, box, self.pad.tolist())
+        return compiled.native.start_painting(canvas, canvas.shape[1:], planes, box, self.pad.tolist(), streamed)
 
 
 class FloatPainter(Painter):
@@ -263,12 +270,13 @@ class FloatPainter(Painter):
         for rows, pixels in _whole_lines(content, left, lines.shape[2], self._pad_color, _CACHED_VALUES):
             self._scaling.apply(pixels, out=lines[:, rows])
 
-    def paint_canvas(self, canvas: Array, content: Planes, box: Box) -> None:
+    def paint_canvas(self, canvas: Array, content: Planes, box: Box, *, streamed: bool = False) -> object | None:
         if compiled.native is None or not canvas.flags.c_contiguous:
             return super().paint_canvas(canvas, content, box)
         planes, scaling = np.ascontiguousarray(content), self._scaling
         scale, shift = scaling.scale.ravel().tolist(), scaling.shift.ravel().tolist()
-        return compiled.native.paint_scaled(canvas, canvas.shape[1:], planes, box, self.pad.tolist(), scale, shift)
+        values = (self.pad.tolist(), scale, shift)
+        return compiled.native.start_painting_scaled(canvas, canvas.shape[1:], planes, box, *values)
 
 
 class HalfPainter(Painter):
@@ -299,6 +307,20 @@ class InterleavingPainter(Painter):
             self._planar.paint(planes, content[:, rows], left)
             for between, plane in zip(lines[:, rows], planes, strict=True):
                 np.copyto(between, plane)
+
+
+def paint_canvases(with_painter: Painter, canvases: Array, contents: Iterable[Planes], boxes: Sequence[Box]) -> None:
+    """Paint a canvas for each content; the next content is found while helpers paint those before."""
+    begun: deque[object] = deque()
+    streamed = canvases.nbytes >= _STREAMED_BYTES
+    for canvas, content, box in zip(canvases, contents, boxes, strict=True):
+        work = with_painter.paint_canvas(canvas, content, box, streamed=streamed)
+        if work is not None:
+            begun.append(work)
+        if len(begun) > _BEGUN:
+            compiled.native.finish(begun.popleft())
+    for work in begun:
+        compiled.native.finish(work)
 
 
 def painter(dtype: torch.dtype, pad_color: Color, scaling: Scaling) -> Painter:
@@ -431,14 +453,19 @@ class CanvasMaker:
     def row_bytes(self) -> int:
         return self._size[0] * self._size[1] * (3 * self._painter.storage.itemsize + (self._masks == "host"))
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether compiled code does nearly all of the work."""
+        is_planar = isinstance(self._painter, BytePainter | FloatPainter)
+        return compiled.native is not None and is_planar and not self._transforms and self._masks != "host"
+
     def make(self, contents: Iterable[Planes], boxes: Boxes, coins: Coins, buffers: Buffers, name: Name) -> Batch:
         """Make the tensors; `contents`, consumed one by one, and `boxes` are already flipped."""
         if self._transforms:
             return self._transformed(contents, boxes, coins, buffers, name)
         pixels, canvases = self._canvases(len(boxes), self._size, buffers)
         places = _places(boxes)
-        for canvas, content, box in zip(canvases, contents, places, strict=True):
-            self._painter.paint_canvas(canvas, content, box)
+        paint_canvases(self._painter, canvases, contents, places)
         batch = {"pixels": pixels}
         if self._masks == "host":
             mask = buffers.empty((len(boxes), *self._size), np.dtype(np.bool_))
@@ -469,8 +496,7 @@ class CanvasMaker:
     def _pasted(self, contents: Iterable[Planes], boxes: Boxes) -> Canvases:
         bytes_painter, places = BytePainter(self._pad_color), _places(boxes)
         pixels = np.empty((len(boxes), 3, *self._size), np.uint8)
-        for canvas, content, box in zip(pixels, contents, places, strict=True):
-            bytes_painter.paint_canvas(canvas, content, box)
+        paint_canvases(bytes_painter, pixels, contents, places)
         mask = np.empty((len(boxes), *self._size), np.bool_)
         fill_pixel_masks(mask, places)
         planes, padding, rectangles = map(torch.from_numpy, (pixels, mask, boxes))

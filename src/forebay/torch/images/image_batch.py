@@ -181,6 +181,11 @@ class ImageBatch:
         return self._canvases.row_bytes
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether compiled code does nearly all of the work."""
+        return self.recipe.storage == "raw" and self.recipe.codec == "none" and self._canvases.is_compiled
+
+    @property
     def epoch(self) -> int:
         """The epoch that coins are drawn for, as a `collate_fn`."""
         return int(self._epoch)

@@ -176,7 +176,7 @@ def test_while_no_worker_is_there_a_notice_says_what_they_wait_for(tmp_path, sou
     monkeypatch.setattr(builder, "STALL_SECONDS", 0.0)
 
     def stop(progress):
-        if "no worker is there" in progress.note:
+        if "no worker has been ready" in progress.note:
             notes.append(progress.note)
             raise KeyboardInterrupt
 

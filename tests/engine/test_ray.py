@@ -210,7 +210,7 @@ def test_more_than_any_node_has_is_refused_and_what_waits_for_it_says_so(tmp_pat
 
     def stop(progress):
         notes.append(progress.note)
-        if "no worker is there" in progress.note:
+        if "no worker has been ready" in progress.note:
             raise KeyboardInterrupt
 
     engine = RayEngine(num_cpus=2)

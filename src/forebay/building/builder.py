@@ -477,13 +477,14 @@ class Build:
         return [slot for slot, place in idle.items() if not self._machines.is_left_out(place)]
 
     def _stalled_for(self, engine: Engine, is_at_work: bool) -> str:
-        """A notice that no worker can begin for five seconds, then ten, then twenty."""
+        """A notice that no worker has been ready for five seconds, then ten, then twenty."""
         now, (since, patience) = time.monotonic(), self._stalled
         if is_at_work:
             self._stalled = (now, STALL_SECONDS)
         elif now - since >= patience:
             self._stalled = (since, 2 * patience)
-            return f"no worker is there for {now - since:.0f} s: {engine.usage().waiting or 'they are still starting'}"
+            waiting = engine.usage().waiting or "they are still starting"
+            return f"no worker has been ready for {now - since:.0f} s: {waiting}"
         return ""
 
     def _claim_ahead(self, engine: Engine, slots: Collection[int]) -> None:

@@ -134,6 +134,22 @@ def test_a_chunk_that_kills_its_actor_is_named_and_made_by_another(tmp_path, clu
 
 
 @pytest.mark.long
+def test_a_node_on_which_every_chunk_fails_is_named_and_all_chunks_are_made(tmp_path, cluster, notes):
+    """In one process this is in test_machines.py."""
+    (notes / "makes").unlink(missing_ok=True)
+    source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(60)))
+    node = cluster.add_node(**NODE, env_vars={NOTES: str(tmp_path / "nowhere")})
+    try:
+        report = fb.build(tmp_path / "cache", source, ObedientRecipe(seconds=0.3), engine="ray")
+    finally:
+        cluster.remove_node(node, allow_graceful=False)
+    assert (report.made, report.failed) == (60, {})
+    (said,) = [note for note in report.notes if " is left out: 3 chunks failed there" in note]
+    assert f"({node.node_id[:6]})" in said
+    assert "FileNotFoundError" in said
+
+
+@pytest.mark.long
 def test_a_driver_that_was_killed_is_started_again_and_makes_what_is_missing(tmp_path, cluster, notes, source):
     script = textwrap.dedent(
         f"""

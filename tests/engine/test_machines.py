@@ -120,6 +120,18 @@ def test_a_machine_that_breaks_while_it_works_is_left_out_too(tmp_path, source):
     assert len(made) == 4 + 3
 
 
+def test_a_machine_that_fails_now_and_then_is_not_left_out(tmp_path, source):
+    tried = Counter()
+
+    def hiccup(chunk):
+        tried["b"] += 1
+        return missing(chunk) if tried["b"] % 2 else None
+
+    report = fb.build(tmp_path / "cache", source, ObedientRecipe(), engine=ManyMachines(list("ab"), {"b": hiccup}))
+    assert (report.made, [note for note in report.notes if "left out" in note]) == (24, [])
+    assert tried["b"] > 6, "it had failed three times by then"
+
+
 def test_where_the_machine_that_fails_is_the_first_to_begin_the_others_are_waited_for(tmp_path, source):
     engine = ManyMachines(list("ab"), {"a": missing}, late={1: 30})
     report = fb.build(tmp_path / "cache", source, ObedientRecipe(), engine=engine)

@@ -50,6 +50,8 @@ ForebayError
 ├── HubNotFound          the hub has no such repository, revision or file, or not for this user
 ├── DownloadCorrupt      a download does not match the size or hash that the hub lists
 ├── CacheNotShared       a worker on another machine does not see the cache
+├── SourceNotShared      a worker on another machine does not see the source
+├── NotImportable        a worker cannot import the class of a recipe, a source or a store
 ├── EngineUnusable       a cluster is not there, or its nodes cannot work on the build
 ├── RangeInvalid         the requested chunks are not in the plan
 ├── BuildFailed          some chunks could not be built
@@ -664,12 +666,35 @@ class CacheNotShared(ForebayError):
         )
 
 
+class SourceNotShared(ForebayError):
+    """A worker cannot read the source that its builder reads."""
+
+    def __init__(self, path: str, host: str, problem: str) -> None:
+        self.path, self.host, self.problem = path, host, problem
+        super().__init__(
+            f"the source file '{path}' cannot be read on '{host}' ({problem}); name a bucket, or a folder that every "
+            f"machine mounts at the same path"
+        )
+
+
+class NotImportable(ForebayError, ImportError):
+    """A worker cannot import a class by its path."""
+
+    def __init__(self, path: str, module: str, host: str, problem: str) -> None:
+        self.path, self.module, self.host, self.problem = path, module, host, problem
+        ForebayError.__init__(
+            self,
+            f"'{path}' cannot be imported on '{host}' ({problem}); make module '{module}' importable by workers: "
+            f"install its package, or add its folder to PYTHONPATH",
+        )
+
+
 class EngineUnusable(ForebayError):
     """An engine cannot run chunks here."""
 
     def __init__(self, engine: str, problem: str, advice: str) -> None:
         self.engine, self.problem, self.advice = engine, problem, advice
-        super().__init__(f"the engine '{engine}' cannot be used: {problem}; {advice}")
+        super().__init__(f"the engine '{engine}' cannot be used: {problem}{'; ' if advice else ''}{advice}")
 
 
 class WorkersFailed(BuildFailed):

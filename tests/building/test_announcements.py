@@ -87,7 +87,7 @@ def test_a_builder_reads_the_generation_itself_if_an_announcement_does_not_fit(t
 
     def announce(listed: ListedLayer) -> None:
         rows = 0 if how == "no rows" else 12345
-        totals = LayerTotals(chunks=40, rows=rows, samples=1, failures=0, size=1, statistics={})
+        totals = LayerTotals(chunks=40, rows=rows, samples=1, failures=0, size=1, statistics={}, reasons={})
         changes = WRONG.get(how, {}) | {"totals": totals}
         if how == "another plan":
             changes["made"] = msgspec.structs.replace(listed.made, plan=("00" * 32,))

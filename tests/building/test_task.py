@@ -155,7 +155,7 @@ def test_a_recipe_that_a_worker_cannot_import_is_named(tmp_path, source, monkeyp
 
 def test_an_engine_is_chosen_by_name(tmp_path, source):
     seen = []
-    fb.build(tmp_path / "a", source, ObedientRecipe(), engine="inline", workers=2, on_progress=seen.append)
+    fb.build(tmp_path / "a", source, ObedientRecipe(), engine="inline", on_progress=seen.append)
     assert {now.workers for now in seen if now.phase == "building"} == {1}
     fb.build(tmp_path / "b", source, ObedientRecipe(), engine="local", workers=2)
     with pytest.raises(ValueError, match=r"engine is 'cloud'; one of 'inline', 'local'"):

@@ -405,12 +405,14 @@ def test_no_error_is_left_out():
     # teachers and old caches is in test_cli_teachers.py, test_cli_taught.py and tests/teachers.
     # A range beyond the plan, and options that name no source, are wrong usage; a source that never stops changing is
     # in tests/cache/test_build.py.
-    # Clusters are in tests/engine/test_ray.py and tests/building/test_task.py, layers that others read in
+    # Clusters are in tests/engine/test_ray.py and test_machines.py, layers that others read in
     # tests/cache/test_drop.py, and those that share a column in tests/building/test_layers.py.
     elsewhere = {
         errors.LayersShareColumn,
         errors.EngineUnusable,
         errors.CacheNotShared,
+        errors.SourceNotShared,
+        errors.NotImportable,
         errors.LayerNeeded,
         errors.Damaged,
         errors.NotForebay,

@@ -34,6 +34,21 @@ def test_worker_processes_make_the_same_bytes(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--engine", "ray", "--memory-limit", "4GB"], "--memory-limit bounds processes of this machine"),
+        (["--engine", "ray", "--workers", "0"], "--workers 0 makes chunks in this process; leave it out"),
+        (["--engine", "inline", "--workers", "3"], "--engine inline has one worker, this process"),
+        (["--num-cpus", "2"], "--num-cpus belongs to a Ray cluster; add --engine ray"),
+    ],
+)
+def test_options_that_an_engine_does_not_obey_are_wrong_usage(tmp_path: Path, words: list[str], said: str):
+    source = write_lines(tmp_path / "data", "a.jsonl", count=4)
+    assert said in run("build", "raw", source, "--into", tmp_path / "cache", *words, code=2).err
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
     ("names", "unit"), [(["a.jsonl"], "lines"), (["a.txt", "b.jsonl"], "lines"), (["a.jsonl", "b.md"], "files")]
 )
 def test_the_unit_follows_the_names_unless_it_is_said(tmp_path: Path, names: list[str], unit: str):
@@ -114,6 +129,42 @@ def test_who_holds_a_claim_is_not_broken_on_a_narrow_terminal(tmp_path: Path):
     text = io.StringIO()
     Console(file=text, width=48).print(draw(msgspec.structs.replace(fb.status(root), claims=(claim,))))
     assert re.search(r"raw chunk 3  failed  node-17, process 4711 *\n +a long", text.getvalue())
+
+
+def test_claims_that_failed_alike_are_one_entry(tmp_path: Path):
+    root, _ = build_lines(tmp_path)
+    failed = [
+        ClaimStatus(layer="raw", chunk=chunk, host="node-17", pid=4711, state="failed", reason="no such file")
+        for chunk in (5, 3, 4, 9)
+    ]
+    text = io.StringIO()
+    Console(file=text, width=80).print(draw(msgspec.structs.replace(fb.status(root), claims=tuple(failed))))
+    assert re.search(r"raw chunks 3.5, 9  failed  node-17, process 4711 *\n +no such file", text.getvalue())
+    assert text.getvalue().count("no such file") == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "who"), [("working", "the builders at work publish"), ("abandoned", "`build` checks")]
+)
+def test_who_publishes_unlisted_chunks_is_said(tmp_path: Path, state: str, who: str):
+    root, _ = build_lines(tmp_path)
+    found = fb.status(root)
+    layer = msgspec.structs.replace(found.layers[0], unlisted=(1,))
+    one = BuilderStatus(
+        layer="raw", host="a", pid=1, state=state, made=1, chunks_per_second=0.5, eta_seconds=None, workers=1,
+        cpu_percent=0.0, memory_bytes=1,
+    )  # fmt: skip
+    text = io.StringIO()
+    Console(file=text, width=200).print(draw(msgspec.structs.replace(found, layers=(layer,), builders=(one,))))
+    assert who in text.getvalue()
+
+
+def test_chunks_that_other_builders_made_meanwhile_are_not_called_already_present(tmp_path: Path):
+    root, source = build_lines(tmp_path)
+    report = fb.build(root, fb.sources.lines(source), fb.RawRecipe(chunk_bytes=400), workers=0)
+    text = io.StringIO()
+    Console(file=text, width=200).print(draw(msgspec.structs.replace(report, present=9, made_elsewhere=4)))
+    assert "0 built, 5 already present, 4 built by others meanwhile," in text.getvalue()
 
 
 def test_a_builder_is_not_broken_on_a_terminal_of_80_columns(tmp_path: Path):

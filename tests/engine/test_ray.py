@@ -21,7 +21,8 @@ from tests.recipes import NOTES, ObedientRecipe, makes, orders, write_orders
 from tests.torch.taught import chunks_of, prompts_cache
 
 import forebay as fb
-from forebay.building.builder import BuildTask
+from forebay.building import builder
+from forebay.building.task import MachineTrial
 from forebay.engine.base import Died, Done, Failed, TaskDocument
 from forebay.errors import EngineUnusable, LibraryMissing
 from forebay.teachers import Clip, Lune, TeacherRecipe
@@ -116,6 +117,8 @@ def test_nodes_that_are_killed_cost_their_chunks_only(tmp_path, cluster, notes, 
     assert counts.total() <= 12 * kills + 2 * len(report.deaths), "an actor computes a chunk while it writes another"
     assert max(counts.values()) <= 1 + len(report.deaths)
     assert 1 <= len(report.deaths) <= 2 * kills
+    lost = [death for death in report.deaths if death.endswith("was lost: its node does not answer")]
+    assert len(lost) == len(report.deaths), "no chunk is blamed, and none of this is an attempt at one"
     assert chunk_digests(tmp_path / "cache") == undisturbed(tmp_path, source, seconds=0.2)
     assert fb.status(tmp_path / "cache").claims == ()
 
@@ -128,6 +131,22 @@ def test_a_chunk_that_kills_its_actor_is_named_and_made_by_another(tmp_path, clu
     assert report.made == 4
     (death,) = report.deaths
     assert death.endswith("while making chunk 2")
+
+
+@pytest.mark.long
+def test_a_node_on_which_every_chunk_fails_is_named_and_all_chunks_are_made(tmp_path, cluster, notes):
+    """In one process this is in test_machines.py."""
+    (notes / "makes").unlink(missing_ok=True)
+    source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(60)))
+    node = cluster.add_node(**NODE, env_vars={NOTES: str(tmp_path / "nowhere")})
+    try:
+        report = fb.build(tmp_path / "cache", source, ObedientRecipe(seconds=0.3), engine="ray")
+    finally:
+        cluster.remove_node(node, allow_graceful=False)
+    assert (report.made, report.failed) == (60, {})
+    (said,) = [note for note in report.notes if " is left out: 3 chunks failed there" in note]
+    assert f"({node.node_id[:6]})" in said
+    assert "FileNotFoundError" in said
 
 
 @pytest.mark.long
@@ -156,26 +175,64 @@ def test_a_driver_that_was_killed_is_started_again_and_makes_what_is_missing(tmp
     assert chunk_digests(tmp_path / "cache") == undisturbed(tmp_path, source, seconds=0.2)
 
 
-@pytest.mark.long
-def test_a_cache_that_a_node_cannot_reach_is_refused_before_work_starts(tmp_path, cluster, notes, source, monkeypatch):
-    document = BuildTask.document
+def test_a_cache_that_a_node_cannot_reach_is_refused_before_it_is_planned(tmp_path, cluster, source, monkeypatch):
+    document = MachineTrial.document
 
     def elsewhere(task):
         made = document(task)
-        made.body["store"]["arguments"] = ["/mnt/only-here"]  # what the builder sees is not what nodes see
+        made.body["sign"] = "/mnt/only-here/probe"  # what the builder sees is not what nodes see
         return made
 
-    monkeypatch.setattr(BuildTask, "document", elsewhere)
-    with pytest.raises(EngineUnusable, match=r"node '.*' cannot begin: .*CacheNotShared: '/mnt/only-here'"):
+    monkeypatch.setattr(MachineTrial, "document", elsewhere)
+    with pytest.raises(EngineUnusable, match=r"node '.*' and 1 more cannot begin: '.*/cache' on '") as caught:
         fb.build(tmp_path / "cache", source, ObedientRecipe(), engine="ray")
-    assert makes(notes) == []
+    assert str(caught.value).endswith("a folder that every machine mounts at the same path"), "one piece of advice"
+    assert not (tmp_path / "cache").exists()
 
 
-def test_where_a_node_cannot_begin_no_actor_is_left(cluster):
+def test_where_a_node_cannot_begin_no_actor_is_left_and_ray_prints_nothing(cluster, capfd):
     engine = RayEngine()
     with pytest.raises(EngineUnusable, match=r"cannot begin: .*nowhere"):
         engine.start(Nowhere(), 2)
     assert (engine.usage().workers, engine.idle(), engine.poll(0)) == (0, [], [])
+    gc.collect()
+    ray.get(ray.remote(num_cpus=0)(dict).remote().__ray_ready__.remote())  # Ray prints errors as references are removed
+    assert "Unhandled" not in capfd.readouterr().err
+
+
+def test_what_ray_raises_of_a_chunk_is_the_death_of_its_actor(cluster):
+    """As where its memory monitor kills an actor: that is not an error of actors."""
+
+    def out_of_memory():
+        raise ray.exceptions.OutOfMemoryError("the node is running low on memory")
+
+    with closing(RayEngine()) as engine:
+        engine.start(Squares(), 1)
+        (slot,) = wait_for_slots(engine, 1)
+        engine._pending[ray.remote(num_cpus=0, max_retries=0)(out_of_memory).remote()] = slot, 7
+        (death,) = poll_when_all_is_ready(engine)
+        assert isinstance(death, Died)
+        assert (death.chunk, death.began, death.worker[:10]) == (7, True, f"actor {slot} on"[:10])
+        assert "running low on memory" in death.reason
+
+
+def test_more_than_any_node_has_is_refused_and_what_waits_for_it_says_so(tmp_path, cluster, source, monkeypatch):
+    with pytest.raises(
+        EngineUnusable, match=r"no node of the cluster at 'auto' has 2 CPU; the most of one: 1 CPU, 0 GPU"
+    ):
+        RayEngine(num_cpus=2).capacity()
+    monkeypatch.setattr(builder, "STALL_SECONDS", 0.1)
+    notes = []
+
+    def stop(progress):
+        notes.append(progress.note)
+        if "no worker has been ready" in progress.note:
+            raise KeyboardInterrupt
+
+    engine = RayEngine(num_cpus=2)
+    with pytest.raises(fb.errors.BuildStopped):
+        fb.build(tmp_path / "cache", source, ObedientRecipe(), engine=engine, workers=1, on_progress=stop)
+    assert notes[-1].endswith("1 of 1 workers wait for 2 CPU each in the cluster at 'auto'")
 
 
 ON_ONE_NODE = """
@@ -257,13 +314,27 @@ def test_a_poll_takes_all_that_is_ready(cluster):
         assert (death.chunk, death.lost) == (DEADLY, ())
 
 
-def test_no_cluster_at_the_address_is_one_line(tmp_path):
-    script = "from forebay.engine.ray import RayEngine\nRayEngine('127.0.0.1:1').capacity()"
-    command = [sys.executable, "-c", script]
+NO_CLUSTER = """
+    from forebay.cli.settings import BuildSettings, engine_of
+    for address in ("127.0.0.1:1", "bogus"):
+        try:
+            engine_of(BuildSettings(engine="ray", address=address)).capacity()
+        except Exception as error:
+            print(type(error).__name__, error)
+    from ray._private.worker import print_to_stdstream  # what a node that dies makes it print
+    said = "Raylet is terminated. Termination is unexpected. Possible reasons include: (1) SIGKILL"
+    print_to_stdstream({"lines": [said], "pid": "raylet", "is_err": False}, ignore_prefix=False)
+"""
+
+
+def test_no_cluster_at_the_address_is_one_line_and_ray_does_not_print_what_is_reported():
+    command = [sys.executable, "-c", textwrap.dedent(NO_CLUSTER)]
     ended = subprocess.run(command, env=script_environment(), capture_output=True, text=True, check=False)
-    last = ended.stderr.strip().splitlines()[-1]
-    assert "the engine 'ray' cannot be used: there is no cluster at '127.0.0.1:1'" in last
-    assert "ray start --head" in last
+    found = ended.stdout.splitlines()
+    assert len(found) == 2, ended
+    for line, address in zip(found, ("127.0.0.1:1", "bogus"), strict=True):
+        assert line.startswith(f"EngineUnusable the engine 'ray' cannot be used: there is no cluster at '{address}' (")
+        assert "ray start --head" in line
 
 
 def test_without_the_library_the_extra_is_named(tmp_path, source, monkeypatch):

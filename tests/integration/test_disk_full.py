@@ -162,6 +162,18 @@ def test_a_disk_too_small_for_the_first_chunk_says_how_much_is_needed(disk, sour
     assert 14 * MIB < caught.value.needed < 20 * MIB
 
 
+def test_a_disk_that_holds_less_than_a_quarter_is_refused_before_the_source_is_read(disk, tmp_path, source):
+    if shutil.disk_usage(disk.root.parent).total > 64 * MIB:
+        pytest.skip("no small disk can be mounted here")
+    (tmp_path / "more.txt").write_bytes((tmp_path / "source.txt").read_bytes() * 3)
+    much = fb.sources.lines(tmp_path / "*.txt")
+    with pytest.raises(DiskFull) as caught:
+        fb.build(disk.root, much, RECIPE, workers=0)
+    assert 60 * MIB < caught.value.needed < 70 * MIB
+    assert not disk.root.exists()
+    assert fb.build(disk.root, much, RECIPE, workers=0, end_chunk=1).made == 2, "a part may be all that is wanted"
+
+
 def test_a_disk_without_room_to_sort_samples_is_a_full_disk_and_nothing_is_left_on_it(disk):
     if not os.path.ismount(disk.root.parent):
         pytest.skip("no file system can be mounted here")

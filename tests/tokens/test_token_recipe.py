@@ -4,6 +4,7 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -400,6 +401,7 @@ def test_a_report_speaks_of_the_data(tmp_path):
     assert report.figures["utilization"] == 4 / 16
     assert report.figures["characters_per_token"] == len("one two three") / 4
     assert report.tokens_per_second == 4 / report.seconds
+    assert msgspec.to_builtins(report)["tokens_per_second"] == report.tokens_per_second, "JSON has it"
     assert list(report.phases) == ["listing", "planning", "making", "writing", "publishing"]
     assert sum(report.phases[phase] for phase in ("making", "publishing")) <= report.seconds
     assert (moments[-1].tokens, moments[-1].utilization) == (4, 4 / 16)
@@ -411,3 +413,4 @@ def test_a_report_speaks_of_the_data(tmp_path):
         max_failures=1.0,
     )
     assert (again.statistics, again.made_statistics, again.tokens_per_second) == (report.statistics, {}, None)
+    assert (again.reasons, again.layer_reasons) == ({}, report.reasons)

@@ -64,6 +64,7 @@ from forebay.errors import (
     SourceNotContacted,
     SourceNotFound,
     SourceUnreadable,
+    StoreRefused,
     StoreUnavailable,
     UnknownKind,
 )
@@ -105,7 +106,7 @@ def prepare_base(
     memory_limit: int | None = None,
     max_failures: int | float | None = None,
     skip_unreadable: bool = False,
-    on_note: Callable[[str], None] = lambda note: None,
+    on_little_room: Callable[[int, int], None] = lambda needed, free: None,
     start_chunk: int | None = None,
     read_ahead: ReadAhead | None = None,
 ) -> Snapshot:
@@ -136,7 +137,7 @@ def prepare_base(
         if trial is not None and not allows_all(max_failures):
             check_trial(store, trial, sum(map(source.weight, unreadable.without(files))))
         if trial is not None:
-            _compare_with_disk(store, source, unreadable.without(files), trial, on_note)
+            _compare_with_disk(store, source, unreadable.without(files), trial, on_little_room)
         with keeping_results(store) as kept:
             draft = _first_draft(
                 store, source, files, recipe, on_cut, trial, memory_limit, unreadable, kept, read_ahead
@@ -192,19 +193,29 @@ def check_kind(store: Store, source: Source, plan: Plan) -> None:
             )
 
 
-def check_destination(store: Store) -> None:
+@contextmanager
+def probed_destination(store: Store) -> Iterator[str]:
     """Refuse a folder in which no file can be written or linked, or that has no room, before anything is read.
 
-    Nothing is left there; a cache that is not there yet is tried in the folder that it will be made in.
+    Nothing is left there; a cache that is not there yet is tried in the folder that it will be made in. Yields the path
+    of the file that was written, by which another machine sees that it shares the folder; empty where there is none.
     """
     folder = scratch_folder(store)
-    if folder is None:
-        return
-    with (
-        naming_full_disk(store, lambda: PROBE_BYTES),
-        TemporaryDirectory(prefix=".forebay-probe-", dir=folder) as inside,
-    ):
-        LocalStore(inside).create("probe", [bytes(PROBE_BYTES)], durable=False)
+    with ExitStack() as ending:
+        if folder is None:
+            yield ""
+            return
+        try:
+            with naming_full_disk(store, lambda: PROBE_BYTES):
+                inside = ending.enter_context(TemporaryDirectory(prefix=".forebay-probe-", dir=folder))
+                LocalStore(inside).create("probe", [bytes(PROBE_BYTES)], durable=False)
+        except StoreRefused as error:
+            raise StoreRefused(store.address, error.problem, error.advice) from error
+        except OSError as error:
+            if isinstance(error, ForebayError):
+                raise
+            raise OSError(error.errno, error.strerror, store.address) from error
+        yield os.path.join(inside, "probe")
 
 
 def check_start(root: str, start_chunk: int | None, planned: int) -> None:
@@ -338,16 +349,13 @@ def _first_draft(
 
 
 def _compare_with_disk(
-    store: Store, source: Source, files: Sequence[SourceFile], trial: Trial, on_note: Callable[[str], None]
+    store: Store, source: Source, files: Sequence[SourceFile], trial: Trial, on_little_room: Callable[[int, int], None]
 ) -> None:
-    """Say before the work starts that the disk cannot hold it; part of it may be all that is wanted."""
+    """Call with the bytes that are needed and free, before the work starts, where the disk cannot hold it."""
     free, total = store.free_bytes(), sum(map(source.weight, files))
     needed = round(trial.scaled(trial.stored_bytes, total))
     if free and needed > free:  # what has none at all is not a disk, or says so at once
-        on_note(
-            f"about {needed:,} bytes are needed at '{store.address}', {free:,} are free: the build will stop when the "
-            f"disk is full; make room, or build a range of chunks"
-        )
+        on_little_room(needed, free)
 
 
 def check_trial(store: Store, trial: Trial, weight: int, read_like: str = "") -> None:

@@ -44,7 +44,7 @@ from forebay.cache.claims import (
 from forebay.cache.plan import Plan
 from forebay.cache.publish import announce, announced, differing_versions, handed_chunks, publish
 from forebay.cache.records import OnProgress, Progress
-from forebay.engine.base import Died, Done, Engine, Event, Failed, MemoryGovernor, TaskDocument
+from forebay.engine.base import Died, Done, Engine, Event, Failed, MachineFailures, MemoryGovernor, TaskDocument
 from forebay.errors import (
     BuildFailed,
     BuildStopped,
@@ -111,6 +111,7 @@ class BuildProgress:
 
     total: int
     present: int = 0
+    present_before: int = 0  # of `present`, when the build began
     unlisted: frozenset[int] = frozenset()  # those of `present` that no generation listed when the build began
     records: dict[int, ChunkRecord] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
@@ -268,6 +269,8 @@ ANNOUNCE_TICKS = 20  # to wait for what the lister says of a generation, before 
 FEW_MET = 4  # chunks that others made, one after the other, before all that is there is listed
 MET_SHARE = 1000  # or this part of all chunks, if that is more: then the listing takes as many requests
 SLOW_SECONDS = 120.0  # on one chunk, until a notice says so
+STALL_SECONDS = 5.0  # without a worker that could begin a chunk, until a notice says so
+START_SECONDS = 30.0  # in which machines whose workers start more slowly are waited for
 _HANDED = count(1)  # lists of chunks that this process left to other builders
 Weigh = Callable[[int], int]  # what a chunk takes from the source
 
@@ -322,7 +325,8 @@ class Build:
         self._chunks = chunks
         self._claims = Claims(self._store, self._layer, terms.host, terms.lease_seconds)
         self._schedule = ChunkSchedule(_from_own_place(self._store, chunks, terms.begin_at), streams, self._ask)
-        self._tries: Counter[int] = Counter()
+        self._machines = MachineFailures()
+        self._where: dict[int, str] = {}  # chunk -> the machine that makes it
         self._again: dict[int, float] = {}  # chunk -> when to try it again
         self._running: dict[int, int] = {}  # chunk -> slot
         self._ahead: dict[int, int] = {}  # slot -> the chunk that was claimed for it while it computes another
@@ -356,6 +360,7 @@ class Build:
         self._patience = 0.0  # seconds to wait before looking at what others hold again
         self._born_dead = 0
         self._started = self._published = time.monotonic()
+        self._stalled = (self._started, STALL_SECONDS)  # since when no worker can begin, after how long to say so
 
     def run(self, engine: Engine) -> None:
         """Make every chunk, or raise; either way claims are released and workers are gone."""
@@ -431,16 +436,16 @@ class Build:
 
     def _step(self, engine: Engine, governor: MemoryGovernor) -> bool:
         """Hand out work, take what came back; False when there is nothing left to do or to wait for."""
-        idle = engine.idle()
+        idle = self._usable(engine)
         slots = {*idle, *self._running.values()}
         for gone in self._ahead.keys() - slots:  # its worker died, or is not needed any more
             self._returned.add(self._ahead[gone])
             self._schedule.give_back(self._ahead.pop(gone))
         self._schedule.keep(slots)
         for slot in idle:
-            chunk = self._ahead.pop(slot) if slot in self._ahead else self._next(slot)
+            chunk = self._ahead.pop(slot) if slot in self._ahead else self._next(slot, engine.place(slot))
             if chunk is not None:
-                self._running[chunk] = slot
+                self._running[chunk], self._where[chunk] = slot, engine.place(slot)
                 self._slow[chunk] = (time.monotonic(), SLOW_SECONDS)
                 engine.submit(slot, chunk)
         self._claim_ahead(engine, slots)
@@ -453,8 +458,10 @@ class Build:
         left = self._schedule.pending + len(self._running) + len(self._ahead)
         governor.steer(engine, left)
         warning = "" if left else governor.warning(engine)
-        self._tally.warnings += [warning] if warning else []
-        self._tally.note = self._tally.note or warning or self._slow_chunk()
+        news = "; ".join(self._machines.news())
+        self._tally.warnings += [said for said in (warning, news) if said]
+        stalled = self._stalled_for(engine, bool(self._running or idle or not starting))
+        self._tally.note = news or self._tally.note or warning or stalled or self._slow_chunk()
         self._waiting_for = ()
         if self._running or self._schedule.pending:
             self._patience = 0.0
@@ -468,6 +475,26 @@ class Build:
             self._patience = min(WAIT_SECONDS, max(TICK_SECONDS / 4, 2 * self._patience))
         self._publish_now_and_then()
         return True
+
+    def _usable(self, engine: Engine) -> list[int]:
+        """The idle slots, but for those of machines on which all chunks fail."""
+        idle = {slot: engine.place(slot) for slot in engine.idle()}
+        at_work = {slot: self._where[chunk] for chunk, slot in self._running.items()}
+        are_starting = len({**idle, **at_work}) < engine.usage().workers
+        more_may_come = are_starting and time.monotonic() - self._started < START_SECONDS
+        self._machines.see({*idle.values(), *at_work.values()}, more_may_come)
+        return [slot for slot, place in idle.items() if not self._machines.is_left_out(place)]
+
+    def _stalled_for(self, engine: Engine, is_at_work: bool) -> str:
+        """A notice that no worker has been ready for five seconds, then ten, then twenty."""
+        now, (since, patience) = time.monotonic(), self._stalled
+        if is_at_work:
+            self._stalled = (now, STALL_SECONDS)
+        elif now - since >= patience:
+            self._stalled = (since, 2 * patience)
+            waiting = engine.usage().waiting or "they are still starting"
+            return f"no worker has been ready for {now - since:.0f} s: {waiting}"
+        return ""
 
     def _claim_ahead(self, engine: Engine, slots: Collection[int]) -> None:
         """Claim the next chunk of every slot while it computes: in a bucket, a claim takes several answers.
@@ -508,9 +535,10 @@ class Build:
                 return f"chunk {chunk} has been running for {now - begun:.0f} s; Ctrl-C stops the build safely"
         return ""
 
-    def _next(self, slot: int) -> int | None:
+    def _next(self, slot: int, place: str) -> int | None:
         now = time.monotonic()
-        due = min(self._again, key=self._again.__getitem__, default=None)
+        suited = [chunk for chunk in self._again if self._machines.suits(chunk, place)]
+        due = min(suited, key=self._again.__getitem__, default=None)
         if due is not None and self._again[due] <= now:
             del self._again[due]
             return due
@@ -582,11 +610,16 @@ class Build:
             case Failed():
                 self._failed(event)
         if event.chunk is not None:
-            self._running.pop(event.chunk, None)
-            self._slow.pop(event.chunk, None)
+            self._forget(event.chunk)
+
+    def _forget(self, chunk: int) -> None:
+        """A chunk is not being made any more."""
+        for known in (self._running, self._slow, self._where):
+            known.pop(chunk, None)
 
     def _made(self, chunk: int, record: ChunkRecord | None) -> None:
         self._born_dead = 0
+        self._machines.made(chunk, self._where.get(chunk))
         if record is None:
             self._tally.present += 1
         else:
@@ -602,24 +635,22 @@ class Build:
 
     def _died(self, died: Died) -> None:
         for chunk in died.lost:
-            self._running.pop(chunk, None)
-            self._slow.pop(chunk, None)
             self._lost(chunk)
+            self._forget(chunk)
         if not died.began:
             self._died_at_birth(died)
             return
         doing = "" if died.chunk is None else f" while making chunk {died.chunk}"
         self._tally.deaths.append(f"{died.worker} {died.reason}{doing}")
         self._tally.note = self._tally.deaths[-1]
-        if died.chunk is not None:
-            self._try_again(died.chunk, f"a worker was lost: {died.reason}")
+        if died.chunk is not None and not self._is_tried_again(died.chunk, TRIES, died.reason):
+            self._give_up(died.chunk, f"a worker was lost: {died.reason}")
 
     def _failed(self, failed: Failed) -> None:
-        if failed.kind == "io":
-            self._try_again(failed.chunk, failed.reason)
-            return
         if failed.kind == "disk-full":
             raise self._disk_full()
+        if self._is_tried_again(failed.chunk, TRIES if failed.kind == "io" else 1, failed.reason):
+            return
         if failed.kind == "source-changed" and isinstance(self._job, BuildJob):
             raise SourceChanged(self._store.address, failed.files)
         if failed.reasons is not None:
@@ -649,14 +680,16 @@ class Build:
                 self._unlisted.append(chunk)
         self._running.clear()
 
-    def _try_again(self, chunk: int, reason: str) -> None:
-        self._tries[chunk] += 1
-        if self._tries[chunk] >= TRIES:
-            self._give_up(chunk, f"{reason} ({TRIES} tries)")
-        else:
-            self._again[chunk] = time.monotonic() + 0.2 * 4 ** (self._tries[chunk] - 1)
+    def _is_tried_again(self, chunk: int, tries: int, reason: str) -> bool:
+        """Whether a chunk that failed is scheduled again: on another machine, or as often as its error may pass."""
+        pause = self._machines.fail(chunk, self._where.get(chunk, ""), reason)
+        if self._machines.is_final(chunk, tries):
+            return False
+        self._again[chunk] = time.monotonic() + pause
+        return True
 
     def _give_up(self, chunk: int, reason: str) -> None:
+        reason += self._machines.give_up(chunk)
         with_retries(partial(self._claims.fail, chunk, reason))
         self._tally.failed[chunk] = reason
         self._tally.note = f"chunk {chunk} failed: {reason}"

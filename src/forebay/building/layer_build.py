@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -19,11 +19,11 @@ import msgspec
 import numpy as np
 
 from forebay.building.begin import (
-    check_destination,
     check_kind,
     check_start,
     prepare_base,
     prepare_layer,
+    probed_destination,
     released,
     resolve_recipe,
 )
@@ -38,7 +38,7 @@ from forebay.building.builder import (
 )
 from forebay.building.chunk_maker import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob, has_file
 from forebay.building.planning import SourceListing
-from forebay.building.task import CensusTakers, preload_document
+from forebay.building.task import CensusTakers, MachineTrial, preload_document
 from forebay.cache.catalog import (
     UNPUBLISHED,
     Snapshot,
@@ -69,6 +69,7 @@ from forebay.errors import (
     BuildFailed,
     BuildStopped,
     ChunkFailed,
+    DiskFull,
     ForebayError,
     InputIncomplete,
     LibraryMissing,
@@ -144,9 +145,17 @@ class BuildRequest:
 
     def open_engine(self) -> Engine:
         """The engine that makes chunks; one that the caller passed is used as it is."""
-        if isinstance(self.engine, Engine):
-            return self.engine
-        name = self.engine or "local"
+        engine = self.engine if isinstance(self.engine, Engine) else self._named_engine(self.engine or "local")
+        usage = engine.usage()
+        if usage.elsewhere and self.memory_limit is not None:
+            raise ValueError("memory_limit bounds processes of this machine; leave it out with workers elsewhere")
+        if usage.elsewhere and self.workers == 0:
+            raise ValueError("workers must be at least 1 with workers elsewhere (got 0); leave it out to use them all")
+        if usage.in_process and isinstance(self.workers, int) and self.workers > 1:
+            raise ValueError(f"workers must be 0 or 1 with engine='inline', which has one (got {self.workers})")
+        return engine
+
+    def _named_engine(self, name: str) -> Engine:
         if name not in ENGINES:
             raise ValueError(f"engine is {name!r}; one of {', '.join(map(repr, ENGINES))} or an Engine is expected")
         if name == "ray":
@@ -187,7 +196,17 @@ def show_planning(options: BuildOptions, done: int, total: int, passed: int) -> 
     options.on_progress(Progress(phase="planning", done=done, total=total, unit="files", read_bytes=passed))
 
 
-def show_note(options: BuildOptions, note: str) -> None:
+FAR_TOO_MUCH = 4  # times the free bytes: more than an estimate from a sample is wrong by
+
+
+def warn_of_little_room(options: BuildOptions, root: str, is_part: bool, needed: int, free: int) -> None:
+    """Say before the work starts that the disk cannot hold it; refuse where that is sure and all of it is wanted."""
+    if needed > FAR_TOO_MUCH * free and not is_part:
+        raise DiskFull(root, needed, free)
+    note = (
+        f"about {needed:,} bytes are needed at '{root}', {free:,} are free: the build will stop when the disk is full; "
+        f"make room, or build a range of chunks"
+    )
     options.on_progress(Progress(phase="planning", done=0, total=0, unit="files", note=note))
 
 
@@ -256,7 +275,8 @@ def build_layer(
     with closing(request.open_engine()) as engine, released(recipe) as said:
         snapshot = Snapshot.take(store)
         if snapshot.newest is None:
-            check_destination(store)
+            with probed_destination(store):
+                pass
         listing = None if source is None else SourceListing(source, store)
         clock = PhaseClock()
         if listing is not None:
@@ -265,11 +285,13 @@ def build_layer(
             if is_long and snapshot.newest is None:
                 with suppress(ForebayError):  # what has no document is refused when the work starts
                     engine.preload(preload_document(recipe), 1 if request.memory_limit else request.slots(engine))
+        _try_machines(engine, snapshot, recipe, listing)
         with clock.during("planning"):
             settled, notes = resolve_recipe(store, listing, recipe, layer)
             notes = (*notes, *(listing.notes if listing is not None else ()), *short_key_note(hmac_key()))
             options = replace(request.options(versions_of(settled), source, engine), clock=clock)
-            place = _prepared(snapshot, listing, settled, layer, options, request.skip_unreadable, start_chunk, engine)
+            is_part, skips = bool(start_chunk) or end_chunk is not None, request.skip_unreadable
+            place = _prepared(snapshot, listing, settled, layer, options, skips, start_chunk, is_part, engine)
         check_start(store.address, start_chunk, max(place.chunks, default=-1) + 1)
         place = place.noting(notes)
         if check_first is not None and snapshot.newest is not None:
@@ -329,6 +351,19 @@ def with_workers(request: BuildRequest, recipe: AnyRecipe, source: Source | None
     return replace(request, workers=wanted)
 
 
+def _try_machines(engine: Engine, snapshot: Snapshot, recipe: AnyRecipe, listing: SourceListing | None) -> None:
+    """Refuse a cluster whose machines cannot work on a build before it is planned."""
+    if not engine.usage().elsewhere:
+        return
+    store, source = snapshot.store, None if listing is None else listing.source
+    file = next((file.path for file in listing.walked), "") if listing is not None else ""
+    with nullcontext("") if snapshot.newest is not None else probed_destination(store) as sign:
+        try:
+            engine.start(MachineTrial(store, source, recipe, file, sign), 0)
+        finally:
+            engine.stop()
+
+
 def _is_long_work(listing: SourceListing) -> bool:
     """Whether there is enough to do that workers should start while it is planned."""
     return sum(file.size for file in listing.files) >= LONG_WORK_BYTES
@@ -342,9 +377,10 @@ def _prepared(
     options: BuildOptions,
     skip_unreadable: bool,
     start_chunk: int | None,
+    is_part: bool,
     engine: Engine,
 ) -> LayerBuild:
-    """A layer's work, begun now if it is new."""
+    """A layer's work, begun now if it is new; `is_part`: not all of its chunks are asked for."""
     if reads_of(recipe):
         if snapshot.newest is not None:
             table = snapshot.newest.table(snapshot.newest.base)
@@ -365,7 +401,7 @@ def _prepared(
             options.memory_limit,
             options.max_failures,
             skip_unreadable,
-            on_note=partial(show_note, options),
+            on_little_room=partial(warn_of_little_room, options, snapshot.store.address, is_part),
             start_chunk=start_chunk,
             read_ahead=CensusTakers(engine, slots, snapshot.store, listing.source, base, show),
         )
@@ -541,6 +577,7 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, opt
         notes.append(f"{len(again.records)} published chunk(s) had lost their files and were made again")
         tally.failed |= again.failed
         tally.present -= len(lost) - len(again.records)
+    tally.present_before = tally.present
     adopts = {layer: place.job.may_adopt}  # also what a worker wrote and could not say before it was stopped
     try:
         later = {chunk: int(revisions[chunk]) for chunk in missing if revisions[chunk]}
@@ -805,6 +842,9 @@ def _report(
         made_rows=sum(record.rows for record in tally.records.values()),
         made_failures=sum(record.failures for record in tally.records.values()),
         phases=dict(phases),
+        made_elsewhere=max(0, tally.present - tally.present_before),
+        layer_reasons=totals.reasons,
+        tokens_per_second=tally.sums["tokens"] / max(seconds, 1e-9) if tally.sums["tokens"] else None,
     )
 
 

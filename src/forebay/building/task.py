@@ -9,6 +9,7 @@ The draft of the plan and what is found in each chunk are kept beside the plan u
 """
 
 import json
+import os
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ from forebay.building.planning import OnCut
 from forebay.cache.catalog import read_cache_document
 from forebay.cache.plan import KeptResults, Segment, decode_segment
 from forebay.engine.base import WORKER, Died, Done, Engine, Failed, TaskDocument
-from forebay.errors import CacheNotFound, CacheNotShared, ForebayError, RecipeInvalid
+from forebay.errors import CacheNotFound, CacheNotShared, ForebayError, NotImportable, RecipeInvalid, SourceNotShared
 from forebay.kinds import WRONG
 from forebay.recipe import AnyRecipe, Identity, Recipe, canonical_json, fields_of, fingerprint, hooks_of, identity_of
 from forebay.source import Source
@@ -55,17 +56,59 @@ def job_document(job: Job) -> TaskDocument:
 def open_build(body: Mapping[str, Any]) -> Job:
     """The job of a document, once its cache is the one that is seen here."""
     store = open_store_document(body["store"])
-    try:
-        found = read_cache_document(store).cache_id
-    except CacheNotFound:
-        found = ""
-    if found != body["cache_id"]:
+    if _cache_id(store) != body["cache_id"]:
         raise CacheNotShared(store.address, socket.gethostname())
     source = None if body["source"] is None else open_source(body["source"])
     recipe = hooks_of(open_recipe(body["recipe"])).placed(body[WORKER])
     chunks: ChunkJob = _opened_job(body["chunks"], store=store, recipe=recipe, source=source)
     job: Job = _opened_job(body["job"], chunks=chunks)
     return job
+
+
+def _cache_id(store: Store) -> str:
+    """Empty where there is no cache."""
+    try:
+        return read_cache_document(store).cache_id
+    except CacheNotFound:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineTrial:
+    """A task without chunks: it sees whether a machine reaches what a build needs, before the build is planned."""
+
+    store: Store
+    source: Source | None
+    recipe: AnyRecipe
+    file: str  # of the source, by its path; empty: none
+    sign: str  # a file beside a cache that is not there yet
+
+    def begin(self, chunk: int) -> Callable[[], Any]:
+        raise NotImplementedError("a trial has no chunks")
+
+    def document(self) -> TaskDocument:
+        body = {
+            "store": _store_document(self.store),
+            "cache_id": _cache_id(self.store),
+            "recipe": recipe_document(self.recipe),
+            "source": None if self.source is None else source_document(self.source),
+            "file": self.file,
+            "sign": self.sign,
+        }
+        return TaskDocument(opener="forebay.building.task:open_trial", body=body)
+
+
+def open_trial(body: Mapping[str, Any]) -> None:
+    """Refuse a machine that cannot import the recipe, or sees another cache or not the source."""
+    store, host = open_store_document(body["store"]), socket.gethostname()
+    if _cache_id(store) != body["cache_id"] or (body["sign"] and not os.path.isfile(body["sign"])):
+        raise CacheNotShared(store.address, host)
+    open_recipe(body["recipe"])
+    if body["file"]:
+        try:
+            open_source(body["source"]).look(body["file"])
+        except OSError as error:
+            raise SourceNotShared(body["file"], host, f"{type(error).__name__}: {error}") from error
 
 
 def preload_document(recipe: AnyRecipe) -> TaskDocument:
@@ -90,8 +133,8 @@ def recipe_document(recipe: AnyRecipe) -> dict[str, Any]:
 def open_recipe(document: Mapping[str, Any]) -> AnyRecipe:
     passed = dict(document["fields"])
     for name, path in document["inner"].items():
-        passed[name] = msgspec.convert(passed[name], resolve_name(path))
-    recipe: AnyRecipe = msgspec.convert(passed, resolve_name(document["class"]))
+        passed[name] = msgspec.convert(passed[name], _imported(path))
+    recipe: AnyRecipe = msgspec.convert(passed, _imported(document["class"]))
     for name, value in _values(recipe).items():
         # A whole number in a field of floats is another fingerprint than the float, so it stays one.
         if type(value) is float and type(passed.get(name)) is int:
@@ -124,7 +167,7 @@ def source_document(source: Source) -> dict[str, Any]:
 
 
 def open_source(document: Mapping[str, Any]) -> Source:
-    kind: Any = resolve_name(document["class"])
+    kind: Any = _imported(document["class"])
     by_fields = partial(msgspec.convert, type=kind) if is_dataclass(kind) else kind.from_description
     source: Source = by_fields(document["fields"])
     return source
@@ -138,8 +181,16 @@ def _store_document(store: Store) -> dict[str, Any]:
 
 
 def open_store_document(document: Mapping[str, Any]) -> Store:
-    store: Store = resolve_name(document["class"])(*document["arguments"])
+    store: Store = _imported(document["class"])(*document["arguments"])
     return store
+
+
+def _imported(path: str) -> Any:
+    try:
+        return resolve_name(path)
+    except (ImportError, AttributeError) as error:
+        module = (error.name if isinstance(error, ImportError) else None) or path.partition(":")[0]
+        raise NotImportable(path, module, socket.gethostname(), f"{type(error).__name__}: {error}") from error
 
 
 def _class_path(value: object) -> str:

@@ -116,12 +116,9 @@ class BuildReport(Record, frozen=True, kw_only=True):
     # Seconds of listing, planning, making and publishing, and of writing: summed over the workers, which write a chunk
     # while they make the next.
     phases: dict[str, float] = {}
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Tokens that this build made in a second of its work; None where rows have no tokens."""
-        tokens = self.made_statistics.get("tokens")
-        return tokens / max(self.seconds, 1e-9) if tokens else None
+    made_elsewhere: int = 0  # of `present`: by other builders, meanwhile
+    layer_reasons: dict[str, int] = {}  # why samples failed, in all chunks of the layer
+    tokens_per_second: float | None = None  # that this build made in its time; None where it made none
 
 
 class ImportReport(Record, frozen=True, kw_only=True):

@@ -165,11 +165,21 @@ def place_in_plan(environment: Mapping[str, str]) -> float | None:
     return number % (1 << 32) * _GOLDEN % 1
 
 
+RAY_NOISE = "Raylet is terminated|has been marked dead|A worker died or was killed"  # they are reported as deaths
+
+
 def engine_of(build: BuildSettings) -> str | Engine:
     """The engine that options name, with those of its options that belong to it."""
     named = {name: getattr(build, name) for name in ("address", "num_cpus", "num_gpus")}
     options = {name: value for name, value in named.items() if value is not None}
+    if build.engine == "ray" and build.memory_limit is not None:
+        raise click.UsageError("--memory-limit bounds processes of this machine; leave it out with --engine ray.")
+    if build.engine == "ray" and build.workers == 0:
+        raise click.UsageError("--workers 0 makes chunks in this process; leave it out with --engine ray.")
+    if build.engine == "inline" and (build.workers or 0) > 1:
+        raise click.UsageError("--engine inline has one worker, this process; leave out --workers.")
     if build.engine == "ray":
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", RAY_NOISE)  # which Ray reads when it is imported
         return ray_engine(**options)
     if options:
         flag = next(iter(options)).replace("_", "-")

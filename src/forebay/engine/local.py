@@ -246,6 +246,9 @@ class LocalEngine:
     def idle(self) -> list[int]:
         return [slot for slot, worker in self._workers.items() if worker.chunk is None]
 
+    def place(self, slot: int) -> str:
+        return ""
+
     def submit(self, slot: int, chunk: int) -> None:
         self._workers[slot].submit(chunk)
 

@@ -3,29 +3,27 @@
 import socket
 import sys
 import time
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from typing import Any
 
 import msgspec
 import ray
-from ray.exceptions import NodeDiedError, RayActorError, RayError, TaskUnschedulableError
+from ray.exceptions import ActorUnavailableError, NodeDiedError, RayError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from forebay.engine.base import ChunkWorker, Died, Done, EngineUsage, Event, Failed, Task, TaskDocument, set_up_process
-from forebay.errors import EngineUnusable
+from forebay.engine import base
 
 PROBE_SECONDS, CONNECT_SECONDS = 120.0, 5.0
 
 
-class Maker(ChunkWorker):
+class Maker(base.ChunkWorker):
     """An actor. A node is tried by making one too."""
 
-    compute = ray.method(concurrency_group="compute")(ChunkWorker.compute)
-    write = ray.method(concurrency_group="write")(ChunkWorker.write)
+    compute = ray.method(concurrency_group="compute")(base.ChunkWorker.compute)
+    write = ray.method(concurrency_group="write")(base.ChunkWorker.write)
 
-    def __init__(self, document: bytes, threads: int) -> None:
-        set_up_process(threads)  # a `runtime_env` starts slower
-        super().__init__(document)
+    def where(self) -> str:
+        return f"node '{socket.gethostname()}' ({ray.get_runtime_context().get_node_id()[:6]})"
 
 
 class RayEngine:
@@ -33,38 +31,34 @@ class RayEngine:
 
     def __init__(self, address: str = "auto", num_cpus: float = 1, num_gpus: float = 0) -> None:
         self.address = address
-        self._wanted = {"CPU": num_cpus, "GPU": num_gpus}
+        self._each = base.SlotResources({"CPU": num_cpus, "GPU": num_gpus})
         actor_class: Any = ray.remote(max_restarts=0, concurrency_groups={"compute": 1, "write": 1})(Maker)
         self._actor_class = actor_class.options(num_cpus=num_cpus, num_gpus=num_gpus)
         self._actors: dict[int, Any] = {}  # by slot
+        self._places: dict[int, str] = {}  # slot -> node, once its actor has begun
         self._pending: dict[Any, tuple[int, int | None]] = {}  # reference -> slot, and chunk if it is being written
         self._document, self._threads, self._size, self._next_slot = b"", max(1, int(num_cpus)), 0, 0
 
     def capacity(self) -> int:
         self._connect()
-        found = ray.cluster_resources()
-        slots = min((int(found.get(name, 0) // each) for name, each in self._wanted.items() if each), default=1)
-        if not slots:
-            has = ", ".join(f"{found.get(name, 0):g} {name}" for name in self._wanted)
-            raise EngineUnusable("ray", f"the cluster at '{self.address}' has {has}", "ask for less per chunk")
-        return slots
+        return self._each.slots("ray", self.address, [node["Resources"] for node in ray.nodes() if node["Alive"]])
 
-    def preload(self, document: TaskDocument, slots: int) -> None: ...  # actors are started with their task
+    def preload(self, document: base.TaskDocument, slots: int) -> None: ...  # actors are started with their task
 
-    def start(self, task: Task, slots: int) -> None:
+    def start(self, task: base.Task, slots: int) -> None:
         """Open the task on every node before any work: a folder may not be shared, a package may be missing."""
         self._connect()
         self._document = task.document().encode()
         self.resize(slots)  # actors start while the nodes are tried
-        nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-        probes = [next(iter(self._pending))]  # a single node is tried by its actor, unless others have all its CPUs
-        if len(nodes) != 1 or not ray.wait(probes, timeout=CONNECT_SECONDS)[0]:
+        nodes = [node for node in ray.nodes() if node["Alive"] and self._each.room(node["Resources"])]
+        probes = list(self._pending)[:1]  # a single node is tried by its actor, unless others have all its CPUs
+        if len(nodes) != 1 or not probes or not ray.wait(probes, timeout=CONNECT_SECONDS)[0]:
             remote: Any = ray.remote(num_cpus=0, max_retries=0)(lambda *arguments: bool(Maker(*arguments)))
             places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
             probes = [remote.options(scheduling_strategy=at).remote(self._document, self._threads) for at in places]
         try:
-            for node, probe in zip(nodes, probes, strict=True):
-                _check_node(node["NodeManagerHostname"], probe)
+            errors = [_error_of(probe) for probe in probes]  # of all: Ray prints those that nobody reads
+            base.check_machines("ray", [node["NodeManagerHostname"] for node in nodes], errors)
         except BaseException:  # actors of this task must not be given the next one
             self.stop()
             raise
@@ -72,16 +66,18 @@ class RayEngine:
     def idle(self) -> list[int]:
         return sorted(self._actors.keys() - {slot for slot, chunk in self._pending.values() if chunk is None})
 
+    def place(self, slot: int) -> str:
+        return self._places[slot]
+
     def submit(self, slot: int, chunk: int) -> None:
         self._pending[self._actors[slot].compute.remote(chunk)] = slot, None
         self._pending[self._actors[slot].write.remote()] = slot, chunk
 
-    def poll(self, timeout: float) -> list[Event]:
+    def poll(self, timeout: float) -> list[base.Event]:
         if not self._pending:
             time.sleep(timeout)
             return []
-        pending = list(self._pending)
-        ray.wait(pending, timeout=timeout)  # for one; then take all that are ready: a free slot must not wait in line
+        ray.wait(pending := list(self._pending), timeout=timeout)  # for one; then take all: no free slot waits in line
         ready = ray.wait(pending, num_returns=len(pending), timeout=0)[0]
         taken = [self._take(one) for one in ready if one in self._pending]  # those of an actor found dead are removed
         self.resize(self._size)
@@ -95,10 +91,11 @@ class RayEngine:
         while len(self._actors) < slots:
             slot, self._next_slot = self._next_slot, self._next_slot + 1
             self._actors[slot] = self._actor_class.remote(self._document, self._threads)
-            self._pending[self._actors[slot].__ray_ready__.remote()] = slot, None
+            self._pending[self._actors[slot].where.remote()] = slot, None
 
-    def usage(self) -> EngineUsage:
-        return EngineUsage(workers=len(self._actors))
+    def usage(self) -> base.EngineUsage:
+        waiting = self._each.waiting(self.address, len(self._actors), len(self._places))
+        return base.EngineUsage(workers=len(self._actors), elsewhere=True, waiting=waiting)
 
     def stop(self) -> None:
         self._pending.clear()  # what is under way is lost
@@ -115,36 +112,38 @@ class RayEngine:
                 socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
             with redirect_stdout(sys.stderr):  # which belongs to the records of `--json`
                 ray.init(address=self.address, log_to_driver=False, logging_level="error")
-        except (OSError, RuntimeError, RayError) as error:
-            problem = f"there is no cluster at '{self.address}' ({str(error).splitlines()[0][:120]})"
-            advice = "start one with `ray start --head`, or pass the address of one (address=, --address HOST:PORT)"
-            raise EngineUnusable("ray", problem, advice) from error
+        except (OSError, RuntimeError, ValueError, RayError) as error:
+            raise base.no_cluster("ray", self.address, str(error), "ray start --head") from error
 
-    def _take(self, reference: Any) -> Event | None:
+    def _take(self, reference: Any) -> base.Event | None:
         slot, chunk = self._pending[reference]
         try:
             answer = ray.get(reference)
-        except RayActorError as error:
-            chunks, text = self._end(slot), " ".join(str(error).split())
-            if "node has died" in text or "node was terminated" in text:
-                return Died(None, f"actor {slot}", "was lost with its node", tuple(chunks))
-            at = chunks[-1] if chunks else None  # it died alone, perhaps of this one
-            return Died(at, f"actor {slot}", f"died ({text[-160:]})", tuple(chunks[:-1]), began=at is not None)
+        except RayError as error:
+            return self._death(slot, error)
         del self._pending[reference]
-        return None if chunk is None else msgspec.msgpack.decode(answer, type=Done | Failed)
+        self._places.update({slot: answer} if isinstance(answer, str) else {})
+        return None if chunk is None else msgspec.msgpack.decode(answer, type=base.Done | base.Failed)
+
+    def _death(self, slot: int, error: RayError) -> base.Died:
+        name = f"actor {slot} on {self._places[slot]}" if slot in self._places else f"actor {slot}"
+        chunks, text = self._end(slot), str(error)
+        if isinstance(error, ActorUnavailableError | NodeDiedError) or "node has died" in text:
+            return base.Died(None, name, "was lost: its node does not answer", tuple(chunks))  # not of a chunk
+        return base.died_alone(name, f"died ({base.first_and_last(text)})", chunks)
 
     def _end(self, slot: int) -> list[int]:
         """End an actor; return the chunks that it has not written, in order."""
         ray.kill(self._actors.pop(slot))
+        self._places.pop(slot, None)
         references = [reference for reference, (at, _) in self._pending.items() if at == slot]
         return [chunk for reference in references if (chunk := self._pending.pop(reference)[1]) is not None]
 
 
-def _check_node(name: str, probe: Any) -> None:
+def _error_of(probe: Any) -> str:
+    """Why a node cannot begin; empty where it can, or is gone by now."""
     try:
-        with suppress(NodeDiedError, TaskUnschedulableError):  # it is gone by now
-            ray.get(probe, timeout=PROBE_SECONDS)
+        ray.get(probe, timeout=PROBE_SECONDS)
     except RayError as error:  # it does not answer, or has no forebay
-        problem = f"node '{name}' cannot begin: {str(error).strip().splitlines()[-1]}"
-        advice = "install the same packages as here ('forebay[ray]'), and name a cache that every node reaches"
-        raise EngineUnusable("ray", problem, advice) from error
+        return "" if isinstance(error, NodeDiedError | TaskUnschedulableError) else str(error).strip()
+    return ""

@@ -132,7 +132,7 @@ class ChunkTable:
         """Its sums, for a report."""
         sums = {name: int(self.numbers[name].sum()) for name in ("rows", "samples", "failures", "size")}
         statistics = {name: value for name, value in self.totals().items() if not isinstance(value, list)}
-        return LayerTotals(chunks=len(self), statistics=statistics, **sums)
+        return LayerTotals(chunks=len(self), statistics=statistics, reasons=self.reasons(), **sums)
 
     def totals(self) -> dict[str, int | float | list[int]]:
         """The sums of the statistics that recipes count."""
@@ -264,6 +264,7 @@ class LayerTotals(msgspec.Struct, frozen=True, kw_only=True):
     failures: _Count
     size: _Count
     statistics: dict[str, int | float]  # those that recipes count, but for lists
+    reasons: dict[str, _Count]  # why samples failed
 
 
 class ListedLayer(msgspec.Struct, frozen=True, kw_only=True):

@@ -135,6 +135,15 @@ class EngineContract:
             assert slot not in engine.idle()
             assert isinstance(run_chunks(engine, [3], given=1)[3], Done)
 
+    def test_every_idle_slot_has_a_machine_and_this_one_has_no_name(self, engine: Engine) -> None:
+        with _started(engine, 2):
+            places = {engine.place(slot) for slot in wait_for_slots(engine, 1)}
+            assert all(places) if engine.usage().elsewhere else places == {""}
+
+    def test_without_slots_a_task_is_opened_elsewhere_and_there_is_no_worker(self, engine: Engine) -> None:
+        with _started(engine, 0):
+            assert engine.usage().in_process or (engine.usage().workers, engine.idle()) == (0, [])
+
     def test_with_nothing_to_do_polling_ends_without_events(self, engine: Engine) -> None:
         with _started(engine, 1):
             assert engine.poll(0.01) == []

@@ -1,6 +1,6 @@
 """Draw reports of builds, copies, checks and repairs, and estimates."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -39,7 +39,9 @@ from forebay.preview.words import command_line, counted, human_bytes, human_time
 
 
 def draw_build(report: BuildReport) -> RenderableType:
-    made = f"{report.made:,} built, {report.present:,} already present, {report.chunks:,} requested"
+    elsewhere = f", {report.made_elsewhere:,} built by others meanwhile" if report.made_elsewhere else ""
+    present = f"{report.present - report.made_elsewhere:,} already present"
+    made = f"{report.made:,} built, {present}{elsewhere}, {report.chunks:,} requested"
     parts: list[RenderableType] = [title(report.root, f"layer {report.layer}", f"generation {report.generation}")]
     parts.append(
         facts(
@@ -97,12 +99,14 @@ def _text_figures(report: BuildReport) -> str:
 def _failed(report: BuildReport) -> str:
     if not report.failures:
         return ""
-    reasons = ", ".join(f"{reason} {count:,}" for reason, count in report.reasons.items())
-    why = f": {reasons}" if reasons else ""
     total = f"{report.failures:,} of {counted(report.samples, 'sample')}"
-    if report.made_failures == report.failures:
-        return f"{total}{why}"
-    return f"{report.made_failures:,} new{why}; {total} in the cache"
+    if report.made_failures in (0, report.failures):
+        return f"{total}{_because(report.layer_reasons)}"
+    return f"{report.made_failures:,} new{_because(report.reasons)}; {total} in the cache"
+
+
+def _because(reasons: Mapping[str, int]) -> str:
+    return ": " + ", ".join(f"{reason} {count:,}" for reason, count in reasons.items()) if reasons else ""
 
 
 def _packed(report: BuildReport) -> str:

@@ -17,7 +17,7 @@ stored   421.9 kB per image: 0.18 × a float32 canvas, 3.59 × the source
 """
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -66,9 +66,10 @@ def draw_status(status: Status) -> RenderableType:
     published = "nothing published yet" if status.generation is None else f"generation {status.generation}"
     parts: list[RenderableType] = [title(status.root, published, "complete" if status.complete else "unfinished")]
     for layer in status.layers:
-        parts += [_LayerLine(layer), facts(_layer_facts(layer))]
+        at_work = any(one.layer == layer.layer and one.state == "working" for one in status.builders)
+        parts += [_LayerLine(layer), facts(_layer_facts(layer, at_work))]
     parts += _builders(status.builders)
-    parts += listing("claims", (row for claim in status.claims for row in _claim_rows(claim)))
+    parts += listing("claims", _claim_rows(status.claims))
     parts += _failed(status)
     parts += stale_files(status.stale)
     parts += listing("unreadable source files, skipped", status.unreadable.items(), "yellow")
@@ -137,13 +138,14 @@ def _chunks(numbers: Collection[int]) -> str:
     return f"{counted(len(numbers), 'chunk')}: {in_ranges(numbers)}" if numbers else ""
 
 
-def _layer_facts(layer: LayerStatus) -> Iterator[tuple[str, str | Text]]:
+def _layer_facts(layer: LayerStatus, at_work: bool) -> Iterator[tuple[str, str | Text]]:
     yield "missing", _chunks(layer.missing)
     if layer.lost:
         yield "lost", Text(f"{_chunks(layer.lost)} (published, but the file is missing)", style="bold red")
     yield "suspect", Text(_chunks(layer.suspect), style="bold red")
     if layer.unlisted:
-        yield "unlisted", f"{_chunks(layer.unlisted)} (not published yet: `build` checks and publishes them)"
+        who = "the builders at work publish them" if at_work else "`build` checks and publishes them"
+        yield "unlisted", f"{_chunks(layer.unlisted)} (not published yet: {who})"
     if layer.failures:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in layer.reasons.items())
         yield "failed", f"{layer.failures:,} of {counted(layer.samples, 'sample')}: {reasons}"
@@ -170,11 +172,16 @@ def _builder(one: BuilderStatus) -> tuple[str, str]:
     return head, " · ".join([counted(one.made, "chunk"), rate, *use, *eta])
 
 
-def _claim_rows(claim: ClaimStatus) -> Iterator[tuple[str, ...]]:
-    """The owner of a claim and, below it, why it failed."""
-    yield f"{claim.layer} chunk {claim.chunk}", claim.state, f"{claim.host}, process {claim.pid}"
-    if claim.reason:
-        yield "", "", claim.reason
+def _claim_rows(claims: Iterable[ClaimStatus]) -> Iterator[tuple[str, ...]]:
+    """The owners of claims, each with its chunks, and below them why they failed."""
+    chunks: dict[tuple[str, str, str, str], list[int]] = {}
+    for one in claims:
+        alike = (one.layer, one.state, f"{one.host}, process {one.pid}", one.reason)
+        chunks.setdefault(alike, []).append(one.chunk)
+    for (layer, state, owner, reason), numbers in chunks.items():
+        yield f"{layer} chunk{'s' if len(numbers) > 1 else ''} {in_ranges(sorted(numbers))}", state, owner
+        if reason:
+            yield "", "", reason
 
 
 def _failed(status: Status) -> list[RenderableType]:

@@ -444,13 +444,13 @@ def test_a_range_that_no_plan_can_have_is_refused_before_the_source_is_read(tmp_
 def test_a_disk_that_is_too_small_is_said_before_the_work_starts(tmp_path):
     class Small(fb.LocalStore):
         def free_bytes(self):
-            return 100
+            return 300
 
     seen = []
     source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(8)))
     fb.build(Small(tmp_path / "cache"), source, ObedientRecipe(), workers=0, on_progress=seen.append)
     assert "bytes are needed" in seen[0].note
-    assert "100 are free" in seen[0].note
+    assert "300 are free" in seen[0].note
 
 
 def _interrupt(progress):

@@ -72,7 +72,7 @@ def test_help_in_a_pipe_is_as_wide_as_the_reference_unless_columns_says_otherwis
 
 def test_the_pages_name_only_options_that_there_are():
     known = {flag for text in HELPS.values() for flag in re.findall(r"--[a-z-]+", text)} | set(FLAGS)
-    known |= {"--long", "--flips"}  # of zstd, and of a benchmark
+    known |= {"--long", "--flips", "--megabytes"}  # of zstd, and of benchmarks
     for page in (DOCS.parent / "guide-tokens.md", DOCS.parent / "guide-images.md", DOCS.parents[1] / "README.md"):
         assert set(re.findall(r"(?<![-\w])--[a-z][a-z-]*", page.read_text())) <= known
 

@@ -91,7 +91,10 @@ OnProgress = Callable[[Progress], None]
 class BuildReport(Record, frozen=True, kw_only=True):
     """What a build did."""
 
-    only_in_table = ("samples", "made_statistics", "statistics", "figures", "made_rows", "made_failures", "phases")
+    only_in_table = (
+        *("samples", "made_statistics", "statistics", "figures", "made_rows", "made_failures", "phases"),
+        *("made_elsewhere", "layer_reasons", "tokens_per_second"),
+    )
 
     root: str
     layer: str

@@ -69,7 +69,7 @@ def write_source(path: Path, size: int) -> int:
     return 20_000 * repeats
 
 
-@pytest.mark.parametrize("size", [180 * MB, pytest.param(1_000 * MB, marks=pytest.mark.long)])
+@pytest.mark.parametrize("size", [240 * MB, pytest.param(1_000 * MB, marks=pytest.mark.long)])
 def test_a_large_build_stays_below_its_memory_limit_and_uses_what_it_may(tmp_path, capsys, size):
     rows = write_source(tmp_path / "source.txt", size)
     builder = start_build(tmp_path, ballast=0, chunk_bytes=32 << 20)  # four such workers would hold 700 MB

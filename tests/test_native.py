@@ -2,8 +2,12 @@
 
 import os
 import re
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +23,7 @@ from forebay.masks.documents import LabelStyle, fill_labels, fill_packed, fill_p
 from forebay.order.orders import SORTED, permute
 from forebay.read.chunk_maps import ChunkFinder
 from forebay.tokens import packing
-from forebay.torch.images.canvas import BytePainter, FloatPainter, Painter, mirrored
+from forebay.torch.images.canvas import BytePainter, FloatPainter, Painter, mirrored, paint_canvases
 
 native = pytest.importorskip("forebay._native", reason="forebay was installed without a compiler")
 
@@ -205,6 +209,80 @@ def test_a_forked_process_has_helpers_of_its_own(helpers: int) -> None:
         os._exit(0 if is_same and written == [17, 17, 17, 5] else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert [native.finish(work) for work in works] == [17, 17, 17]
+
+
+FORKED = """
+import ctypes, os, sys, time
+import numpy as np
+held = []
+os.register_at_fork(after_in_child=held.clear)  # a library's own hook, which lets go of what a loader had begun
+from forebay.compiled import native
+native.set_helpers(1)
+source, out = np.zeros((64, 1 << 21), np.uint8), np.empty(128 << 20, np.uint8)  # long enough for a helper to begin
+places = source.ctypes.data + np.arange(64) * (1 << 21)
+fork = {"python": os.fork, "c": ctypes.PyDLL(None).fork}[sys.argv[1]]
+held.append(native.start_gathering(out, places, 1 << 21))
+time.sleep(0.002)
+child = fork()
+if not child:
+    held.clear()
+    later = np.ones(128 << 10, np.uint8)
+    native.finish(native.start_gathering(later, places, 1 << 11))
+    os._exit(int(later.any()))
+native.finish(held[0])
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("fork", ["python", "c"])
+def test_a_process_may_be_forked_by_any_library_while_helpers_work(fork: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKED, fork]
+    assert subprocess.run(command, timeout=120, check=False).returncode == 0
+
+
+CUT_SHORT = """
+import faulthandler, mmap, os, sys
+import numpy as np
+from forebay.compiled import native
+faulthandler.enable()
+with open(sys.argv[1], "w+b") as file:
+    file.truncate(64 << 16)
+    rows = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8).reshape(64, 1 << 16)
+    os.truncate(sys.argv[1], 0)
+native.set_helpers(1)
+work = native.start_gathering(np.empty(rows.size, np.uint8), rows.ctypes.data + np.arange(64) * (1 << 16), 1 << 16)
+while True:  # the helper comes to it
+    pass
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks for the signal of Linux")
+def test_a_fault_in_a_helper_is_reported_as_one_in_any_thread(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CUT_SHORT, str(tmp_path / "rows")]
+    ended = subprocess.run(command, timeout=120, check=False, capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGBUS
+    assert "Bus error" in ended.stderr
+
+
+def test_work_of_one_piece_wakes_nobody(helpers: int) -> None:
+    source, out = np.arange(32), np.empty(32, np.int64)
+    work = native.start_gathering(out, addresses(source.reshape(32, 1)), 8)
+    assert np.array_equal(out, source), "it is done at once"
+    native.finish(work)
+
+
+def test_a_content_that_fails_leaves_no_canvas_to_be_painted_later(helpers: int) -> None:
+    canvases, content = np.zeros((3, 3, 64, 64), np.uint8), np.full((3, 64, 64), 7, np.uint8)
+
+    def contents() -> Iterator[np.ndarray]:
+        yield from (content, content)
+        raise OSError("the third is damaged")
+
+    with pytest.raises(OSError, match="third") as caught:
+        paint_canvases(BytePainter((0, 0, 0)), canvases, contents(), [(0, 0, 64, 64)] * 3)
+    assert (canvases[:2] == 7).all(), "what was begun has ended, while the error is still held"
+    del caught
 
 
 def test_only_work_can_be_finished() -> None:

@@ -63,7 +63,6 @@ static void copy_row(char *out, const char *row, Py_ssize_t bytes, int64_t next)
 
 /* set_helpers(count)           further threads that take part in the work of calls of this thread; 0 at first
    count_helpers() -> int
-   forget_helpers()             in a forked process, which has none of them
 
    Work has pieces. Its caller and the helpers take one after the other; none of them needs the GIL. A call that is named
    `start_…` returns at once, while helpers begin; `finish` does what is left of it.
@@ -71,7 +70,8 @@ static void copy_row(char *out, const char *row, Py_ssize_t bytes, int64_t next)
        caller    start 1 ─ start 2 ─ finish 1 ▯  ▯ ─ Python ─ start 3 ─ finish 2 …
        helper           ▯   ▯   ▯   ▯   ▯  ▯   ▯   ▯   ▯   ▯    ▯   ▯   ▯
 
-   All works of a process share the helpers, the oldest first. */
+   All works of a process share the helpers, the oldest first. A forked process has none of them, and begins its own. Work
+   of one piece is done at once: waking a helper would take longer. */
 
 enum { MOST_HELPERS = 64, SPINS = 4096 };
 static const char WORK[] = "forebay.work";
@@ -131,11 +131,13 @@ static void *help(void *unused) {
     return unused;
 }
 
-/* With the lock. Signals belong to the threads of the interpreter. */
+/* With the lock. Signals belong to the threads of the interpreter, but for those that a thread causes itself. */
 static int begin_helper(void) {
+    static const int own[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
     pthread_t thread;
     sigset_t all, before;
     sigfillset(&all);
+    for (size_t at = 0; at < sizeof(own) / sizeof(own[0]); at++) sigdelset(&all, own[at]);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int is_begun = !pthread_create(&thread, NULL, help, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -188,7 +190,9 @@ static void complete(Work *work) {
     work->is_finished = 1;
 }
 
-/* Without helpers, nobody else knows of the work. */
+static int is_shared(const Work *work) { return helpers_of_thread && work->pieces > 1; }
+
+/* Nobody else knows of the work. */
 static void run_alone(Work *work) {
     for (Py_ssize_t piece = 0; piece < work->failed; piece++)
         if (!work->run(work, piece)) work->failed = piece;
@@ -214,7 +218,7 @@ static void drop(Work *work) {
 static PyObject *done(Work *work) {
     if (!work) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    if (helpers_of_thread) {
+    if (is_shared(work)) {
         start(work);
         complete(work);
     } else
@@ -235,7 +239,7 @@ static PyObject *started(Work *work) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    if (helpers_of_thread)
+    if (is_shared(work))
         start(work);
     else
         run_alone(work); /* nobody would begin it */
@@ -265,7 +269,8 @@ static PyObject *set_helpers(PyObject *self, PyObject *args) {
 
 static PyObject *count_helpers(PyObject *self, PyObject *args) { return PyLong_FromLong(helpers_of_thread); }
 
-static PyObject *forget_helpers(PyObject *self, PyObject *args) {
+/* In a forked process, before anything else of it runs. */
+static void forget_helpers(void) {
     const pthread_mutex_t free_lock = PTHREAD_MUTEX_INITIALIZER;
     const pthread_cond_t nobody = PTHREAD_COND_INITIALIZER;
     helpers.lock = free_lock;
@@ -273,7 +278,6 @@ static PyObject *forget_helpers(PyObject *self, PyObject *args) {
     helpers.first = NULL;
     helpers.threads = 0;
     helpers.process++;
-    return Py_NewRef(Py_None);
 }
 
 /* new_pool(limit) -> pool                                  keeps at most `limit` bytes of free memory
@@ -1466,7 +1470,6 @@ end:
 static PyMethodDef methods[] = {
     {"set_helpers", set_helpers, METH_VARARGS, "Let further threads take part in the work of calls of this thread."},
     {"count_helpers", count_helpers, METH_NOARGS, "Return how many further threads take part in the work of this one."},
-    {"forget_helpers", forget_helpers, METH_NOARGS, "Call this in a forked process, which has no helpers."},
     {"finish", finish, METH_VARARGS, "Do what is left of work that was started, and return its result."},
     {"new_pool", new_pool, METH_VARARGS, "Return a pool that keeps at most `limit` bytes of free memory."},
     {"lend", lend, METH_VARARGS, "Return memory for a tensor, as a capsule that torch.from_dlpack takes."},
@@ -1496,4 +1499,8 @@ static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT, "forebay._native", "Loops in C; each has a twin in numpy.", 0, methods, slots, NULL, NULL, NULL,
 };
 
-PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&module); }
+PyMODINIT_FUNC PyInit__native(void) {
+    static int is_registered;
+    if (!is_registered) is_registered = !pthread_atfork(NULL, NULL, forget_helpers);
+    return PyModuleDef_Init(&module);
+}

@@ -3,14 +3,9 @@
 Whoever has a loop here has its numpy twin next to the call, and `tests/test_native.py` compares the two.
 """
 
-import os
-
 __all__ = ["native"]
 
 try:
     from forebay import _native as native
 except ImportError:  # installed without a compiler
     native = None  # type: ignore[assignment]
-else:
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=native.forget_helpers)

@@ -103,6 +103,11 @@ class PrefetchPlan:
         return ((self.threads + self.lanes) * (self.queued + 1) + (self.helpers > 0)) * self.handoff
 
 
+def processor_count() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def suitable_threads(caches: Sequence[Cache], columns: Sequence[str]) -> int:
     """Return 2 where columns are decoded, else 1: one thread keeps up with memory."""
     return 2 if any(decoded_columns(cache, columns) for cache in caches) else 1

@@ -44,6 +44,7 @@ from forebay.feeding.prefetch import (
     gather_batches,
     locate_batches,
     merged_rows,
+    processor_count,
     suitable_threads,
     view_rows,
 )
@@ -719,7 +720,7 @@ def _of_columns(
     by_compiled: bool,
 ) -> BatchKind:
     by_compiled = by_compiled and not any(decoded_columns(cache, columns) for cache in caches)
-    threads = _SHARING_THREADS if by_compiled else suitable_threads(caches, columns)
+    threads = min(_SHARING_THREADS, processor_count()) if by_compiled else suitable_threads(caches, columns)
     return BatchKind(columns, threads, row_bytes, None, maker, by_compiled)
 
 
@@ -765,5 +766,6 @@ def _plain(caches: Sequence[Cache], columns: tuple[str, ...], more: Beside) -> B
 
     row_bytes = batch_bytes(caches[0], columns, 1) + more.row_bytes
     fixed = not any(cache.column(name).ragged for cache in caches for name in columns)
-    by_compiled = compiled.native is not None and fixed and more.is_empty
+    # Rows of several caches are read and merged a group at a time, which helpers would make larger and have no part in.
+    by_compiled = compiled.native is not None and fixed and more.is_empty and len(caches) == 1
     return _of_columns((*columns, *more.columns(caches)), caches, row_bytes, maker, by_compiled)

@@ -313,14 +313,16 @@ def paint_canvases(with_painter: Painter, canvases: Array, contents: Iterable[Pl
     """Paint a canvas for each content; the next content is found while helpers paint those before."""
     begun: deque[object] = deque()
     streamed = canvases.nbytes >= _STREAMED_BYTES
-    for canvas, content, box in zip(canvases, contents, boxes, strict=True):
-        work = with_painter.paint_canvas(canvas, content, box, streamed=streamed)
-        if work is not None:
-            begun.append(work)
-        if len(begun) > _BEGUN:
-            compiled.native.finish(begun.popleft())
-    for work in begun:
-        compiled.native.finish(work)
+    try:
+        for canvas, content, box in zip(canvases, contents, boxes, strict=True):
+            work = with_painter.paint_canvas(canvas, content, box, streamed=streamed)
+            if work is not None:
+                begun.append(work)
+            if len(begun) > _BEGUN:
+                compiled.native.finish(begun.popleft())
+    finally:
+        for work in begun:
+            compiled.native.finish(work)
 
 
 def painter(dtype: torch.dtype, pad_color: Color, scaling: Scaling) -> Painter:

@@ -533,3 +533,14 @@ def one_row_at_a_time(cache: fb.Cache, **options: Any) -> Loader:
 def stored_cache(folder: Path, column: Column, values: np.ndarray) -> fb.Cache:
     store_rows(fb.LocalStore(folder / "cache"), [column], [{column.name: values}])
     return fb.open_cache(folder / "cache")
+
+
+@pytest.mark.skipif(compiled.native is None, reason="the compiled code was not built")
+def test_rows_that_are_merged_from_several_caches_are_read_in_groups_of_the_usual_size(
+    caches: dict[str, fb.Cache],
+) -> None:
+    one = Loader(caches["plain"], global_batch_size=4, columns=["tokens"], threads=2)
+    both = Mixture.of([Ingredient(caches["plain"], weight=1), Ingredient(caches["plain"], weight=2)], seed=0)
+    merged = Loader(both, global_batch_size=4, columns=["tokens"], threads=2)
+    assert (one._plan.helpers, merged._plan.helpers) == (1, 0)
+    assert merged._plan.group < one._plan.group

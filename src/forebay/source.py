@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, cast, overload, runtime_checkable
 
 import msgspec
@@ -528,6 +528,7 @@ DTYPES: Mapping[str, Any] = {
 }
 _AT_ONCE = 4096  # files, as lists of Python numbers, and texts that are compressed together
 _COMPARED_AT_ONCE = 1 << 19  # items
+_KEPT_BYTES = 1 << 20  # of texts that were decompressed last: some twenty thousand, which may be read in any order
 _WIDTHS = "BIQq"  # of an item: as narrow as what was appended so far; the last one has a sign
 
 
@@ -586,7 +587,9 @@ class MadeColumn:
         return self.size
 
     def __getitem__(self, asked: slice) -> NDArray[Any]:
-        start, stop, _ = asked.indices(self.size)
+        start, stop, step = asked.indices(self.size)
+        if step != 1:
+            raise ValueError(f"a column that is made piece by piece cannot be read in steps of {step}")
         return self._between(start, max(start, stop))
 
 
@@ -599,9 +602,12 @@ class Texts:
     def __init__(self) -> None:
         self._blocks, self._starts = list[bytes](), array("Q", [0])  # the last of these is where the next one begins
         self._lengths, self._joined = array("I"), bytearray()  # of the block that is being filled
-        self._last: tuple[int, NDArray[np.uint64], bytes] | None = None  # the block that was asked for last
+        self._kept: tuple[tuple[int, NDArray[np.uint64], bytes], ...] = ()  # blocks that were asked for, the last first
+        self._is_complete = False
 
     def append(self, text: str) -> None:
+        if self._is_complete:
+            raise ValueError("no text can be added to a column that was read")
         before = len(self._joined)
         self._joined += text.encode("utf-8", "surrogateescape")
         self._lengths.append(len(self._joined) - before)
@@ -612,6 +618,7 @@ class Texts:
 
     def values(self) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
         """All texts end to end, and their edges, of which there is one more; nothing can be added after it."""
+        self._is_complete = True
         count, size = len(self._blocks) * _AT_ONCE + len(self._lengths), self._starts[-1] + len(self._joined)
         if not self._blocks:
             return self._characters(0, size), self._edges(0, count + 1)
@@ -632,10 +639,12 @@ class Texts:
 
     def _block(self, number: int) -> tuple[NDArray[np.uint64], bytes]:
         """The edges of the texts of a block, and the texts."""
-        last = self._last
-        if last is None or last[0] != number:
-            last = self._last = (number, *self._unpacked(number))
-        return last[1:]
+        kept = self._kept  # replaced as a whole: several threads may read
+        found = next((one for one in kept if one[0] == number), None) or (number, *self._unpacked(number))
+        recent = [found, *(one for one in kept if one[0] != number)]
+        sizes = accumulate(edges.nbytes + len(joined) for _, edges, joined in recent)
+        self._kept = tuple(one for one, size in zip(recent, sizes, strict=True) if one is found or size <= _KEPT_BYTES)
+        return found[1:]
 
     def _unpacked(self, number: int) -> tuple[NDArray[np.uint64], bytes]:
         if number < len(self._blocks):
@@ -749,8 +758,9 @@ class FileTable(Sequence[SourceFile]):
         """The same files, sorted by path; itself where they are."""
         if all(before <= after for before, after in pairwise(self.paths())):
             return self
-        paths = list(self.paths())
-        return FileTable.of(self[at] for at in sorted(range(len(self)), key=paths.__getitem__))
+        plain = FileTable({name: values[:] for name, values in self.tensors.items()})  # read in any order, for a while
+        paths = list(plain.paths())
+        return FileTable.of(plain[at] for at in sorted(range(len(self)), key=paths.__getitem__))
 
     def find(self, path: str) -> int | None:
         """Where a file is, the last one of that name; None where there is none."""

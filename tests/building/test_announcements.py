@@ -1,10 +1,14 @@
 """One builder lists, reads back what it listed, and announces it; others believe it only if all of it fits."""
 
+import itertools
+import threading
+import time
+
 import msgspec
 import pytest
 from tests.building.test_handed_lists import Builders
 from tests.building.test_requests import LAYER, AskedStore, about, handed_keys, lister_beat, source_of
-from tests.recipes import ObedientRecipe
+from tests.recipes import NOTES, ObedientRecipe, orders, write_orders
 
 import forebay as fb
 from forebay.building import builder, layer_build
@@ -13,7 +17,7 @@ from forebay.cache.catalog import generation_numbers, load_generation
 from forebay.cache.claims import BuilderBeat
 from forebay.cache.plan import load_plan
 from forebay.cache.publish import publish
-from forebay.errors import IndexCorrupt
+from forebay.errors import BuildFailed, IndexCorrupt
 from forebay.format import layout
 from forebay.format.generation import LayerTotals, ListedLayer, decode_handed, decode_listed
 from forebay.format.tensors import VARIABLE, hmac_key
@@ -71,6 +75,20 @@ def test_a_builder_that_has_an_announcement_reads_none_of_the_generation_and_rep
     assert own() not in [entry.key for entry in store.entries(layout.BUILDERS)]
 
 
+FOR_EVER = 10**9  # ticks
+
+
+def soon(listen):
+    """A listener that fails the test of a builder that waits on."""
+    waits = itertools.count()
+
+    def listen_for_a_while(progress: fb.Progress) -> None:
+        assert progress.phase != "waiting" or next(waits) < 60, "it still waits"
+        listen(progress)
+
+    return listen_for_a_while
+
+
 WRONG = {
     "another digest": {"digest": "00" * 32},
     "another generation": {"generation": 99},
@@ -83,6 +101,7 @@ WRONG = {
 def test_a_builder_reads_the_generation_itself_if_an_announcement_does_not_fit(tmp_path, monkeypatch, how):
     if how == "no tag":
         monkeypatch.setenv(VARIABLE, KEY)
+    monkeypatch.setattr(builder, "ANNOUNCE_TICKS", FOR_EVER)
     store, said = MemoryStore(), []
 
     def announce(listed: ListedLayer) -> None:
@@ -105,7 +124,7 @@ def test_a_builder_reads_the_generation_itself_if_an_announcement_does_not_fit(t
         source_of(tmp_path, 40),
         ObedientRecipe(),
         workers=0,
-        on_progress=listed_by_another(store, announce),
+        on_progress=soon(listed_by_another(store, announce)),
         max_failures=limit,
     )
     assert said
@@ -205,7 +224,95 @@ def test_what_builders_at_work_in_processes_report_is_the_whole_cache(tmp_path):
 def test_nothing_is_left_for_a_builder_that_ended_before_it_could_read_an_announcement(tmp_path):
     store, _ = begun(tmp_path)
     beat_of_last(store)
-    listed = ListedLayer.of(load_generation(store), about(store))
-    announcing.announce(store, listed, ["yy-1-1", LAST])
+    announcing.announce(store, load_generation(store), about(store), ["yy-1-1", LAST])
     assert layout.listed(LAST) in [entry.key for entry in store.entries(layout.BUILDERS)]
     assert layout.listed("yy-1-1") not in [entry.key for entry in store.entries(layout.BUILDERS)]
+
+
+def test_an_announcement_that_cannot_be_read_does_not_end_a_build(tmp_path):
+    class Denying(MemoryStore):
+        def read(self, key, start=0, stop=None):
+            if key == own() and (key in denied or not denied.append(key)):
+                raise PermissionError(13, "denied", key)
+            return super().read(key, start, stop)
+
+    store, denied = Denying(), []
+    lister_beat(store)
+    listen = listed_by_another(store, lambda listed: store.replace(own(), listed.encode(None)))
+    report = fb.build(store, source_of(tmp_path, 8), ObedientRecipe(), workers=0, on_progress=soon(listen))
+    assert denied
+    assert (report.rows, report.generation) == (16, generation_numbers(store)[-1])
+
+
+def test_sums_that_are_not_finite_are_not_announced_and_do_not_end_a_build(tmp_path, monkeypatch):
+    make = ObedientRecipe.make
+
+    def with_large_statistic(self, *arguments, **options):
+        rows = make(self, *arguments, **options)
+        rows.statistics["bytes"] = 1.7e308
+        return rows
+
+    monkeypatch.setattr(ObedientRecipe, "make", with_large_statistic)
+    store, source = begun(tmp_path)
+    beat_of_last(store)
+    report = fb.build(store, source, ObedientRecipe(), workers=0)
+    assert (report.rows, report.statistics["bytes"]) == (16, float("inf"))
+    assert layout.listed(LAST) not in [entry.key for entry in store.entries(layout.BUILDERS)]
+
+
+def test_a_builder_of_which_a_chunk_failed_waits_for_no_announcement(tmp_path, monkeypatch):
+    monkeypatch.setenv(NOTES, str(tmp_path))
+    monkeypatch.setattr(builder, "ANNOUNCE_TICKS", FOR_EVER)
+    store, listed = MemoryStore(), []
+    lister_beat(store)
+    source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(8, c3="raise ValueError 99")))
+    listen = soon(listed_by_another(store, listed.append))
+    with pytest.raises(BuildFailed, match="ValueError"):
+        fb.build(store, source, ObedientRecipe(), workers=0, on_progress=listen)
+    assert listed
+
+
+def test_a_builder_waits_for_an_announcement_once_although_generations_follow_each_other(tmp_path):
+    store, looks = MemoryStore(), itertools.count()
+    lister_beat(store)
+    listen = listed_by_another(store, lambda listed: None)
+
+    def publish_again(progress: fb.Progress) -> None:
+        listen(progress)
+        if progress.phase == "waiting" and generation_numbers(store) and next(looks) % 2:
+            newest = load_generation(store)
+            store.create(layout.generation(newest.number + 1), newest.numbered(newest.number + 1).encode(None))
+
+    report = fb.build(store, source_of(tmp_path, 8), ObedientRecipe(), workers=0, on_progress=soon(publish_again))
+    assert report.rows == 16
+
+
+def test_nothing_is_waited_for_where_no_announcement_could_fit(tmp_path):
+    store, _ = begun(tmp_path)
+    assert announcing.Announcement(store, about(store), "00" * 32, None, 1000.0).is_awaited()
+    assert not announcing.Announcement(store, about(store), "", None, 1000.0).is_awaited()
+
+
+def test_builders_that_have_been_silent_for_a_lease_get_no_announcement(tmp_path):
+    store, source = begun(tmp_path)
+    beat_of_last(store)
+    fb.build(store, source, ObedientRecipe(), workers=0, lease_seconds=0.1, on_progress=lambda _: time.sleep(0.1))
+    assert len(load_generation(store).table(LAYER)) == 8
+    assert layout.listed(LAST) not in [entry.key for entry in store.entries(layout.BUILDERS)]
+
+
+def test_announcements_are_written_in_several_threads(tmp_path):
+    class Meeting(MemoryStore):
+        def replace(self, key, data, **options):
+            if key.endswith(".listed.safetensors"):
+                together.wait()
+            return super().replace(key, data, **options)
+
+    store, _ = begun(tmp_path)
+    store.__class__, together = type("MeetingStore", (Meeting, AskedStore), {}), threading.Barrier(4, timeout=30.0)
+    for number in range(4):
+        store.create(layout.builder(f"zz-{number + 1}-1"), [b"{}"])
+    announcing.announce(store, load_generation(store), about(store), [f"zz-{number + 1}-1" for number in range(4)])
+    found = [store.read(layout.listed(f"zz-{number + 1}-1")) for number in range(4)]
+    assert len(set(found)) == 1
+    assert decode_listed(memoryview(found[0]), "", "", None).totals.chunks == 1

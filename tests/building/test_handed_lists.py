@@ -38,7 +38,7 @@ from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import decode_handed
 from forebay.format.tensors import VARIABLE
 from forebay.recipe import versions_of
-from forebay.store import LocalStore, MemoryStore
+from forebay.store import LocalStore, MemoryStore, base
 from forebay.store.base import this_process
 
 KEY = "00" * 32
@@ -490,7 +490,7 @@ def test_a_store_that_fails_while_lists_are_published_stops_no_build_and_loses_n
     monkeypatch.setenv(VARIABLE, KEY)
     monkeypatch.setattr(layer_build, "PUBLISH_SECONDS", 0.0)
     monkeypatch.setattr(builder, "TICK_SECONDS", 0.05)
-    monkeypatch.setattr(builder, "PAUSES", (0.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr(base, "PAUSES", (0.0, 0.0, 0.0, 0.0))
     store, source, alive = Faulty(), source_of(tmp_path, 8), "zz-1-1"
     records = left_by_another(store, source, 3)
     store.delete(layout.builder(other(1)))

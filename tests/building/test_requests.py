@@ -130,6 +130,27 @@ def test_a_plan_that_is_damaged_while_a_new_cache_is_built_is_noticed_when_the_b
     assert damaged
 
 
+def test_bits_of_a_plan_that_rot_in_a_folder_are_noticed_when_the_build_ends(tmp_path):
+    """Nothing but its bytes says so: size, time and file are the same."""
+    root, source, damaged = tmp_path / "cache", source_of(tmp_path, 6), []
+    fb.build(root, source, ObedientRecipe(), workers=0, end_chunk=1)
+    segment = root / layout.plan_segment(0)
+
+    def damage(progress: fb.Progress) -> None:
+        if progress.phase == "building" and progress.done >= 3 and not damaged:
+            before, content = segment.stat(), bytearray(segment.read_bytes())
+            content[len(content) // 2] ^= 255
+            segment.chmod(0o644)
+            with segment.open("r+b") as file:
+                damaged.append(file.write(content))
+            os.utime(segment, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    with pytest.raises(IndexCorrupt, match="plan/000000"):
+        fb.build(root, source, ObedientRecipe(), workers=0, on_progress=damage)
+    assert damaged
+    assert load_generation(LocalStore(root)).table(LAYER).chunks.tolist() == list(range(6))
+
+
 @pytest.mark.parametrize("how", ["damaged", "exchanged"])
 def test_a_plan_that_is_damaged_after_it_was_listed_is_noticed_when_the_build_ends_and_all_chunks_are_listed(
     tmp_path, how

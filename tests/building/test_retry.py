@@ -7,15 +7,15 @@ import pytest
 from tests.recipes import NOTES, ObedientRecipe, orders, write_orders
 
 import forebay as fb
-from forebay.building import builder
-from forebay.building.builder import with_retries
 from forebay.cache.claims import Heartbeat, read_builders
 from forebay.errors import BuildFailed
+from forebay.store import base
+from forebay.store.base import with_retries
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch, tmp_path):
-    monkeypatch.setattr(builder, "PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(base, "PAUSES", (0.0, 0.0, 0.0))
     monkeypatch.setenv(NOTES, str(tmp_path / "notes"))
     (tmp_path / "notes").mkdir()
 

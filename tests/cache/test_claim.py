@@ -16,7 +16,6 @@ import msgspec
 import pytest
 from tests.recipes import TogetherStore
 
-from forebay.building.builder import with_retries
 from forebay.cache.claims import (
     MOST_BYTES,
     BuilderBeat,
@@ -31,7 +30,7 @@ from forebay.cache.claims import (
 from forebay.errors import StoreRefused
 from forebay.format import layout
 from forebay.store import LocalStore, MemoryStore, Store
-from forebay.store.base import Buffer, this_process
+from forebay.store.base import Buffer, this_process, with_retries
 
 LAYER = "raw"
 

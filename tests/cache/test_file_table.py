@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import random
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from tests.builders import start_python
 
 from forebay.cache.plan import Plan, Segment
-from forebay.source import FileTable, Numbers, Part, SourceFile
+from forebay.source import FileTable, Numbers, Part, SourceFile, Texts
 
 SOURCE = {"kind": "x", "root": "/"}
 files_of_any_kind = st.builds(
@@ -185,3 +187,54 @@ def test_texts_of_many_files_are_read_and_written_as_those_of_a_few(count: int) 
 
 def replace_path(file: SourceFile, path: str) -> SourceFile:
     return SourceFile(path, file.size, etag=file.etag)
+
+
+@pytest.fixture
+def unpacked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of what was decompressed."""
+    sizes: list[int] = []
+    decompress = zlib.decompress
+
+    def counted(data: bytes) -> bytes:
+        content = decompress(data)
+        sizes.append(len(content))
+        return content
+
+    monkeypatch.setattr(zlib, "decompress", counted)
+    return sizes
+
+
+def test_files_in_any_order_are_sorted_and_each_block_of_texts_is_decompressed_a_few_times(unpacked) -> None:
+    files = [SourceFile(f"{at:06d}.jpg", at, etag=f"{at:x}") for at in range(3 * 4096)]
+    random.Random(1).shuffle(files)
+    in_order = FileTable.of(files).by_path()
+    assert len(unpacked) <= 4 * 2 * 3, "paths and etags, in three blocks each"
+    assert list(in_order) == sorted(files, key=lambda file: file.path)
+
+
+def test_paths_that_are_searched_for_in_any_order_are_decompressed_once(unpacked) -> None:
+    files = [SourceFile(f"{at:06d}.jpg", at) for at in range(3 * 4096)]
+    table = FileTable.of(files)
+    asked = random.Random(1).sample(range(len(files)), 300)
+    assert [table.find(files[at].path) for at in asked] == asked
+    assert len(unpacked) <= 3
+
+
+def test_few_texts_are_kept_decompressed(unpacked) -> None:
+    table = FileTable.of(SourceFile(f"{at:06d}{'x' * 500}", at) for at in range(2 * 4096))
+    for at in (0, 5000, 1, 5001):
+        table.path(at)
+    assert len(unpacked) == 4, "each block has two megabytes"
+
+
+def test_texts_are_read_in_one_piece_and_nothing_is_added_after_that() -> None:
+    texts = Texts()
+    for at in range(5000):
+        texts.append(str(at))
+    joined, edges = texts.values()
+    for column in (joined, edges):
+        with pytest.raises(ValueError, match="in steps of 2"):
+            column[::2]
+    with pytest.raises(ValueError, match="no text can be added"):
+        texts.append("more")
+    assert edges[5000:5001].tolist() == [len(joined)]

@@ -13,7 +13,14 @@ from made import joined, small_chunk
 from forebay.columns import Array, Column
 from forebay.errors import FormatTooNew, IndexCorrupt, KeyRefused, RecipeInvalid
 from forebay.format.chunk import ChunkRecord
-from forebay.format.generation import ChunkTable, Generation, decode_generation
+from forebay.format.generation import (
+    ChunkTable,
+    Generation,
+    HandedChunks,
+    ListedLayer,
+    decode_generation,
+    decode_listed,
+)
 from forebay.format.layout import CacheDocument
 from forebay.format.tensors import seal, unseal
 from forebay.recipe import RecipeDocument
@@ -236,3 +243,44 @@ def test_a_document_of_a_newer_forebay_says_so():
 
     with pytest.raises(FormatTooNew):
         decode_generation(memoryview(forged(change)), "root", "g", None)
+
+
+def listed(**totals: object) -> ListedLayer:
+    """What is announced of a generation, with some of its sums changed."""
+    made = HandedChunks("tokens", "f" * 64, ("1" * 64,), {"zstd": "1.5.7"})
+    one = ListedLayer.of(generation(digest="d" * 64), made)
+    return msgspec.structs.replace(one, totals=msgspec.structs.replace(one.totals, **totals))
+
+
+def read_listed(metadata: dict[str, Any]) -> ListedLayer:
+    header = {"format_version": 1, "type": "listed", **metadata}
+    return decode_listed(memoryview(b"".join(seal(header, {}, None))), "root", "builders/a.listed.safetensors", None)
+
+
+@pytest.mark.parametrize(
+    "totals",
+    [
+        {"rows": 1 << 63},
+        {"size": -1},
+        {"statistics": {"tokens": 1 << 63}},
+        {"statistics": {"\x1b[31mtokens": 1}},
+        {"statistics": {"t" * 301: 1}},
+        {"statistics": {f"t{number}": 1 for number in range(1001)}},
+        {"reasons": {"too\nlarge": 1}},
+        {"reasons": {"r" * 301: 1}},
+        {"reasons": {f"r{number}": 1 for number in range(1001)}},
+    ],
+    ids=lambda totals: " ".join(totals),
+)
+def test_an_announcement_whose_sums_are_not_those_of_a_generation_is_refused(totals):
+    metadata = msgspec.to_builtins(listed())
+    assert read_listed(metadata) == listed()
+    metadata["totals"] |= totals
+    with pytest.raises(IndexCorrupt, match="malformed"):
+        read_listed(metadata)
+
+
+@pytest.mark.parametrize("total", [float("inf"), float("nan")])
+def test_sums_that_are_not_finite_are_not_announced(total):
+    with pytest.raises(ValueError, match="not finite"):
+        listed(statistics={"tokens": total})

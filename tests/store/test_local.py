@@ -192,6 +192,23 @@ def test_a_link_that_was_made_but_whose_answer_was_lost_is_a_creation(tmp_path, 
     assert not store.create("key", [b"another"])
 
 
+def test_a_name_that_was_taken_and_is_removed_at_that_moment_was_taken(tmp_path, monkeypatch):
+    """As another builder releases the claim that this one could not have."""
+    link, store = os.link, LocalStore(tmp_path)
+    store.create("key", [b"value"])
+
+    def removed_since(source, target, **options):
+        try:
+            link(source, target, **options)
+        finally:
+            os.unlink(target, dir_fd=options["dst_dir_fd"])
+
+    monkeypatch.setattr(os, "link", removed_since)
+    assert not store.create("key", [b"another"])
+    monkeypatch.undo()
+    assert store.create("key", [b"another"])
+
+
 def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files_below(folder)}
 

@@ -19,7 +19,6 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from forebay.building.builder import with_retries
 from forebay.building.dedup import ReadAhead, deduplicate
 from forebay.building.planning import (
     OnCut,
@@ -90,7 +89,7 @@ from forebay.recipe import (
     same_document,
 )
 from forebay.source import Sample, Source, SourceFile, allows_all
-from forebay.store.base import Buffer, Store, holds, load_index, naming_full_disk
+from forebay.store.base import Buffer, Store, holds, load_index, naming_full_disk, with_retries
 from forebay.store.local import LocalStore
 
 PROBE_BYTES = 1 << 16

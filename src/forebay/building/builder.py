@@ -7,7 +7,6 @@ lane a.gz       0 1 2          one worker reads a.gz from its beginning
 lane b.gz       4 5 6          nobody else takes from its lane: that would decompress it again from the start
 """
 
-import errno
 import random
 import time
 import zlib
@@ -17,32 +16,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain, count
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
 from forebay.building.chunk_maker import BuildJob, Job, has_file
 from forebay.building.task import job_document
-from forebay.cache.catalog import (
-    UNPUBLISHED,
-    chunk_files,
-    generation_numbers,
-    listed_count,
-    load_generation,
-    sound_record,
-)
-from forebay.cache.claims import (
-    LEASE_SECONDS,
-    BuilderBeat,
-    Claims,
-    Heartbeat,
-    OtherBuilders,
-    builder_owners,
-    is_dead,
-    read_builder,
-)
+from forebay.cache.catalog import UNPUBLISHED, chunk_files, listed_count, load_generation, newest_number, sound_record
+from forebay.cache.claims import LEASE_SECONDS, BuilderBeat, Claims, Heartbeat, OtherBuilders, builder_owners, is_dead
 from forebay.cache.plan import Plan
-from forebay.cache.publish import announce, announced, differing_versions, handed_chunks, publish
+from forebay.cache.publish import Announcement, announce, differing_versions, handed_chunks, publish
 from forebay.cache.records import OnProgress, Progress
 from forebay.engine.base import Died, Done, Engine, Event, Failed, MachineFailures, MemoryGovernor, TaskDocument
 from forebay.errors import (
@@ -62,7 +45,7 @@ from forebay.format.generation import Generation, HandedChunks, ListedLayer, rev
 from forebay.format.tensors import hmac_key
 from forebay.recipe import AnyRecipe, fields_of, hooks_of
 from forebay.source import check_failures
-from forebay.store.base import Missing, Store, is_full, this_process
+from forebay.store.base import Missing, Store, is_full, this_process, with_retries
 
 PUBLISH_SECONDS = 60.0
 PHASES = ("listing", "planning", "making", "writing", "publishing")  # in the order of reports
@@ -241,23 +224,6 @@ class ChunkSchedule:
         return self._lanes[mine].popleft()
 
 
-PAUSES = (0.05, 0.2, 0.8, 2.0)  # seconds, one after the other
-TRANSIENT = frozenset({errno.ESTALE, errno.EIO, errno.EBUSY, errno.EINTR, errno.EAGAIN, errno.ETIMEDOUT})
-T = TypeVar("T")
-
-
-def with_retries(action: Callable[[], T]) -> T:
-    """What an action returns; an I/O error that may pass is waited for, a few seconds in all, before it is raised."""
-    for pause in PAUSES:
-        try:
-            return action()
-        except OSError as error:
-            if error.errno not in TRANSIENT:
-                raise
-            time.sleep(pause)
-    return action()
-
-
 TRIES = 3
 BIRTHS = 10  # workers in a row that end before they begin, once chunks were made
 HOPELESS = 20  # failed chunks, with none made, that end a build
@@ -273,10 +239,6 @@ STALL_SECONDS = 5.0  # without a worker that could begin a chunk, until a notice
 START_SECONDS = 30.0  # in which machines whose workers start more slowly are waited for
 _HANDED = count(1)  # lists of chunks that this process left to other builders
 Weigh = Callable[[int], int]  # what a chunk takes from the source
-
-
-def _newest_number(store: Store) -> int:
-    return max(generation_numbers(store), default=UNPUBLISHED)
 
 
 def _from_own_place(store: Store, chunks: Sequence[int], begin_at: float | None) -> Iterable[int]:
@@ -340,7 +302,6 @@ class Build:
         self._looked = 0.0  # when that was last looked for
         self._is_lister = True  # lists what it makes itself, and for others
         self._has_others = False  # at its end, so that one of them may list for it
-        self._awaited = (UNPUBLISHED, 0.0)  # a generation that seems to list all, and when it was first seen
         self._met = 0  # chunks of others, since all that is there was listed
         self._others = OtherBuilders(self._store, self._layer, terms.lease_seconds)
         self._has_range = terms.planned is not None and tally.total < len(terms.planned)
@@ -586,7 +547,7 @@ class Build:
     def _is_made(self, job: BuildJob, chunk: int) -> bool:
         revision = job.revision(chunk)
         if chunk in job.distrusted:
-            return self._listed_in(_newest_number(self._store)).get(chunk, -1) >= revision
+            return self._listed_in(newest_number(self._store)).get(chunk, -1) >= revision
         return has_file(self._store, layout.chunk(self._layer, chunk, revision))
 
     def _listed_in(self, number: int) -> dict[int, int]:
@@ -796,12 +757,12 @@ class Build:
             if self._has_announcement():
                 return
             self._list_own()
-            number = with_retries(partial(_newest_number, self._store))
+            number = with_retries(partial(newest_number, self._store))
             # Of generations that follow each other closely, as many builders that end publish them, the last is read.
             is_last, seen = number == seen, number
             if all(map(self._claims.pulses.is_silent, others)) or (is_last and self._has_all_listed(number)):
                 return
-            if is_last and self._is_lister and not any(map(self._may_list, others)):
+            if is_last and self._is_lister and not any(map(self._others.may_list, others)):
                 return  # what is left was made by builders that died, and they would all wait for one another
             pause = pause if is_last else TICK_SECONDS / 8
             self._waiting_for = tuple(sorted({beat.host for beat in others.values()}))
@@ -817,35 +778,32 @@ class Build:
 
     def _has_announcement(self) -> bool:
         """Whether the builder that lists has said that all is listed; then nobody else need read the generation."""
-        if not self._has_others or not isinstance(self._job, BuildJob):
+        self._tally.listed = self._announcement.find() if self._can_be_announced() else None
+        if self._tally.listed is not None:
+            self._all_listed()
+        return self._tally.listed is not None
+
+    def _can_be_announced(self) -> bool:
+        """Whether another builder could list just what this one waits for: all chunks, as the plan asks for them."""
+        if not self._has_others or self._tally.failed or not isinstance(self._job, BuildJob):
             return False
-        tally, limit = self._tally, self._terms.kept_limit
-        found = with_retries(partial(announced, self._store, self._about))
-        if found is None or found.revisions != tally.wanted or not found.totals.rows or tally.failed:
-            return False
-        if limit not in (None, found.max_failures):
-            return False
-        if any(record.revision != self._job.revision(chunk) for chunk, record in tally.records.items()):
-            return False
-        tally.listed = found
-        self._all_listed()
-        return True
+        asked = self._job.revision
+        return all(record.revision == asked(chunk) for chunk, record in self._tally.records.items())
+
+    @cached_property
+    def _announcement(self) -> Announcement:
+        seconds = ANNOUNCE_TICKS * TICK_SECONDS
+        return Announcement(self._store, self._about, self._tally.wanted, self._terms.kept_limit, seconds)
 
     def _announce(self, listed: Generation) -> None:
         """Read back a generation that lists all there is to do, and say so to the others: each would read it."""
         table = listed.table(self._layer)
         if revisions_digest(table.chunks, table.numbers["revision"]) != self._tally.wanted:
             return
-        beats = self._others.look().items()
-        alike = [owner for owner, beat in beats if beat.lists and beat.versions == self._about.versions]
-        if alike:
-            self._tally.newest = with_retries(partial(load_generation, self._store, listed.number))
-            announce(self._store, ListedLayer.of(self._tally.newest, self._about), alike)
-
-    def _may_list(self, owner: str) -> bool:
-        """Whether another builder has chunks to make or to list, as far as its last heartbeat says."""
-        beat = read_builder(self._store, owner)
-        return beat is not None and (beat.unlisted > 0 or beat.done < beat.total or not beat.total)
+        with suppress(OSError, ForebayError):  # at its end, a build reads what it listed and says what is wrong
+            if alike := self._others.alike(self._about.versions):
+                self._tally.newest = with_retries(partial(load_generation, self._store, listed.number))
+                announce(self._store, self._tally.newest, self._about, alike)
 
     def _has_all_listed(self, number: int) -> bool:
         """Whether a generation lists all that this builder waits for."""
@@ -854,18 +812,10 @@ class Build:
             # Of many builders that end, each would read the whole of every generation that the others publish.
             if with_retries(partial(listed_count, self._store, number, self._layer)) < len(expected):
                 return False
-        if self._awaits_announcement(number):
+        if not self._is_lister and self._can_be_announced() and self._announcement.is_awaited():
             return False
         listed = with_retries(partial(self._listed_in, number))
         return expected <= listed.keys()
-
-    def _awaits_announcement(self, number: int) -> bool:
-        """Whether the builder that lists may be about to say what a generation lists: it reads it before."""
-        if self._is_lister or not self._has_others:
-            return False
-        now = time.monotonic()
-        self._awaited = self._awaited if self._awaited[0] == number else (number, now)
-        return now - self._awaited[1] < ANNOUNCE_TICKS * TICK_SECONDS
 
     def _publish(self) -> None:
         """List what was made; only then are the claims released that kept others from it."""

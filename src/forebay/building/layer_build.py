@@ -34,7 +34,6 @@ from forebay.building.builder import (
     BuildProgress,
     PhaseClock,
     Weigh,
-    with_retries,
 )
 from forebay.building.chunk_maker import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob, has_file
 from forebay.building.planning import SourceListing
@@ -106,7 +105,7 @@ from forebay.source import (
     check_failures,
     differing_files,
 )
-from forebay.store.base import Store, naming_full_disk
+from forebay.store.base import Store, naming_full_disk, with_retries
 
 ENGINES = ("inline", "local", "ray")
 

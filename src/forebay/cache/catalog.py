@@ -150,6 +150,11 @@ def generation_numbers(store: Store) -> list[int]:
     return sorted(number for number in numbers if number is not None)
 
 
+def newest_number(store: Store) -> int:
+    """The number of the newest generation, UNPUBLISHED where there is none."""
+    return max(generation_numbers(store), default=UNPUBLISHED)
+
+
 def load_generation(store: Store, number: int | None = None) -> Generation:
     """A generation, the newest unless one is named, checked against its digest and the key in use."""
     return read_generation(store, number, hmac_key())

@@ -208,6 +208,17 @@ class OtherBuilders:
                 return True
         return False
 
+    def may_list(self, owner: str) -> bool:
+        """Whether another builder has chunks to make or to list, as far as its last heartbeat says."""
+        beat = read_builder(self._store, owner)
+        return beat is not None and (beat.unlisted > 0 or beat.done < beat.total or not beat.total)
+
+    def alike(self, versions: Mapping[str, str]) -> list[str]:
+        """The owners of those at work that make all chunks of the layer with the same libraries."""
+        beats = self.look().items()
+        made_alike = (owner for owner, beat in beats if beat.lists and beat.versions == dict(versions))
+        return [owner for owner in made_alike if self.is_at_work(owner)]
+
     def look(self) -> dict[str, BuilderBeat]:
         """The heartbeats of the others that are not known to be dead, by owner."""
         found = dict(self._alive())

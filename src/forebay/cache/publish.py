@@ -4,9 +4,11 @@ import platform
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
+from math import inf
 
 import msgspec
 import numpy as np
@@ -18,6 +20,7 @@ from forebay.cache.catalog import (
     Snapshot,
     generation_numbers,
     load_generation,
+    newest_number,
     outdated_chunks,
     read_recipe_document,
     sound_record,
@@ -48,6 +51,7 @@ from forebay.store.base import Buffer, Missing, Pieces, Store, holds, load_index
 
 _FEW_FILES = 8
 _MOST_HANDED_BYTES = 64 << 20  # of one list of chunks, about 400,000 of them
+_WRITERS = 8  # threads that write announcements
 _LISTED_AT_ONCE = 1000  # keys that a bucket lists in one answer
 LOST_SECONDS = 5.0  # to wait at most after another was first
 LOOKS = 6  # at a name that is taken and not listed, before the next one is used
@@ -75,7 +79,9 @@ def publish(
     that takes fewer requests than to ask for each that was made. Where there is no row to list, nothing is
     published, and the answer has the number UNPUBLISHED. Rows that are published are never followed by none: that
     raises `SourceEmpty`. `max_failures` is the limit for later commands; None keeps the one of the generation before.
-    A plan that was replaced or edited since it was read raises `IndexCorrupt`, once all that was made is listed.
+    A plan that was replaced or edited since it was read raises `IndexCorrupt`, once all that was made is listed. In a
+    folder the whole plan is read for that: bits that rot, or an edit whose time is put back, leave the etag as it was.
+    So it is read again by a builder that publishes last, not by those to which that one announces what is listed.
     `listed` is a generation that this process has read or written: while it is the newest it is not read again, but
     for one that was written and is the last of a build.
     """
@@ -84,8 +90,7 @@ def publish(
     taken: list[Snapshot] = []
 
     def drafted() -> tuple[int | None, Generation]:
-        known = planned.as_read() if is_last and planned is not None else planned
-        taken[:] = [Snapshot.take(store, known=known, listed=listed)]
+        taken[:] = [Snapshot.take(store, known=_trusted(store, planned) if is_last else planned, listed=listed)]
         return _next(taken[0], own, versions, skipped, planned, adopts, max_failures)
 
     generation = _published(store, drafted, read_back=is_last)
@@ -97,6 +102,11 @@ def publish(
     return generation
 
 
+def _trusted(store: Store, planned: Plan | None) -> Plan | None:
+    """What of a plan need not be read again at the end of a build: what a bucket has under the same etags."""
+    return None if planned is None or store.local_path(layout.PLAN) is not None else planned.as_read()
+
+
 def check_listed_plan(store: Store, plan: Plan, digests: Sequence[str]) -> None:
     """Raise where a plan, as it is now, is not the one that a generation lists."""
     for number, digest in enumerate(digests):
@@ -104,29 +114,67 @@ def check_listed_plan(store: Store, plan: Plan, digests: Sequence[str]) -> None:
             raise IndexCorrupt(store.address, layout.plan_segment(number), "it is not the one that is published")
 
 
-def announce(store: Store, listed: ListedLayer, owners: Iterable[str]) -> None:
-    """Say to other builders what a generation lists that was read back; who gets no announcement reads it."""
-    data = listed.encode(hmac_key())
-    for owner in owners:
+def announce(store: Store, generation: Generation, made: HandedChunks, owners: Iterable[str]) -> None:
+    """Announce what a generation lists, which was read back, to other builders; who gets no announcement reads it.
+
+    Sums that are not finite are not announced.
+    """
+    try:
+        data = [b"".join(ListedLayer.of(generation, made).encode(hmac_key()))]
+    except ValueError:
+        return
+
+    def write(owner: str) -> None:
         with suppress(OSError, ForebayError):
             store.replace(layout.listed(owner), data, durable=False)
             if not holds(store, layout.builder(owner)):  # it has ended, and has removed that first
                 store.delete(layout.listed(owner))
 
+    with ThreadPoolExecutor(_WRITERS) as pool:  # in a bucket, hundreds of builders would wait for one another
+        list(pool.map(write, owners))
 
-def announced(store: Store, made: HandedChunks) -> ListedLayer | None:
-    """What another builder has announced to this one of the newest generation, None where there is nothing.
 
-    It is believed if it is sealed, about chunks that were made alike, and has the digest that the generation ends with:
-    whoever wrote it has read and checked that file.
+class Announcement:
+    """What another builder may announce to this one of the newest generation, about chunks that were `made` alike.
+
+    It is believed if it is sealed, lists the chunks of `revisions` and nothing else, and has the digest that the
+    generation ends with: whoever wrote it has read and checked that file. It never ends a build: whoever cannot read it
+    reads the generation.
     """
-    key = layout.listed(str(this_process()))
-    try:
-        found = decode_listed(memoryview(read_document(store, key)), store.address, key, hmac_key())
-        is_newest = found.generation == max(generation_numbers(store), default=UNPUBLISHED)
-        return found if is_newest and found.made == made and found.digest == _digest_at_end(store, found) else None
-    except (Missing, ForebayError):
+
+    def __init__(
+        self, store: Store, made: HandedChunks, revisions: str, max_failures: int | float | None, seconds: float
+    ) -> None:
+        self._store, self._made, self._revisions, self._limit = store, made, revisions, max_failures
+        self._key = layout.listed(str(this_process()))
+        self._seconds, self._since = seconds, None if revisions else -inf  # when it was first waited for
+
+    def is_awaited(self) -> bool:
+        """Whether it may still come: nothing was refused, and it was not waited for too long, all waits together."""
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        return now - self._since < self._seconds
+
+    def find(self) -> ListedLayer | None:
+        """What was announced, None where nothing is to be believed."""
+        try:
+            content = memoryview(read_document(self._store, self._key))
+            found = decode_listed(content, self._store.address, self._key, hmac_key())
+            if self._fits(found):
+                return found
+        except (Missing, OSError):
+            return None
+        except ForebayError:
+            pass
+        self._since = -inf  # whoever wrote it has said all it will say
         return None
+
+    def _fits(self, found: ListedLayer) -> bool:
+        is_same = found.made == self._made and found.revisions == self._revisions
+        if not is_same or not found.totals.rows or self._limit not in (None, found.max_failures):
+            return False
+        is_newest = found.generation == newest_number(self._store)
+        return is_newest and found.digest == _digest_at_end(self._store, found)
 
 
 def _digest_at_end(store: Store, listed: ListedLayer) -> str:

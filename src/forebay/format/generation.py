@@ -8,6 +8,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Annotated, Any
 
 import msgspec
@@ -39,6 +40,10 @@ _LIMITS = {"chunk": MAX_NUMBER, "revision": MAX_REVISION}
 _STATISTICS = (np.dtype("<i8"), np.dtype("<f8"))
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=MAX_NUMBER)]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
+_Sum = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Signed = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+_Name = Annotated[str, msgspec.Meta(max_length=300)]
+_FEW = msgspec.Meta(max_length=1000)  # names
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
@@ -258,13 +263,13 @@ def decode_handed(view: memoryview, root: str, where: str, key: bytes | None) ->
 class LayerTotals(msgspec.Struct, frozen=True, kw_only=True):
     """What the chunks of a layer have in sum."""
 
-    chunks: _Count
-    rows: _Count
-    samples: _Count
-    failures: _Count
-    size: _Count
-    statistics: dict[str, int | float]  # those that recipes count, but for lists
-    reasons: dict[str, _Count]  # why samples failed
+    chunks: _Sum
+    rows: _Sum
+    samples: _Sum
+    failures: _Sum
+    size: _Sum
+    statistics: Annotated[dict[_Name, _Signed | float], _FEW]  # those that recipes count, but for lists
+    reasons: Annotated[dict[_Name, _Sum], _FEW]  # why samples failed
 
 
 class ListedLayer(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,8 +282,16 @@ class ListedLayer(msgspec.Struct, frozen=True, kw_only=True):
     totals: LayerTotals
     max_failures: _Count | _Share | None = None
 
+    def __post_init__(self) -> None:
+        totals = self.totals
+        if not all(map(isfinite, totals.statistics.values())):
+            raise ValueError("a sum of its statistics is not finite")
+        if not all(name.isprintable() for name in (*totals.statistics, *totals.reasons)):
+            raise ValueError("the name of a statistic or of a reason cannot be printed")
+
     @classmethod
     def of(cls, generation: Generation, made: HandedChunks) -> "ListedLayer":
+        """What a generation lists; `ValueError` where its sums cannot be said in JSON."""
         table = generation.table(made.layer)
         return cls(
             generation=generation.number,
@@ -388,7 +401,8 @@ def _is_sound(name: str, values: Array, count: int) -> bool:
 
 def _summed(values: Array) -> Array:
     """Sums over chunks: integers, but for those that might not fit into 64 bits, each of which is a float."""
-    summed: Array = np.asarray(values.sum(axis=0))
+    with np.errstate(over="ignore"):  # a sum of floats that is too large is infinite
+        summed: Array = np.asarray(values.sum(axis=0))
     if values.dtype.kind == "f":
         return summed
     wide = values.astype(np.float64)

@@ -21,7 +21,7 @@ from functools import cache, cached_property, lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 import psutil
@@ -164,6 +164,23 @@ def read_document(store: Store, key: str) -> bytes:
     if len(value) > MAX_DOCUMENT_BYTES:
         raise NotForebay(key, f"it has more than {MAX_DOCUMENT_BYTES:,} bytes")
     return value
+
+
+PAUSES = (0.05, 0.2, 0.8, 2.0)  # seconds, one after the other
+TRANSIENT = frozenset({errno.ESTALE, errno.EIO, errno.EBUSY, errno.EINTR, errno.EAGAIN, errno.ETIMEDOUT})
+T = TypeVar("T")
+
+
+def with_retries(action: Callable[[], T]) -> T:
+    """What an action returns; an I/O error that may pass is waited for, a few seconds in all, before it is raised."""
+    for pause in PAUSES:
+        try:
+            return action()
+        except OSError as error:
+            if error.errno not in TRANSIENT:
+                raise
+            time.sleep(pause)
+    return action()
 
 
 def wait_until_listed(store: Store, key: str) -> None:

@@ -134,7 +134,8 @@ class LocalStore(Store):
             if durable:
                 sync_folder(folder)
             if not created:
-                self._check_file(key, mode_of(folder, name))
+                with suppress(FileNotFoundError):  # it was taken, and its owner has removed it since
+                    self._check_file(key, mode_of(folder, name))
             return created
 
     def replace(self, key: str, data: Sequence[Buffer], *, if_etag: str | None = None, durable: bool = True) -> bool:

@@ -144,7 +144,7 @@ def test_a_plan_that_is_written_and_not_listed_yet_is_looked_for_again(proxy, bu
 
 
 def test_a_listing_that_stays_old_is_the_fault_of_the_service_not_of_the_source(proxy, bucket, lines, monkeypatch):
-    monkeypatch.setattr("forebay.building.builder.PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("forebay.store.base.PAUSES", (0.0, 0.0))
     proxy.set_faults([Fault("stale-listing", "list")])
     with pytest.raises(StoreUnavailable, match=r"cannot list the plan in .* run the same command again"):
         fb.build(f"{bucket}/cache", lines, fb.RawRecipe(), workers=0)

@@ -272,7 +272,11 @@ def test_work_of_one_piece_wakes_nobody(helpers: int) -> None:
     native.finish(work)
 
 
-def test_a_content_that_fails_leaves_no_canvas_to_be_painted_later(helpers: int) -> None:
+def test_a_content_that_fails_leaves_no_canvas_to_be_painted_later(
+    helpers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished, finish = [], native.finish
+    monkeypatch.setattr(native, "finish", lambda work: finished.append(finish(work)))
     canvases, content = np.zeros((3, 3, 64, 64), np.uint8), np.full((3, 64, 64), 7, np.uint8)
 
     def contents() -> Iterator[np.ndarray]:
@@ -282,6 +286,7 @@ def test_a_content_that_fails_leaves_no_canvas_to_be_painted_later(helpers: int)
     with pytest.raises(OSError, match="third") as caught:
         paint_canvases(BytePainter((0, 0, 0)), canvases, contents(), [(0, 0, 64, 64)] * 3)
     assert (canvases[:2] == 7).all(), "what was begun has ended, while the error is still held"
+    assert len(finished) == 2, "and was waited for, however quick helpers are"
     del caught
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.dlpack import from_dlpack, to_dlpack
@@ -676,3 +677,29 @@ def test_runs_outside_of_a_buffer_are_refused_before_anything_is_written() -> No
     assert not out.any()
     native.copy_runs(out, source, np.array([3, 0]), np.array([0, 4]), np.array([1, 2]))
     assert out.tolist() == [5, 6, 0, 1]
+
+
+def test_helpers_decode_the_same_blocks_up_to_the_first_bad_one(helpers: int) -> None:
+    assert native.can_decode(), "the system has no libzstd"
+    raw = [np.random.default_rng(at).integers(0, 9, 70 + 997 * at).astype(np.uint8) for at in range(20)]
+    frames = [np.frombuffer(zstandard.compress(each.tobytes()), np.uint8).copy() for each in raw]
+
+    def decoded(**wrong: int) -> tuple[int, list[np.ndarray]]:
+        outs = [np.zeros(len(each) + wrong.get(f"room_{at}", 0), np.uint8) for at, each in enumerate(raw)]
+        sizes = np.array([len(frame) - wrong.get(f"cut_{at}", 0) for at, frame in enumerate(frames)])
+        addresses = np.array([frame.ctypes.data for frame in frames])
+        return native.finish(native.start_decoding(addresses, sizes, outs)), outs
+
+    count, outs = decoded()
+    assert count == 20
+    assert all(np.array_equal(*pair) for pair in zip(outs, raw, strict=True))
+    for bad in ("cut_7", "room_7"):
+        count, outs = decoded(**{bad: 1})
+        assert count == 7
+        assert all(np.array_equal(*pair) for pair in zip(outs[:7], raw, strict=False))
+    assert decoded(room_7=-1)[0] == 7
+
+
+def test_decoding_refuses_lists_of_different_lengths() -> None:
+    with pytest.raises(ValueError, match="an address, a size and an output each"):
+        native.start_decoding(np.zeros(2, np.int64), np.zeros(1, np.int64), [bytearray(1)])

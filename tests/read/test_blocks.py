@@ -174,6 +174,10 @@ def test_compiled_code_finds_and_decodes_what_numpy_does(
     column = Column(name="n", dtype="int64", codec="zstd", rows_per_block=8, ragged=ragged)
     stored_cache(store, [column], [{"n": values}, {"n": values}])
     rows = [np.random.default_rng(turn).integers(0, 2 * count, 150) for turn in range(6)]
+    whole = fb.open_cache(store)
+    for numbers in rows[:2]:
+        _, _, held = whole._reader("n")._compiled_addresses(whole._place(numbers))
+        assert len(held) == len(np.unique(numbers // count * 88 + numbers % count // 8)), "as long as rows are read"
     found = []
     for loops in (compiled.native, None):
         monkeypatch.setattr(compiled, "native", loops)

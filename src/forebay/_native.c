@@ -8,6 +8,7 @@
 #include <Python.h>
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -1730,6 +1731,10 @@ static struct PyModuleDef module = {
 PyMODINIT_FUNC PyInit__native(void) {
     static int is_registered;
     has_cores = sysconf(_SC_NPROCESSORS_ONLN) > 1;
+#if defined(__linux__)
+    cpu_set_t cores; /* that this process may use */
+    if (has_cores && !sched_getaffinity(0, sizeof(cores), &cores)) has_cores = CPU_COUNT(&cores) > 1;
+#endif
     if (!is_registered) is_registered = !pthread_atfork(NULL, NULL, forget_helpers);
     return PyModuleDef_Init(&module);
 }

@@ -320,7 +320,7 @@ class DecodedBlocks(BlockCache[DecodedBlock]):
         super().__init__(limit_bytes)
         self._numbers, self._places = np.zeros(_TABLE, np.int64), np.zeros(_TABLE, np.int64)
         self._facts = np.empty((0, 3), np.int64)
-        self._reserved = 1  # 0 marks a free place of the table
+        self._reserved = 1  # the table has 0 where it has no block
 
     def reserve(self, count: int) -> int:
         """The first of `count` numbers, for the blocks of a column."""

@@ -387,7 +387,11 @@ def sample_heads(source: Source, files: Sequence[SourceFile]) -> Iterator[Sample
 
 
 def sample_places(
-    source: Source, files: Sequence[SourceFile], budget: int, ranges: Sequence[Part] | None = None, is_fair: bool = False
+    source: Source,
+    files: Sequence[SourceFile],
+    budget: int,
+    ranges: Sequence[Part] | None = None,
+    is_fair: bool = False,
 ) -> list[list[Part]]:
     """A few small parts at each of 24 places, evenly by weight: in files, or in some ranges of files.
 
@@ -427,7 +431,9 @@ def _within(places: list[list[Part]], budget: int) -> list[list[Part]]:
     return [places[(2 * at + 1) * len(places) // (2 * most)] for at in range(most)]
 
 
-def _in_file(source: Source, following: Iterator[Part], offsets: list[int], piece: int, is_fair: bool) -> Iterator[list[Part]]:
+def _in_file(
+    source: Source, following: Iterator[Part], offsets: list[int], piece: int, is_fair: bool
+) -> Iterator[list[Part]]:
     """The parts of the places that fall into the first of some files or ranges."""
     first = next(following)
     if first.weight <= piece or (is_fair and not _is_cut(source, first, piece)):

@@ -9,7 +9,7 @@ planned.
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
@@ -18,6 +18,7 @@ from functools import cached_property, partial
 from itertools import chain, islice
 from math import ceil
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import get_args
 
 import msgspec
@@ -259,7 +260,9 @@ def _piece_of(source: Source, part: Part, piece: int) -> Part | None:
 
 def _try_places(source: Source, places: Sequence[Sequence[Part]], recipe: Recipe) -> Trial:
     started = time.perf_counter()
-    glances = [TrialSamples(source, parts) for parts in places]
+    counts = Counter(part for parts in places for part in parts if part.weight <= _kept_weight(source))
+    kept = {part: list[Sample | Failure | SampleBatch]() for part, count in counts.items() if count > 1}
+    glances = [TrialSamples(source, parts, kept) for parts in places]
     made = _made(recipe, glances)
     if not made:
         return Trial(1, 0.0, 0, 0, 0.0, 0, 0, 0)
@@ -283,6 +286,11 @@ def _try_places(source: Source, places: Sequence[Sequence[Part]], recipe: Recipe
         tried=len(set[str]().union(*(glance.ids for glance in used))),
         reasons=Reasons({failure.sample: failure for failure in failures}.values()),
     )
+
+
+def _kept_weight(source: Source) -> int:
+    """How large a part may be that is kept for further places; of samples, each may be large."""
+    return LITTLE_WEIGHT["bytes"] if source.unit == "bytes" else 0
 
 
 def _planning_budget(source: Source, total: int, recipe: Recipe) -> int:
@@ -323,15 +331,30 @@ def _made(recipe: Recipe, glances: Sequence["TrialSamples"]) -> list[tuple["Tria
 
 
 class TrialSamples(BatchedSamples):
-    """The samples of some parts, read for an estimate only; a source may have a cheaper way for that."""
+    """The samples of some parts, read for an estimate only; a source may have a cheaper way for that.
 
-    def __init__(self, source: Source, parts: Sequence[Part]) -> None:
+    Those of parts in `kept` are read once: the places of a small source overlap.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        parts: Sequence[Part],
+        kept: Mapping[Part, list[Sample | Failure | SampleBatch]] = MappingProxyType({}),
+    ) -> None:
         self.count = 0
         self.ids: set[str] = set()
         self.failures: list[Failure] = []
         self._unit = source.unit
-        self._read = source.glance
+        self._source, self._kept = source, kept
         self._parts = parts
+
+    def _read(self, part: Part) -> Iterable[Sample | Failure | SampleBatch]:
+        kept = self._kept.get(part)
+        if kept is None:
+            return self._source.glance(part)
+        kept += [] if kept else self._source.glance(part)
+        return kept
 
     @property
     def weight(self) -> int:

@@ -6,24 +6,18 @@ depends on; nothing else is. Two recipes with one fingerprint make the same chun
 
 import hashlib
 import json
-import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import lru_cache
-from importlib import import_module
 from inspect import getattr_static
-from pkgutil import resolve_name
-from threading import Thread
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
-from msgspec.structs import force_setattr
 
 from forebay.columns import Array, Column, Columns, join
-from forebay.errors import NotImportable, RecipeInvalid, nearest
+from forebay.errors import RecipeInvalid, nearest
 from forebay.fields import declared
 from forebay.source import Failure, Sample
 
@@ -501,48 +495,3 @@ def _excerpts(*fields: bytes | None) -> list[str]:
 def _written(fields: Mapping[str, Any], name: str) -> bytes | None:
     """A field as the fingerprint sees it, so that 1, 1.0, true and a field that is not there all differ."""
     return canonical_json(fields[name]) if name in fields else None
-
-
-def preload_recipe(body: Mapping[str, Any]) -> None:
-    """Open a recipe and load what it needs; modules are imported meanwhile, as a tokenizer loads without the GIL."""
-    recipe = open_recipe(body)
-    importing = Thread(target=_import_all, args=(body["modules"],))
-    importing.start()
-    try:
-        hooks_of(recipe).preload()
-    finally:
-        importing.join()  # a process with several threads cannot be forked
-
-
-def _import_all(modules: Sequence[str]) -> None:
-    with suppress(Exception):  # whoever needs it says what is wrong
-        for module in modules:
-            import_module(module)
-
-
-def open_recipe(document: Mapping[str, Any]) -> AnyRecipe:
-    passed = dict(document["fields"])
-    for name, path in document["inner"].items():
-        passed[name] = msgspec.convert(passed[name], import_name(path))
-    recipe: AnyRecipe = msgspec.convert(passed, import_name(document["class"]))
-    for name, value in field_values(recipe).items():
-        # A whole number in a field of floats is another fingerprint than the float, so it stays one.
-        if type(value) is float and type(passed.get(name)) is int:
-            set_field: Any = force_setattr if isinstance(recipe, msgspec.Struct) else object.__setattr__
-            set_field(recipe, name, passed[name])
-    return recipe
-
-
-def field_values(recipe: AnyRecipe) -> dict[str, Any]:
-    """The fields of a recipe as they are."""
-    own: Any = recipe
-    names = own.__struct_fields__ if isinstance(own, msgspec.Struct) else [one.name for one in fields(own)]
-    return {name: getattr(recipe, name) for name in names}
-
-
-def import_name(path: str) -> Any:
-    try:
-        return resolve_name(path)
-    except (ImportError, AttributeError) as error:
-        module = (error.name if isinstance(error, ImportError) else None) or path.partition(":")[0]
-        raise NotImportable(path, module, socket.gethostname(), f"{type(error).__name__}: {error}") from error

@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-import threading
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -14,7 +13,7 @@ from tests.recipes import ObedientRecipe, orders, write_orders
 import forebay as fb
 from forebay.building.builder import BuildTask
 from forebay.building.chunk_maker import BaseJob, BuildJob, LayerJob, RepairJob
-from forebay.building.task import open_build, preload_document, source_document
+from forebay.building.task import open_build, source_document
 from forebay.cache.catalog import load_generation
 from forebay.engine.base import TaskDocument
 from forebay.errors import CacheNotShared, RecipeInvalid, UnknownKind, WorkersFailed
@@ -152,19 +151,6 @@ def test_a_recipe_that_a_worker_cannot_import_is_named(tmp_path, source, monkeyp
     with pytest.raises(WorkersFailed, match="ModuleNotFoundError: No module named 'short_lived'"):
         fb.build(tmp_path / "cache", source, short_lived.Gone(), workers=1)
     del sys.modules["short_lived"]
-
-
-def test_what_tasks_need_is_imported_while_a_recipe_loads(tmp_path, source, monkeypatch):
-    document = preload_document(ObedientRecipe(), source)
-    assert document.body["modules"] == ["forebay.building.task", type(source).__module__]
-    (tmp_path / "needed_later.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    threads = threading.active_count()
-    msgspec.structs.replace(document, body={**document.body, "modules": ["not_there", "needed_later"]}).open()
-    assert "needed_later" not in sys.modules  # the task says what is wrong
-    msgspec.structs.replace(document, body={**document.body, "modules": ["needed_later"]}).open()
-    assert sys.modules.pop("needed_later")
-    assert threading.active_count() == threads
 
 
 def test_an_engine_is_chosen_by_name(tmp_path, source):

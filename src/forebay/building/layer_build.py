@@ -283,8 +283,7 @@ def build_layer(
                 is_long = _is_long_work(listing)
             if is_long and snapshot.newest is None:
                 with suppress(ForebayError):  # what has no document is refused when the work starts
-                    slots = 1 if request.memory_limit else request.slots(engine)
-                    engine.preload(preload_document(recipe, source), slots)
+                    engine.preload(preload_document(recipe), 1 if request.memory_limit else request.slots(engine))
         _try_machines(engine, snapshot, recipe, listing)
         with clock.during("planning"):
             settled, notes = resolve_recipe(store, listing, recipe, layer)

@@ -15,9 +15,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any, get_type_hints
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from forebay.building import chunk_maker
 from forebay.building.chunk_maker import ChunkJob, Job
@@ -26,21 +28,9 @@ from forebay.building.planning import OnCut
 from forebay.cache.catalog import read_cache_document
 from forebay.cache.plan import KeptResults, Segment, decode_segment
 from forebay.engine.base import WORKER, Died, Done, Engine, Failed, TaskDocument
-from forebay.errors import CacheNotFound, CacheNotShared, ForebayError, RecipeInvalid, SourceNotShared
+from forebay.errors import CacheNotFound, CacheNotShared, ForebayError, NotImportable, RecipeInvalid, SourceNotShared
 from forebay.kinds import WRONG
-from forebay.recipe import (
-    AnyRecipe,
-    Identity,
-    Recipe,
-    canonical_json,
-    field_values,
-    fields_of,
-    fingerprint,
-    hooks_of,
-    identity_of,
-    import_name,
-    open_recipe,
-)
+from forebay.recipe import AnyRecipe, Identity, Recipe, canonical_json, fields_of, fingerprint, hooks_of, identity_of
 from forebay.source import Source
 from forebay.store.base import Store
 
@@ -121,23 +111,43 @@ def open_trial(body: Mapping[str, Any]) -> None:
             raise SourceNotShared(body["file"], host, f"{type(error).__name__}: {error}") from error
 
 
-def preload_document(recipe: AnyRecipe, source: Source | None = None) -> TaskDocument:
-    """Return the document by which a worker loads what a recipe needs, before there is a task.
+def preload_document(recipe: AnyRecipe) -> TaskDocument:
+    """Return the document by which a worker loads what a recipe needs, before there is a task."""
+    return TaskDocument(opener="forebay.building.task:preload_recipe", body=recipe_document(recipe))
 
-    Opening it imports little before the recipe loads its own, and what tasks need meanwhile.
-    """
-    modules = [__name__, *([] if source is None else [type(source).__module__])]
-    return TaskDocument(opener="forebay.recipe:preload_recipe", body={**recipe_document(recipe), "modules": modules})
+
+def preload_recipe(body: Mapping[str, Any]) -> None:
+    hooks_of(open_recipe(body)).preload()
 
 
 def recipe_document(recipe: AnyRecipe) -> dict[str, Any]:
     """A recipe by its fields; a struct in a field that is declared as `Any`, such as a teacher, by its class too."""
     types = get_type_hints(type(recipe))
-    structs = {name: value for name, value in field_values(recipe).items() if isinstance(value, msgspec.Struct)}
+    structs = {name: value for name, value in _values(recipe).items() if isinstance(value, msgspec.Struct)}
     inner = {name: _class_path(value) for name, value in structs.items() if types.get(name) is Any}
     document = {"class": _class_path(recipe), "fields": fields_of(recipe), "inner": inner}
     _check_same(recipe, partial(open_recipe, document), lambda again: _fields_json(again) == _fields_json(recipe))
     return document
+
+
+def open_recipe(document: Mapping[str, Any]) -> AnyRecipe:
+    passed = dict(document["fields"])
+    for name, path in document["inner"].items():
+        passed[name] = msgspec.convert(passed[name], _imported(path))
+    recipe: AnyRecipe = msgspec.convert(passed, _imported(document["class"]))
+    for name, value in _values(recipe).items():
+        # A whole number in a field of floats is another fingerprint than the float, so it stays one.
+        if type(value) is float and type(passed.get(name)) is int:
+            set_field: Any = force_setattr if isinstance(recipe, msgspec.Struct) else object.__setattr__
+            set_field(recipe, name, passed[name])
+    return recipe
+
+
+def _values(recipe: AnyRecipe) -> dict[str, Any]:
+    """The fields of a recipe as they are."""
+    own: Any = recipe
+    names = own.__struct_fields__ if isinstance(own, msgspec.Struct) else [one.name for one in fields(own)]
+    return {name: getattr(recipe, name) for name in names}
 
 
 def _fields_json(recipe: AnyRecipe) -> bytes:
@@ -157,7 +167,7 @@ def source_document(source: Source) -> dict[str, Any]:
 
 
 def open_source(document: Mapping[str, Any]) -> Source:
-    kind: Any = import_name(document["class"])
+    kind: Any = _imported(document["class"])
     by_fields = partial(msgspec.convert, type=kind) if is_dataclass(kind) else kind.from_description
     source: Source = by_fields(document["fields"])
     return source
@@ -171,8 +181,16 @@ def _store_document(store: Store) -> dict[str, Any]:
 
 
 def open_store_document(document: Mapping[str, Any]) -> Store:
-    store: Store = import_name(document["class"])(*document["arguments"])
+    store: Store = _imported(document["class"])(*document["arguments"])
     return store
+
+
+def _imported(path: str) -> Any:
+    try:
+        return resolve_name(path)
+    except (ImportError, AttributeError) as error:
+        module = (error.name if isinstance(error, ImportError) else None) or path.partition(":")[0]
+        raise NotImportable(path, module, socket.gethostname(), f"{type(error).__name__}: {error}") from error
 
 
 def _class_path(value: object) -> str:

@@ -22,11 +22,11 @@ import msgspec
 
 from forebay.building.begin import resolve_recipe
 from forebay.building.planning import SourceListing
-from forebay.building.task import open_source, recipe_document, source_document
+from forebay.building.task import open_recipe, open_source, recipe_document, source_document
 from forebay.errors import ImageUnreadable, RecipeInvalid, SourceChanged, TierDamaged, TierUnusable, choice_error
 from forebay.fields import as_bytes
 from forebay.format.tensors import VARIABLE, hmac_key
-from forebay.recipe import RowRecipe, check_recipe, open_recipe
+from forebay.recipe import RowRecipe, check_recipe
 from forebay.source import Sample, Source, SourceFile
 from forebay.store.base import is_url
 from forebay.tiers.lmdb_tier import MAX_BYTES, QUEUE_BYTES, LmdbTier, WhenFull, open_tier

@@ -14,7 +14,7 @@ import forebay as fb
 from forebay import compiled
 from forebay.columns import Array, Column, Ragged
 from forebay.read import gather
-from forebay.read.gather import BlockCache, BlockStatistics
+from forebay.read.gather import BlockCache, BlockStatistics, DecodedBlock, DecodedBlocks
 
 
 def block(size: int) -> Array:
@@ -191,3 +191,65 @@ def test_compiled_code_finds_and_decodes_what_numpy_does(
         found.append((read, cache.statistics().bytes <= memory, cache.statistics().blocks > 16))
     assert found[0] == found[1]
     assert found[0][1:] == (True, True)
+
+
+class Number(int):
+    """A block's number; Ctrl-C comes when it is used for the `left`-th time."""
+
+    left = 0
+
+    @staticmethod
+    def _used() -> None:
+        Number.left -= 1
+        if Number.left == 0:
+            raise KeyboardInterrupt
+
+    def __hash__(self) -> int:
+        self._used()
+        return int.__hash__(self)
+
+    def __and__(self, other: int) -> int:
+        self._used()
+        return int.__and__(self, other)
+
+
+class Facts(tuple[int, ...]):
+    """What is written to the table; Ctrl-C comes as in the use of a number."""
+
+    def __iter__(self) -> Iterator[int]:
+        Number._used()
+        return super().__iter__()
+
+
+def test_an_interrupt_in_any_place_leaves_blocks_that_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather, "_TABLE", 2)  # blocks take each other's places
+
+    def decode(numbers: list[int]) -> Iterator[DecodedBlock]:
+        for number in numbers:
+            block = DecodedBlock(np.full(4, int(number) * 1.0), 0)
+            block.facts = Facts(block.facts)
+            yield block
+
+    def read(numbers: list[int]) -> None:
+        facts, held = blocks.find(np.array(numbers), decode, 2)
+        by_address = {block.address: block.values[0] for block in held}
+        is_right.append([by_address.get(address) for address in facts[:, 0].tolist()] == numbers)
+
+    at, is_interrupted, is_right = 0, True, list[bool]()
+    while is_interrupted:
+        blocks, at, is_interrupted = DecodedBlocks(3 * 32), at + 1, False
+        blocks.get_all([1, 2, 3], decode, 2)
+        Number.left = at
+        try:
+            blocks.get_all([Number(3), Number(5), Number(6), Number(7)], decode, 2)
+        except KeyboardInterrupt:
+            is_interrupted = True
+        Number.left = 0
+        reader = threading.Thread(target=read, args=([1, 3, 5, 6, 7, 5, 3, 1],), daemon=True)
+        reader.start()
+        reader.join(10)
+        assert not reader.is_alive(), f"a block is waited for that nobody decodes, after an interrupt at use {at}"
+        assert is_right == [True] * at
+        assert blocks.statistics().bytes == sum(each.nbytes for each in blocks._held if each is not None) <= 3 * 32
+        assert len(blocks._slots) + len(blocks._free) == len(blocks._keys)
+    assert at > 20

@@ -174,15 +174,20 @@ class BlockCache(Generic[Kept]):
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit = limit_bytes
+        self._hits = self._misses = self._clock = 0
+        self._lock = threading.Lock()
+        self._under_way: dict[Key, threading.Lock] = {}  # of blocks that a thread is decoding, while it holds the lock
+        self._empty()
+
+    def _empty(self) -> None:
+        """Keep no blocks."""
         self._slots: dict[Key, int] = {}
         self._keys: list[Key] = []  # of each slot, as the arrays below
         self._held = np.empty(0, object)
         self._used = np.empty(0, np.int64)  # when each block was last used; _NEVER for a free slot
         self._free: list[int] = []
         self._oldest: list[tuple[int, int]] = []  # slots and when they were used, the oldest of all last
-        self._bytes = self._hits = self._misses = self._clock = 0
-        self._lock = threading.Lock()
-        self._under_way: dict[Key, threading.Lock] = {}  # of blocks that a thread is decoding, which holds the lock
+        self._bytes = 0
 
     def get_all(self, keys: Sequence[Key], decode: Callable[[list[Key]], Iterable[Kept]], together: int) -> list[Kept]:
         """The blocks of some keys, those that are missing decoded `together` at a time.
@@ -216,28 +221,29 @@ class BlockCache(Generic[Kept]):
     ) -> "threading.Lock | None":
         """Add blocks to those found, except those that another thread is decoding; the lock of such a one, if any."""
         other, mine, decoding = None, list[Key](), threading.Lock()
-        decoding.acquire()
-        with self._lock:
-            for key in keys:
-                slot = self._slots.get(key)
-                if slot is not None:
-                    self._use(slot)
-                    self._hits += 1
-                    found[key] = self._held[slot]
-                elif key in self._under_way:
-                    other = self._under_way[key]
-                else:
-                    self._under_way[key] = decoding
-                    mine.append(key)
-            self._misses += len(mine)
         try:
-            for key, block in zip(mine, decode(mine) if mine else (), strict=True):
-                found[key] = block
-                self._keep(key, block)
+            with decoding:
+                with self._lock:
+                    for key in keys:
+                        slot, busy = self._slots.get(key), self._under_way.get(key)
+                        if slot is not None:
+                            self._use(slot)
+                            self._hits += 1
+                            found[key] = self._held[slot]
+                        elif busy is not None and busy.locked():  # else an interrupt left it there
+                            other = busy
+                        else:
+                            self._under_way[key] = decoding
+                            mine.append(key)
+                    self._misses += len(mine)
+                for key, block in zip(mine, decode(mine) if mine else (), strict=True):
+                    found[key] = block
+                    self._keep(key, block)
         finally:
-            for key in mine:
-                del self._under_way[key]
-            decoding.release()
+            with self._lock:
+                for key in mine:
+                    if self._under_way.get(key) is decoding:
+                        del self._under_way[key]
         return other
 
     def _use(self, slot: int) -> None:
@@ -248,14 +254,18 @@ class BlockCache(Generic[Kept]):
         with self._lock:
             if key in self._slots or block.nbytes > self.limit:
                 return
-            while self._bytes + block.nbytes > self.limit:
-                self._drop(self._least_recent())
-            if not self._free:
-                self._grow(max(64, 2 * len(self._keys)))
-            slot = self._slots[key] = self._free.pop()
-            self._keys[slot], self._held[slot] = key, block
-            self._bytes += block.nbytes
-            self._use(slot)
+            try:
+                while self._bytes + block.nbytes > self.limit:
+                    self._drop(self._least_recent())
+                if not self._free:
+                    self._grow(max(64, 2 * len(self._keys)))
+                slot = self._slots[key] = self._free.pop()
+                self._keys[slot], self._held[slot] = key, block
+                self._bytes += block.nbytes
+                self._use(slot)
+            except BaseException:  # Ctrl-C comes at any line: no block rather than one under a wrong number
+                self._empty()
+                raise
 
     def _least_recent(self) -> int:
         """The slot of the block that was not used for the longest time; many are found at once."""
@@ -318,9 +328,12 @@ class DecodedBlocks(BlockCache[DecodedBlock]):
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(limit_bytes)
+        self._reserved = 1  # the table has 0 where it has no block
+
+    def _empty(self) -> None:
         self._numbers, self._places = np.zeros(_TABLE, np.int64), np.zeros(_TABLE, np.int64)
         self._facts = np.empty((0, 3), np.int64)
-        self._reserved = 1  # the table has 0 where it has no block
+        super()._empty()
 
     def reserve(self, count: int) -> int:
         """The first of `count` numbers, for the blocks of a column."""
@@ -378,7 +391,9 @@ class DecodedBlocks(BlockCache[DecodedBlock]):
         number = self._keys[slot]
         assert isinstance(number, int)
         at = number & _TABLE - 1
-        self._numbers[at], self._places[at], self._facts[slot] = number, slot, self._held[slot].facts
+        self._numbers[at] = 0  # an interrupt may come before the others are written
+        self._places[at], self._facts[slot] = slot, self._held[slot].facts
+        self._numbers[at] = number
 
     def _drop(self, slot: int) -> None:
         number = self._keys[slot]

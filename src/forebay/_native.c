@@ -100,6 +100,10 @@ static struct {
     time_t failed; /* when no thread could be begun */
 } helpers = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, 0, 0, 0};
 
+/* Contexts of zstd that nobody uses. With the lock. */
+static void *free_contexts[2 * MOST_HELPERS];
+static int free_context_count;
+
 static _Thread_local int helpers_of_thread;
 static int has_cores; /* more than one */
 
@@ -292,6 +296,7 @@ static void forget_helpers(void) {
     helpers.first = NULL;
     helpers.threads = 0;
     helpers.failed = 0;
+    free_context_count = 0; /* another thread may just have changed it */
     helpers.process++;
 }
 
@@ -907,7 +912,8 @@ end:
    start_decoding(addresses, sizes, outs) -> work
 
    Decode zstd frames, one piece of work each: helpers need no GIL for it. `finish` returns how many were decoded up to
-   the first that is damaged or does not fill its output exactly. The frames stay where they are until then.
+   the first that is damaged, does not fill its output exactly, is followed by anything, or has a format before that of
+   zstd 0.8: libraries of systems decode those by code that nobody looks after. The frames stay where they are until then.
 
    addresses, sizes     int64: of the frames
    outs                 a list of writable buffers */
@@ -916,13 +922,12 @@ typedef struct {
     void *(*create)(void);
     size_t (*decode)(void *context, void *out, size_t room, const void *frame, size_t size);
     unsigned long long (*content)(const void *frame, size_t size);
+    size_t (*stored)(const void *frame, size_t size);
+    size_t (*forget)(void *context);
 } Zstd;
 
 static Zstd zstd;
-
-/* Contexts that nobody uses: as many as threads ever decoded at once. With the lock of the helpers. */
-static void *free_contexts[2 * MOST_HELPERS];
-static int free_context_count;
+static const unsigned char MAGIC[] = {0x28, 0xB5, 0x2F, 0xFD};
 
 static int load_zstd(void) {
     static int was_tried;
@@ -934,7 +939,9 @@ static int load_zstd(void) {
         *(void **)&found.create = dlsym(library, "ZSTD_createDCtx");
         *(void **)&found.decode = dlsym(library, "ZSTD_decompressDCtx");
         *(void **)&found.content = dlsym(library, "ZSTD_getFrameContentSize");
-        if (found.create && found.decode && found.content) zstd = found;
+        *(void **)&found.stored = dlsym(library, "ZSTD_findFrameCompressedSize");
+        *(void **)&found.forget = dlsym(library, "ZSTD_freeDCtx");
+        if (found.create && found.decode && found.content && found.stored && found.forget) zstd = found;
     }
     was_tried = 1;
     return zstd.create != NULL;
@@ -954,6 +961,7 @@ static int decode_piece(Work *work, Py_ssize_t piece) {
     const Py_buffer *out = &all->outs[piece];
     const void *frame = (const void *)(intptr_t)((const int64_t *)all->frames.all[0].buf)[piece];
     size_t size = (size_t)((const int64_t *)all->frames.all[1].buf)[piece];
+    if (size < sizeof(MAGIC) || memcmp(frame, MAGIC, sizeof(MAGIC)) || zstd.stored(frame, size) != size) return 0;
     if (zstd.content(frame, size) != (unsigned long long)out->len) return 0;
     pthread_mutex_lock(&helpers.lock);
     void *context = free_context_count ? free_contexts[--free_context_count] : NULL;
@@ -961,8 +969,9 @@ static int decode_piece(Work *work, Py_ssize_t piece) {
     if (!context && !(context = zstd.create())) return 0;
     size_t written = zstd.decode(context, out->buf, (size_t)out->len, frame, size); /* an error is larger than any size */
     pthread_mutex_lock(&helpers.lock);
-    if (free_context_count < 2 * MOST_HELPERS) free_contexts[free_context_count++] = context;
+    if (free_context_count < 2 * MOST_HELPERS) free_contexts[free_context_count++] = context, context = NULL;
     pthread_mutex_unlock(&helpers.lock);
+    if (context) zstd.forget(context);
     return written == (size_t)out->len;
 }
 

@@ -881,7 +881,7 @@ static PyObject *decoded_addresses(PyObject *self, PyObject *args) {
     Py_BEGIN_ALLOW_THREADS
     for (; at < count; at++) {
         Py_ssize_t place = place_of(&decoded, chunks[at], within[at]);
-        int64_t pair[2] = {(int64_t)within[at], (int64_t)within[at] + 1};
+        int64_t pair[2] = {(int64_t)within[at], (int64_t)(within[at] + 1)};
         if (place == -2) break;
         if (place < 0) {
             addresses[at] = 0;
@@ -894,7 +894,7 @@ static PyObject *decoded_addresses(PyObject *self, PyObject *args) {
                 within[at] * sizeof(int64_t) >= ((uint64_t *)rows.all[EDGE_LIMITS].buf)[chunks[at]])
                 break;
             memcpy(pair, (const char *)(intptr_t)edge + within[at] * sizeof(int64_t), sizeof(pair));
-            counts[at] = pair[1] - pair[0];
+            counts[at] = (int64_t)((uint64_t)pair[1] - (uint64_t)pair[0]); /* of a file that may have changed */
         }
         if (!address_in_block(decoded.facts + 3 * place, decoded.item, pair[0], pair[1], &addresses[at])) break;
         decoded.used[place] = decoded.clock + at;

@@ -83,6 +83,7 @@ class Progress(Record, frozen=True, kw_only=True):
     pids: tuple[int, ...] = ()
     note: str = ""
     waiting_for: tuple[str, ...] = ()  # the machines that hold what is left
+    total_bytes: int = 0  # while planning, of all source files, of which `read_bytes` are done; 0: not known
 
 
 OnProgress = Callable[[Progress], None]
@@ -255,6 +256,20 @@ class BuilderStatus(Record, frozen=True, kw_only=True):
     memory_bytes: int
 
 
+class PlannerStatus(Record, frozen=True, kw_only=True):
+    """A builder that plans what is not planned yet, as of its last heartbeat."""
+
+    host: str
+    pid: int
+    state: str  # working, or abandoned: known to be dead
+    files: int  # done
+    total_files: int
+    bytes: int
+    total_bytes: int  # 0: not known
+    seconds: float  # since it began
+    eta_seconds: float | None
+
+
 class FailedSample(Record, frozen=True, kw_only=True):
     layer: str
     chunk: int
@@ -298,6 +313,7 @@ class Status(Record, frozen=True, kw_only=True):
     unreadable: dict[str, str] = {}  # source files that were skipped -> why
     refreshable: bool = True  # False where `refresh` refuses, as the plan leaves out duplicates
     foreign: tuple[str, ...] = ()  # files that are not of this cache, which are left alone
+    planners: tuple[PlannerStatus, ...] = ()
 
     @property
     def needs_source(self) -> bool:

@@ -39,7 +39,7 @@ class Cuttable:
         return file.size
 
 
-def quiet(done: int, total: int, weight: int) -> None:
+def quiet(done: int, total: int, size: int, total_bytes: int) -> None:
     pass
 
 

@@ -22,7 +22,7 @@ from tests.planners import (
 )
 
 import forebay as fb
-from forebay.cache.claims import read_claims
+from forebay.cache.claims import PlanningClaim, read_claims
 from forebay.cache.plan import KeptResults, load_plan
 from forebay.cache.records import Progress
 from forebay.errors import CacheNotFound, SourceUnreadable
@@ -197,6 +197,19 @@ class AskedStore(MemoryStore):
     def entries(self, prefix):
         self.asked += ["list"] * prefix.startswith(layout.PLANNING)
         return super().entries(prefix)
+
+
+class TakenStore(MemoryStore):
+    """Somebody else always has the claim, and is gone when it is looked for."""
+
+    def create(self, key, data, *, durable=True):
+        return not layout.parse_claim(key) and super().create(key, data, durable=durable)
+
+
+def test_after_two_planners_that_ended_without_a_plan_a_builder_plans_without_a_claim(tmp_path):
+    claim = PlanningClaim(TakenStore(), 0, "here", 60.0, files=1, size=1)
+    assert list(claim.waits()) == []
+    claim.release_all()
 
 
 def test_a_builder_that_is_alone_claims_planning_by_one_request_and_releases_it_by_one(tmp_path):

@@ -13,7 +13,7 @@ LOWEST_TESTS ?= tests/store tests/format tests/golden tests/test_columns.py test
 # Images of Python set it; then every process compiles all that it imports, and tests take twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chromium check check-js test-long coverage campaign format bench docs record wheel wheel-check lowest release figures walk clean
+.PHONY: help setup demo test chromium check check-js test-slow test-long coverage campaign format bench docs record wheel wheel-check lowest release figures walk clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -48,7 +48,9 @@ setup: $(VENV)/.dev  ## a .venv with everything that test, bench and demo need
 demo: $(VENV)/.core  ## the whole thing on data every machine has
 	$(BIN)/forebay demo
 
-test: setup chromium check  ## set-up, then check
+test:  ## set-up, then check
+	@$(MAKE) --no-print-directory --jobs 2 setup chromium
+	@$(MAKE) --no-print-directory check
 
 # The pages of `forebay view` are tested in a browser. Where it cannot be installed, their tests are skipped and say so.
 chromium:
@@ -70,16 +72,19 @@ check-js: $(BIN)/python  ## the types of the viewer's modules, which stand in JS
 	$(VENV)/typescript/node_modules/.bin/tsc --noEmit --allowJs --checkJs --strict --target es2022 --module esnext \
 		--moduleResolution bundler --lib es2022,dom,dom.iterable src/forebay/viewer/static/*.js
 
-test-long: $(VENV)/.dev  ## the campaigns that take minutes, and property tests with twenty times as many examples
+test-slow: setup chromium  ## the tests that `make test` leaves out since they take long: tests/slow.txt
+	$(BIN)/pytest --processes 4 -m 'slow and not long'
+
+test-long: test-slow  ## test-slow, the campaigns that take minutes, and property tests with twenty times as many examples
 	TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=1 $(BIN)/pytest --processes 2 -m long
 	$(BIN)/pytest --processes 2 -m 'hypothesis and not long' --hypothesis-profile=long
 
 COVERAGE := $(BIN)/coverage
-coverage: $(VENV)/.dev  ## the lines of src that no test of `make test` runs, processes that tests start included
+coverage: $(VENV)/.dev  ## the lines of src that no test of `make test` and `make test-slow` runs, processes that tests start included
 	$(PIP) install --quiet 'coverage>=7.13'
 	@rm -rf $(VENV)/covered && mkdir $(VENV)/covered
 	@printf '[run]\nsource = $(CURDIR)/src/forebay\nparallel = true\ndata_file = $(CURDIR)/$(VENV)/covered/data\npatch = _exit, fork, subprocess\n' > $(VENV)/coverage.rc
-	-$(COVERAGE) run --rcfile=$(VENV)/coverage.rc -m pytest --processes 3
+	-$(COVERAGE) run --rcfile=$(VENV)/coverage.rc -m pytest --processes 3 -m 'not long'
 	$(COVERAGE) combine --quiet --rcfile=$(VENV)/coverage.rc
 	$(COVERAGE) report --rcfile=$(VENV)/coverage.rc --skip-covered --show-missing
 

@@ -96,11 +96,12 @@ def main() -> None:
         cache, matrix = build(Path(folder)), torch.randn(SIDE, SIDE)
         kinds = {
             "alone": lambda: repeat(None),
-            "batches": lambda: Loader(cache, global_batch_size=BATCH, columns=["latents"]).forever(),
+            "batches": lambda: Loader(cache, global_batch_size=BATCH, columns=["latents"], collate="stored").forever(),
             "features": lambda: Loader(
                 cache,
                 global_batch_size=BATCH,
                 columns=["latents", "clip_pooled"],
+                collate="stored",
                 features={"lune": LogitNormalTimes()},
                 identify=["row"],
             ).forever(),

@@ -288,7 +288,7 @@ def small_reads(cache: fb.Cache, plain: PlainRows, how: How) -> Comparison:
 
 def on_device(cache: fb.Cache, plain: PlainRows, how: How) -> Comparison:
     """Both with the thread of a loader, which passes on many of these small batches at once."""
-    raw = _ours(cache, columns=["tokens"])
+    raw = _ours(cache, columns=["tokens"], collate="stored")
     return _compare('`derive="device"` / raw tokens', _ours(cache, derive="device"), raw, 0.9, how)
 
 

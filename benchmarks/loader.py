@@ -158,7 +158,10 @@ def _options() -> argparse.Namespace:
 
 
 def raw_tokens(cache: fb.Cache, plain: PlainRows) -> Comparison:
-    batches, order = _forever(Loader(cache, global_batch_size=BATCH, columns=["tokens"])), _endless_order(len(cache))
+    batches, order = (
+        _forever(Loader(cache, global_batch_size=BATCH, columns=["tokens"], collate="stored")),
+        _endless_order(len(cache)),
+    )
     _take(batches, len(cache) // BATCH)  # every block is checked by now
     name = "raw tokens / memmap fancy indexing"
     return _compare(name, lambda: _take(batches), lambda: _gather(plain, order), goal=0.7)
@@ -169,7 +172,7 @@ def first_epoch(root: Path, plain: PlainRows) -> Comparison:
     order, count = _endless_order(len(plain.tokens)), len(plain.tokens) // BATCH
 
     def ours() -> None:
-        _take(iter(Loader(fb.open_cache(root), global_batch_size=BATCH, columns=["tokens"])), count)
+        _take(iter(Loader(fb.open_cache(root), global_batch_size=BATCH, columns=["tokens"], collate="stored")), count)
 
     name = "raw tokens, first epoch, checking / memmap fancy indexing"
     return _compare(name, ours, lambda: _gather(plain, order, count), goal=0.7, batches=count, rounds=3)

@@ -38,7 +38,9 @@ def main(root: str, *columns: str) -> None:
 
 
 def _loader(root: str, columns: tuple[str, ...]) -> Loader:
-    return Loader(fb.open_cache(root), global_batch_size=BATCH, columns=columns or None)
+    return Loader(
+        fb.open_cache(root), global_batch_size=BATCH, columns=columns or None, collate="stored" if columns else None
+    )
 
 
 def _anonymous_bytes() -> int:

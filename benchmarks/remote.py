@@ -120,7 +120,9 @@ class Line:
 def first_chunks(url: str) -> set[str]:
     """The keys of the chunks that the first batch of `epoch` has rows of."""
     cache = fb.open_cache(url)
-    loader = Loader(cache, global_batch_size=BATCH, columns=[cache.default_columns[0]], shuffle="window")
+    loader = Loader(
+        cache, global_batch_size=BATCH, columns=[cache.default_columns[0]], collate="stored", shuffle="window"
+    )
     chunks = cache.chunk_numbers[cache.chunk_positions(loader.stream.locate(0, np.arange(BATCH)).rows)]
     prefix = url.removeprefix("s3://bench/")
     return {f"{prefix}/{layout.chunk(cache.layers[0], chunk)}" for chunk in np.unique(chunks).tolist()}
@@ -143,7 +145,15 @@ def epoch(url: str, folder: str, limit: int, batches: int, epochs: int = 1) -> d
     column = cache.default_columns[0]
     growth: Policy = "epoch" if epochs == 1 else "pinned"  # one epoch fetches nothing of the next
     window = replace(suitable_window(cache, [column]), chunks=REMOTE_CHUNKS)  # also of a local cache: the same order
-    loader = Loader(cache, global_batch_size=BATCH, columns=[column], shuffle="window", window=window, growth=growth)
+    loader = Loader(
+        cache,
+        global_batch_size=BATCH,
+        columns=[column],
+        collate="stored",
+        shuffle="window",
+        window=window,
+        growth=growth,
+    )
     for number, batch in enumerate(loader, 1):
         if column == "tokens":
             batch[column].to(torch.int64)

@@ -94,7 +94,9 @@ def epoch_handoff_seconds(root: Path) -> float:
 def waits_one_by_one(root: Path, folder: Path) -> tuple[float, float]:
     """(injected, reported) seconds of waiting for chunks, where nothing is fetched ahead."""
     store = LateFolder(root)
-    loader = Loader(fb.open_cache(store), global_batch_size=32, shuffle=None, threads=0, columns=["tokens"])
+    loader = Loader(
+        fb.open_cache(store), global_batch_size=32, shuffle=None, threads=0, columns=["tokens"], collate="stored"
+    )
     before = store.injected
     for _ in loader:
         pass

@@ -196,6 +196,7 @@ class Training:
             Mixture.of([Ingredient(cache, weight=0.5) for cache in self.caches], seed=options.seed),
             global_batch_size=options.batch,
             columns=["latents", "box", *TEXT_COLUMNS],  # those of layers come with their presence bits
+            collate="stored",  # the columns alone: the student sees latents, not pixels
             features={"lune": FeaturesAt(times, direction="t0_noise"), "sol": times} if self.teaches else {},
             identify=["row_id"],
             threads=2,

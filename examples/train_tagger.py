@@ -20,7 +20,7 @@ import onnxruntime
 import torch
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 import forebay as fb
 from forebay.torch import CacheDataset, ImageBatch, LetterboxModule, Loader, MaskedViTBlock, Split
@@ -100,8 +100,10 @@ class Training:
             draw_pictures(self.pictures, options.pictures)
         fb.build(folder / "cache", fb.sources.images(self.pictures), fb.ImageRecipe(size=SIZE), workers=0)
         self.cache = fb.open_cache(folder / "cache")
-        collate = ImageBatch(self.cache, flip=0.5, orientation=ORIENTATION, **VALUES)
+        # A bird has any tags, and exactly one color: batches have `tags`, and `label`, the index of its color.
+        collate = ImageBatch(self.cache, flip=0.5, orientation=ORIENTATION, classes=list(COLORS), **VALUES)
         self.tags = collate.recipe.vocabulary()
+        self.colors = self.tags.indices(list(COLORS)).tolist()  # where their scores are
         self.tagger = Tagger(len(self.tags))
         self.loader = Loader(
             self.cache,
@@ -116,21 +118,26 @@ class Training:
         self.step = 0
 
     def train_on(self, batch: dict[str, Tensor]) -> float:
-        scores = self.tagger(batch["pixels"], batch["token_mask"])
-        loss = binary_cross_entropy_with_logits(scores, batch["tags"])
+        loss = self.loss(self.tagger(batch["pixels"], batch["token_mask"]), batch)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
         self.step += 1
         return loss.item()
 
+    def loss(self, scores: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        """Every tag is right or wrong by itself; the colors also compete with each other."""
+        tags = binary_cross_entropy_with_logits(scores, batch["tags"])
+        return tags + cross_entropy(scores[:, self.colors], batch["label"])
+
     @torch.no_grad()
-    def validate(self) -> tuple[float, float]:
-        """The loss on pictures that were held out, and the share of their tags that is right."""
-        batch = ImageBatch(self.cache, **VALUES)(list(self.held_out))
+    def validate(self) -> tuple[float, float, float]:
+        """The loss on pictures that were held out, and the shares of their tags and of their colors that are right."""
+        batch = ImageBatch(self.cache, classes=list(COLORS), **VALUES)(list(self.held_out))
         scores = self.tagger(batch["pixels"], batch["token_mask"])
-        right = ((scores > 0) == batch["tags"].bool()).float().mean()
-        return binary_cross_entropy_with_logits(scores, batch["tags"]).item(), right.item()
+        tags = ((scores > 0) == batch["tags"].bool()).float().mean()
+        colors = (scores[:, self.colors].argmax(1) == batch["label"]).float().mean()
+        return self.loss(scores, batch).item(), tags.item(), colors.item()
 
     def save(self) -> None:
         """Whole or not at all: a kill while writing leaves the checkpoint before."""
@@ -193,8 +200,10 @@ def main() -> None:
             # Behind its last batch the loader stands in the next epoch; the checkpoint of that follows the validation.
             if run.step % options.save_every == 0 and run.loader.epoch == epoch:
                 run.save()
-        loss, right = run.validate()
-        print(f"epoch {epoch} held out: loss {loss:.9g}, {right:.1%} of tags right", flush=True)
+        loss, tags, colors = run.validate()
+        print(
+            f"epoch {epoch} held out: loss {loss:.9g}, {tags:.1%} of tags and {colors:.1%} of colors right", flush=True
+        )
         run.save()
     if options.export:
         run.export()

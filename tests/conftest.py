@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 from tests.examples import PROFILES
-from tests.side_by_side import pytest_addoption, pytest_runtestloop
+from tests.side_by_side import pytest_addoption, pytest_collection_modifyitems, pytest_runtestloop
 from tests.warm_process import WarmWorker
 
 if TYPE_CHECKING:
     from tests.tiny_models import TinyModels
 
-__all__ = ["pytest_addoption", "pytest_runtestloop"]  # hooks
+__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_runtestloop"]  # hooks
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

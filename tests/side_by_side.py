@@ -12,8 +12,10 @@ import atexit
 import ctypes
 import gc
 import getpass
+import itertools
 import marshal
 import os
+import re
 import selectors
 import shutil
 import struct
@@ -44,6 +46,7 @@ FIRST = (
     *("tests/tiers/test_tier_processes.py", "tests/tokens/test_long_texts.py", "tests/torch/test_flex_attention.py"),
     *("tests/torch/test_loader_threads.py", "tests/torch/test_letterbox_module.py"),
 )
+SLOW = Path(__file__).with_name("slow.txt")
 LARGE_PAGE = 2 << 20
 MADV_COLLAPSE = 25  # <linux/mman.h>
 _SIZE = struct.Struct("<I")
@@ -51,6 +54,20 @@ _SIZE = struct.Struct("<I")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--processes", type=int, default=0, help="run files of tests side by side in N processes")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests of `slow.txt`, and refuse a line of it that names none."""
+    known = {line for line in SLOW.read_text().splitlines() if not line.startswith("#")}
+    unused = set(known)
+    for item in items:
+        names = itertools.accumulate(re.split(r"(?=::)|(?=\[)", item.nodeid, maxsplit=3))
+        if found := known.intersection(names):
+            item.add_marker("slow")
+            unused -= found
+    if unused and config.args == config.getini("testpaths"):
+        raise pytest.UsageError(f"{SLOW}: no test has these names, correct or remove them: {', '.join(sorted(unused))}")
 
 
 @pytest.hookimpl(tryfirst=True)

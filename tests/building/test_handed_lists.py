@@ -416,7 +416,7 @@ def test_lists_of_thousands_of_dead_builders_hide_none_of_those_at_work_and_are_
     store.create(layout.handed(alive, 1), about(store).encode(records, None))
     store.create(layout.builder(alive), [msgspec.json.encode(BuilderBeat(beat=1, host="x", pid=1, layer=LAYER))])
     store.forget()
-    report = fb.build(store, source, ObedientRecipe(), workers=0, lease_seconds=0.5)
+    report = fb.build(store, source, ObedientRecipe(), workers=0, lease_seconds=30)
     assert (report.made, report.present) == (5, 3)
     first = [layout.chunk(LAYER, chunk) for chunk in range(3)]
     assert not [key for verb, key in store.asked if verb == "read" and key in first], "the list was not taken"

@@ -78,12 +78,12 @@ def test_what_is_of_another_type_is_refused(tokens: fb.Cache, mistake: str) -> N
         ({"global_batch_size": 0}, "global_batch_size must be at least 1"),
         ({"columns": []}, "columns is empty; name columns"),
         (
-            {"columns": ["tokens"], "labels": "unshifted"},
+            {"collate": "stored", "columns": ["tokens"], "labels": "unshifted"},
             "labels passed, but this applies to packed-token batches only",
         ),
-        ({"columns": ["tokens"], "derive": ["document_ids"]}, "derive passed, but"),
-        ({"columns": ["tokens"], "derive": ["positions"]}, "derive passed, but"),
-        ({"columns": ["tokens"], "labels": "shifted"}, "labels passed, but"),
+        ({"collate": "stored", "columns": ["tokens"], "derive": ["document_ids"]}, "derive passed, but"),
+        ({"collate": "stored", "columns": ["tokens"], "derive": ["positions"]}, "derive passed, but"),
+        ({"collate": "stored", "columns": ["tokens"], "labels": "shifted"}, "labels passed, but"),
         ({"derive": "device", "labels": "shifted"}, "pass labels='shifted' to derive_on_device"),
     ],
 )
@@ -97,9 +97,9 @@ def test_labels_belong_to_token_caches(tmp_path: Path, tokens: fb.Cache) -> None
     with pytest.raises(ValueError, match="labels and derive passed"):
         loader(numbers, labels="unshifted", derive=["cu_seqlens"])
     with pytest.raises(ValueError, match="labels passed"):
-        CacheDataset(tokens, columns=["tokens"], labels="unshifted")
+        CacheDataset(tokens, columns=["tokens"], collate="stored", labels="unshifted")
     with pytest.raises(ValueError, match="derive passed"):
-        CacheDataset(tokens, columns=["tokens"], derive=["positions"])
+        CacheDataset(tokens, columns=["tokens"], collate="stored", derive=["positions"])
     assert len(loader(numbers, labels=None, derive=[])) > 0
 
 

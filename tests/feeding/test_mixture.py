@@ -482,7 +482,7 @@ def test_what_makes_no_mixture_is_refused(tmp_path: Path, caches: list[fb.Cache]
 def test_tokens_of_different_types_make_batches_of_one_type(tmp_path: Path, caches: list[fb.Cache]) -> None:
     """Whichever caches the rows that are read together come from."""
     wide = fb.open_cache(token_cache(tmp_path, 5, token_dtype="uint32"))
-    raw = loader_of(weighted([caches[0], wide], [15, 1]), 1, columns=["tokens"], prefetch=1)
+    raw = loader_of(weighted([caches[0], wide], [15, 1]), 1, columns=["tokens"], collate="stored", prefetch=1)
     assert {batch["tokens"].dtype for batch in raw} == {torch.uint32}
 
 

@@ -111,6 +111,8 @@ def test_the_loss_falls_on_pictures_seen_and_not_seen(runs: Runs) -> None:
     assert mean(losses[-5:]) < 0.6 * mean(losses[:5])
     held_out = [float(loss) for loss in re.findall(r"held out: loss (\S+),", runs.whole)]
     assert held_out[-1] < 0.75 * held_out[0]
+    colors = [float(share) for share in re.findall(r"and (\S+)% of colors right", runs.whole)]
+    assert colors[-1] > 75  # of four; 25 by chance
 
 
 def test_a_killed_run_goes_on_with_the_batches_and_losses_it_would_have_had(runs: Runs) -> None:

@@ -48,7 +48,9 @@ def test_a_first_batch_takes_a_listing_the_index_the_heads_and_the_blocks(
     with FaultProxy(s3) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         cache = fb.open_cache(f"{bucket}/large", tier=tmp_path / "tier")
-        batches = iter(Loader(cache, global_batch_size=4, fetch_ahead=0, threads=0, columns=["tokens"]))
+        batches = iter(
+            Loader(cache, global_batch_size=4, fetch_ahead=0, threads=0, columns=["tokens"], collate="stored")
+        )
         next(batches)
         asked = [(operation, key.partition("/")[2].partition("/")[0]) for operation, key in proxy.log]
     assert asked[:2] == [("list", ""), ("read", "generations")]

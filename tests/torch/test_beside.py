@@ -3,20 +3,22 @@
 import pickle
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 import torch
+from tests.chat.preference_caches import chat_cache, preference_cache
 from tests.image_caches import image_cache, write_pictures
-from tests.layer_recipes import stored_cache
+from tests.layer_recipes import number_cache, stored_cache
 from tests.teachers.own_teachers import Letters, Ramp, prompt_cache
 from tests.token_caches import numbers_of, token_cache
 from torch.utils.data import DataLoader
 
 import forebay as fb
 from forebay import compiled
-from forebay.columns import Column, Ragged
+from forebay.columns import Column, Columns, Ragged
 from forebay.errors import ColumnNotFound, LayerNotFound
 from forebay.store import LocalStore
 from forebay.teachers import TeacherRecipe
@@ -57,16 +59,78 @@ def test_columns_come_beside_labels(tokens: fb.Cache) -> None:
         assert batch["documents"].tolist() == stored.values.tolist()
 
 
-def test_naming_the_tokens_gives_columns_as_they_are_stored(tokens: fb.Cache) -> None:
-    (batch, *_) = batches(tokens, columns=["tokens"])
+class Latents(msgspec.Struct, frozen=True, kw_only=True):
+    """A layer over rows of any kind, that every second row lacks."""
+
+    kind: ClassVar[str] = "latents"
+    revision: ClassVar[int] = 1
+
+    of: str  # a column of the base
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.of,)
+
+    def columns(self) -> tuple[Column, ...]:
+        return (Column(name="latents", dtype="float32", shape=(2,)),)
+
+    def make(self, rows: Columns) -> fb.Rows:
+        present = np.arange(len(rows[self.of])) % 2 == 0
+        return fb.Rows({"latents": np.repeat(present, 2).reshape(-1, 2).astype(np.float32)}, present=present)
+
+
+def pictures_cache(folder: Path) -> fb.Cache:
+    (folder / "pictures").mkdir()
+    return image_cache(folder / "cache", write_pictures(folder / "pictures"))
+
+
+@pytest.mark.parametrize(
+    ("make", "main"),
+    [
+        (lambda folder: fb.open_cache(token_cache(folder, 12)), "labels"),
+        (chat_cache, "labels"),
+        (preference_cache, "labels"),
+        (pictures_cache, "pixels"),
+        (lambda folder: fb.open_cache(number_cache(folder)), None),  # no batches of their own: the named columns
+    ],
+    ids=["tokens", "chat", "preferences", "images", "numbers"],
+)
+def test_columns_of_layers_come_beside_every_kind_of_batch(tmp_path: Path, make: Any, main: str | None) -> None:
+    base = make(tmp_path)
+    fb.build(base.root, None, Latents(of=base.default_columns[0]), workers=0)
+    cache = fb.open_cache(base.root)
+    usual = {} if main is None else batches(base, 2)[0]
+    beside = batches(cache, 2, columns=["latents"])[0]
+    assert main is None or main in usual
+    assert beside.keys() == {"row_weight", *usual, "latents", "latents.present"}
+    assert all(torch.equal(beside[name], values) for name, values in usual.items())
+    assert torch.equal(beside["latents"], beside["latents.present"][:, None].expand(2, 2).float())
+    alone = batches(cache, 2, columns=["latents"], collate="stored")[0]
+    assert alone.keys() == {"row_weight", "latents", "latents.present"}
+    assert torch.equal(alone["latents"], beside["latents"])
+
+
+def test_stored_columns_come_alone(tokens: fb.Cache) -> None:
+    (batch, *_) = batches(tokens, columns=["tokens"], collate="stored")
     assert batch.keys() == {"tokens", "row_weight"}
     assert batch["tokens"].dtype == torch.uint16
+    assert batches(tokens, collate="stored")[0].keys() >= {"tokens", "seq_lens", "seq_lens.offsets"}
+    row = CacheDataset(tokens, columns=["tokens"], collate="stored")[1]
+    assert {name: values.tolist() for name, values in row.items()} == {"tokens": tokens[1]["tokens"].tolist()}
+
+
+def test_columns_that_batches_are_made_of_are_not_added_to_them(tokens: fb.Cache) -> None:
+    for make in (partial(Loader, global_batch_size=2), CacheDataset):
+        for name in ("tokens", "seq_lens"):
+            with pytest.raises(ValueError, match=f"'{name}' is already in the batch; .*collate='stored' for columns"):
+                make(tokens, columns=[name])
+        with pytest.raises(ValueError, match="collate must be 'stored'"):
+            make(tokens, collate="store")
 
 
 @pytest.mark.parametrize("threads", [0, 2])
 def test_rows_are_named_in_every_kind_of_batch(tokens: fb.Cache, tmp_path: Path, threads: int) -> None:
-    (tmp_path / "pictures").mkdir()
-    images = image_cache(tmp_path / "cache", write_pictures(tmp_path / "pictures"))
+    images = pictures_cache(tmp_path)
     mixture = Mixture.of([Ingredient(tokens, weight=1), Ingredient(tokens, weight=2)])
     for source in (tokens, images, mixture):
         for batch in batches(source, identify=["row", "row_id"], threads=threads):
@@ -244,7 +308,7 @@ def test_batches_before_one_with_too_many_documents_are_handed_out(
 
 def test_what_only_packed_batches_have_is_refused_elsewhere(tokens: fb.Cache) -> None:
     with pytest.raises(ValueError, match="max_documents passed"):
-        Loader(tokens, global_batch_size=2, columns=["tokens"], max_documents=3)
+        Loader(tokens, global_batch_size=2, columns=["tokens"], collate="stored", max_documents=3)
     with pytest.raises(ValueError, match="need labels"):
         Loader(tokens, global_batch_size=2, labels=None, derive=["num_label_tokens"])
     assert numbers_of(batches(tokens, labels=None, derive=()))

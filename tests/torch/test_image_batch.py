@@ -439,17 +439,18 @@ def test_with_a_key_making_a_loader_does_not_hash_the_whole_cache(
         list(unread)
 
 
-def test_a_loader_gives_images_their_batches_unless_columns_are_asked_for(caches: dict[str, fb.Cache]) -> None:
+def test_a_loader_gives_images_their_batches_with_the_columns_asked_for(caches: dict[str, fb.Cache]) -> None:
     cache = caches["jpeg"]
     batch = next(iter(Loader(cache, global_batch_size=3, shuffle=None)))
     assert_same(batch, next(iter(Loader(cache, global_batch_size=3, shuffle=None, collate=ImageBatch(cache)))))
-    columns = next(iter(Loader(cache, global_batch_size=3, shuffle=None, columns=["box", "id"])))
+    columns = next(iter(Loader(cache, global_batch_size=3, shuffle=None, columns=["box", "id"], collate="stored")))
     assert list(columns) == ["box", "id", "id.offsets"]
     further = next(iter(Loader(cache, global_batch_size=3, shuffle=None, columns=["metadata"], identify=["row"])))
     assert_same({name: further[name] for name in batch}, batch)
     assert further.keys() - batch.keys() == {"metadata", "metadata.offsets", "row"}
-    with pytest.raises(ValueError, match="'box' is already in the batch"):
-        next(iter(Loader(cache, global_batch_size=3, collate=ImageBatch(cache), columns=["box"])))
+    for collate in (None, ImageBatch(cache)):
+        with pytest.raises(ValueError, match=r"'box' is already in the batch.*collate='stored'"):
+            next(iter(Loader(cache, global_batch_size=3, collate=collate, columns=["box"])))
     row = CacheDataset(cache, collate=ImageBatch(cache), columns=["metadata"])[1]
     assert row["metadata"].tolist() == cache[1]["metadata"].tolist()
     assert {"pixels", "box", "tags"} <= row.keys()

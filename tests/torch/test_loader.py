@@ -152,8 +152,8 @@ WAYS: list[dict[str, Any]] = [
     {"columns": ["documents"], "identify": ["row_id"], "drop_last": False},
     {"loss_mask": "weights", "derive": ["num_label_tokens"]},
     {"drop_last": False, "rank": 3, "world_size": 4},
-    {"columns": ["tokens", "seq_lens"]},
-    {"columns": ["tokens", "weights"]},
+    {"collate": "stored", "columns": ["tokens", "seq_lens"]},
+    {"collate": "stored", "columns": ["tokens", "weights"]},
 ]
 
 
@@ -237,7 +237,7 @@ def test_documents_that_are_longer_than_their_row_are_refused_with_and_without_c
 
 def test_columns_come_as_they_are_stored(caches: dict[str, fb.Cache]) -> None:
     cache = caches["plain"]
-    loader = Loader(cache, global_batch_size=4, columns=["tokens", "documents"], shuffle=None)
+    loader = Loader(cache, global_batch_size=4, columns=["tokens", "documents"], collate="stored", shuffle=None)
     first = next(iter(loader))
     read = cache.read([0, 1, 2, 3])
     assert set(first) == {"tokens", "documents", "documents.offsets"}
@@ -287,7 +287,14 @@ def test_a_row_that_fills_a_batch_is_padding_without_a_loss(caches: dict[str, fb
 
 
 def test_columns_of_a_row_that_fills_a_batch_are_those_of_a_row(caches: dict[str, fb.Cache]) -> None:
-    options = {"global_batch_size": 4, "drop_last": False, "world_size": 4, "shuffle": None, "columns": ["tokens"]}
+    options = {
+        "global_batch_size": 4,
+        "drop_last": False,
+        "world_size": 4,
+        "shuffle": None,
+        "columns": ["tokens"],
+        "collate": "stored",
+    }
     *_, last = Loader(caches["plain"], rank=2, **options)
     assert last["row_weight"].tolist() == [0]
     assert last["tokens"].shape == (1, LENGTH)
@@ -374,7 +381,8 @@ def test_the_order_does_not_depend_on_the_columns_that_are_read(
 ) -> None:
     for cache in (*caches.values(), large):
         options = {"global_batch_size": 1, "shuffle": shuffle}
-        orders = [Loader(cache, columns=columns, **options).stream for columns in (None, ["tokens"], ["seq_lens"])]
+        named = [Loader(cache, collate="stored", columns=[name], **options).stream for name in ("tokens", "seq_lens")]
+        orders = [Loader(cache, **options).stream, *named]
         positions = np.arange(len(cache))
         rows = [order.locate(0, positions).rows.tolist() for order in orders]
         assert rows[0] == rows[1] == rows[2]
@@ -539,8 +547,8 @@ def stored_cache(folder: Path, column: Column, values: np.ndarray) -> fb.Cache:
 def test_rows_that_are_merged_from_several_caches_are_read_in_groups_of_the_usual_size(
     caches: dict[str, fb.Cache],
 ) -> None:
-    one = Loader(caches["plain"], global_batch_size=4, columns=["tokens"], threads=2)
+    one = Loader(caches["plain"], global_batch_size=4, columns=["tokens"], collate="stored", threads=2)
     both = Mixture.of([Ingredient(caches["plain"], weight=1), Ingredient(caches["plain"], weight=2)], seed=0)
-    merged = Loader(both, global_batch_size=4, columns=["tokens"], threads=2)
+    merged = Loader(both, global_batch_size=4, columns=["tokens"], collate="stored", threads=2)
     assert (one._plan.helpers, merged._plan.helpers) == (1, 0)
     assert merged._plan.group < one._plan.group

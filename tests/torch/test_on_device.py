@@ -77,4 +77,4 @@ def test_what_the_device_cannot_derive_is_refused(tokens: fb.Cache) -> None:
     with pytest.raises(ValueError, match="to derive_on_device"):
         Loader(tokens, global_batch_size=4, labels="unshifted", derive="device")
     with pytest.raises(ValueError, match="packed-token batches only"):
-        Loader(tokens, global_batch_size=4, columns=["tokens"], derive="device")
+        Loader(tokens, global_batch_size=4, columns=["tokens"], collate="stored", derive="device")

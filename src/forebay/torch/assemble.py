@@ -14,6 +14,7 @@ A batch may have, beside its main tensors, the names of its rows, encodings of p
     loader = Loader(cache, global_batch_size=64, columns=["latents", "clip_pooled"], identify=["row_id"],
                     features={"lune": LogitNormalTimes()})
 
+    latents       [rows, …], as they are stored; zeros where `latents.present` is False
     row           int64 [rows], the row number in the pinned generation
     row_id        int64 [rows, 2], chunk and row in it: permanent
     clip_pooled   [rows, …], of every row, although equal prompts are stored once; NaN where it is absent
@@ -497,7 +498,7 @@ def add_tensors(batch: Batch, further: Batch) -> None:
     """Add tensors to a batch; presence bits may be there already."""
     for name in further.keys() & batch.keys():
         if not name.endswith(".present"):
-            raise ValueError(f"'{name}' is already in the batch; leave it out of `columns` and `identify`")
+            raise ValueError(_already_there(name))
     batch |= further
 
 
@@ -529,7 +530,7 @@ class BatchKind:
 def batch_kind(
     caches: Sequence[Cache],
     columns: Sequence[str] | None,
-    collate: Collate | None,
+    collate: Collate | Literal["stored"] | None,
     labels: LabelStyle | Literal["auto"] | None,
     derive: Sequence[Derived] | Literal["device"] | None,
     train_on: "TrainOn | Sequence[Kind] | Mapping[Kind, float] | None" = None,
@@ -546,13 +547,10 @@ def batch_kind(
     labels = labels if labels == "auto" else checked_label_style("labels", labels)
     on_device, derive = derive == "device", checked_derive(derive)
     is_packed = all(set(PACKED_COLUMNS) <= set(cache.columns) for cache in caches)
-    as_stored = False
-    if collate is None:
-        default = _usual_collate(caches)
-        as_stored = columns is not None and _come_alone(columns, caches[0], default, is_packed)
-        collate = None if as_stored else default
-    only_packed = (labels, derive, train_on, loss_mask, max_documents)
-    if collate is None and is_packed and not as_stored:
+    trains = collate is None and is_packed
+    collate = _usual_collate(caches) if collate is None else checked_collate(collate)
+    if trains:
+        refuse_packed(columns or ())
         policy = label_policy(caches, train_on, loss_mask)
         if on_device:
             _refuse_on_device(labels, policy, loss_mask)
@@ -571,8 +569,8 @@ def batch_kind(
         kind = _training(targets, caches, *beside(caches, columns or (), identify, features))
         return replace(kind, targets=targets)
     if on_device:
-        raise ValueError("derive='device' applies to packed-token batches only; drop `columns` and `collate`")
-    refuse_without_training(*only_packed)
+        raise ValueError("derive='device' applies to packed-token batches only; leave `collate` out")
+    refuse_without_training(labels, derive, train_on, loss_mask, max_documents)
     if collate is not None:
         return _collated(collate, caches, *beside(caches, columns or (), identify, features))
     return _plain(caches, *beside(caches, columns or default_columns(caches[0]), identify, features))
@@ -625,12 +623,27 @@ def _usual_collate(caches: Sequence[Cache]) -> Collate | None:
     return collate
 
 
-def _come_alone(columns: Sequence[str], cache: Cache, usual: Collate | None, is_packed: bool) -> bool:
-    """Whether columns come alone: some of them are what batches are made of, or all are of layers above the base."""
-    if usual is None:
-        return not is_packed or not set(PACKED_COLUMNS).isdisjoint(columns)
-    base = {column.name for column in cache.recipe(cache.generation.base).columns}
-    return not set(usual.columns).isdisjoint(columns) or base.isdisjoint(columns)
+def checked_collate(collate: Collate | Literal["stored"]) -> Collate | None:
+    """Return a collate; None where columns come as they are stored."""
+    if isinstance(collate, str):
+        if collate != "stored":
+            raise choice_error("collate", collate, ("stored",))
+        return None
+    return collate
+
+
+def refuse_packed(columns: Sequence[str]) -> None:
+    """Raise if columns that a packed batch is made of are to be added to it."""
+    for name in columns:
+        if name in PACKED_COLUMNS:
+            raise ValueError(_already_there(name))
+
+
+def _already_there(name: str) -> str:
+    return (
+        f"'{name}' is already in the batch; leave it out of `columns` and `identify`, or pass collate='stored' for "
+        "columns alone, as they are stored"
+    )
 
 
 def pad_token(cache: Cache) -> int:

@@ -35,8 +35,10 @@ from forebay.torch.assemble import (
     check_caches,
     check_rows,
     checked_batch,
+    checked_collate,
     default_columns,
     label_policy,
+    refuse_packed,
     row_coins,
 )
 from forebay.torch.batches import Batch, Buffers, plain_batch
@@ -60,7 +62,8 @@ class CacheDataset(Dataset[Row]):
     `columns`, `identify`, `features`, `train_on`, `loss_mask` and `max_documents` are those of a `Loader`. Rows of a
     ragged column are of different lengths: pass `collate_fn=dataset.collate_rows` to a DataLoader.
 
-    `collate` makes the tensors, as in a `Loader`; without one, images come as they are stored, for a `collate_fn`.
+    `collate` makes the tensors, as in a `Loader`; without one, images and preferences come as they are stored, all
+    columns or those of `columns`, for a `collate_fn`. With "stored", so do tokens.
     `transform` is called with batches, as in a `Loader`, and with the coins of the epoch last set by `set_epoch`.
     """
 
@@ -78,7 +81,7 @@ class CacheDataset(Dataset[Row]):
         max_documents: int | None = None,
         features: Mapping[str, Times | FeaturesAt] | None = None,
         names: Mapping[str, str] | None = None,
-        collate: Collate | None = None,
+        collate: Collate | Literal["stored"] | None = None,
         transform: Transform | None = None,
         seed: int = 0,
     ) -> None:
@@ -89,15 +92,16 @@ class CacheDataset(Dataset[Row]):
         labels = labels if labels == "auto" else checked_label_style("labels", labels)
         derive = None if derive is None else _row_derive(derive)
         columns = None if columns is None else checked_names("columns", columns)
+        trains = collate is None and set(PACKED_COLUMNS) <= set(cache.columns)
+        collate = None if collate is None else checked_collate(collate)
         if collate is not None:
             check_caches(collate, [cache])
             check_rows(collate, cache, self._selection)
-        is_packed = set(PACKED_COLUMNS) <= set(cache.columns)
-        trains = collate is None and is_packed and not set(PACKED_COLUMNS) & set(columns or ())
         stored = () if trains or collate is not None else default_columns(cache)
         named, self._beside = beside([cache], columns or stored, identify, features)
         self._training: PackedTargets | None = None
         if trains:
+            refuse_packed(columns or ())
             usual, policy = PackedTargets(), label_policy([cache], train_on, loss_mask)
             self._training = PackedTargets(
                 usual.labels if labels == "auto" else labels,

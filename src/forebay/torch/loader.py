@@ -63,10 +63,10 @@ _SAME_WITHOUT_WINDOW = 2  # states of this version are still valid if no window 
 class Loader:
     """Yields the batches of a cache, or of any stream of rows, as dicts of tensors.
 
-    A cache with `tokens` and `seq_lens` gives batches for a language model (see `forebay.torch.batches`), another cache
-    columns as they are stored. `collate` makes other batches; a cache of images has one by default
-    (`forebay.torch.ImageBatch`). `columns`, `identify` and `features` add to any of them (see
-    `forebay.torch.assemble`).
+    A cache with `tokens` and `seq_lens` gives batches for a language model (see `forebay.torch.packed_batch`), a cache
+    of images those of `forebay.torch.ImageBatch`, and one of preferences those of `forebay.torch.PreferenceBatch`;
+    `collate` makes others. `columns`, `identify` and `features` add to all of them (see `forebay.torch.assemble`). A
+    cache of another kind has no such batches: its columns come as they are stored, all or those of `columns`.
 
     Rank and world size come from torch.distributed or torchrun; every rank takes its share of each global batch. Ranks
     compare generations, content, seed, batch size, labels and columns before the first batch, not in the constructor.
@@ -79,9 +79,9 @@ class Loader:
     selection     a `Split` or `Where`
     drop_last     leave out the rows that fill no batch; if False, the last batch is filled up on all ranks (row_weight)
     restart       start from the first batch at every `iter`, with the same batches, and keep no state: for validation
-    columns       columns to add as they are stored; encodings of prompts, for every row. Columns that batches are made
-                  of come alone, without labels or images: `tokens`, `seq_lens`, those that an `ImageBatch` reads. On a
-                  cache of images or preferences, so do columns of layers above the base, such as `latents`
+    columns       columns to add as they are stored, those of layers with presence bits; encodings of prompts, for every
+                  row
+    collate       makes batches of rows, such as `ImageBatch(cache)`; "stored" makes none: `columns` come alone
     identify      "row" (row number), "row_id" (chunk and row): the names of the rows
     features      layer → t, a number, a function of coins or `FeaturesAt`: teacher features at t
     labels        "shifted" (the next token; the default on a token cache), "unshifted" (the token itself) or None
@@ -122,7 +122,7 @@ class Loader:
         max_documents: int | None = None,
         identify: Sequence[Name] = (),
         features: Mapping[str, Times | FeaturesAt] | None = None,
-        collate: Collate | None = None,
+        collate: Collate | Literal["stored"] | None = None,
         transform: Transform | None = None,
         growth: Policy = "pinned",
         on_growth: Callable[[Growth], None] | None = None,

@@ -120,8 +120,8 @@ def refuse_without_training(
     names = [name for name, is_passed in passed.items() if is_passed]
     if names:
         raise ValueError(
-            f"{' and '.join(names)} passed, but this applies to packed-token batches only; leave `collate` out, and "
-            "`tokens` and `seq_lens` out of `columns`, or derive them with forebay.masks"
+            f"{' and '.join(names)} passed, but this applies to packed-token batches only; leave `collate` out, "
+            "or derive them with forebay.masks"
         )
 
 

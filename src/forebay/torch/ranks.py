@@ -148,7 +148,7 @@ class Agreement:
                 store.set(f"{key}/verdict", json.dumps(self._compared(store, key)))
             verdict = json.loads(self._awaited(store, f"{key}/verdict"))
         if verdict["missing"]:
-            raise RanksMissing(verdict["missing"], self._ranks.world_size, self._timeout)
+            raise RanksMissing(verdict["missing"], self._ranks.world_size, verdict["seconds"])
         if verdict["differs"]:
             raise RanksDisagree({name: (first, rank, other) for name, first, rank, other in verdict["differs"]})
 
@@ -200,7 +200,7 @@ class Agreement:
             return [rank for rank, own in enumerate(keys) if not store.check([own])]
 
         if not _wait_for(store, keys, self._timeout, lambda: self._say(missing())):
-            return {"missing": missing(), "differs": []}
+            return {"missing": missing(), "differs": [], "seconds": self._timeout}
         facts = [json.loads(store.get(own)) for own in keys]
         return {"missing": [], "differs": _differences(facts)}
 

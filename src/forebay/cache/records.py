@@ -1,8 +1,10 @@
 """What the verbs answer with: frozen records that the command line and the viewer show as they are."""
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from html import escape
-from typing import ClassVar, Literal
+from itertools import groupby
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -14,6 +16,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """A record with a repr of one line, and a table in notebooks."""
 
     only_in_table: ClassVar[tuple[str, ...]] = ()  # fields that the line leaves out
+    in_ranges: ClassVar[tuple[str, ...]] = ()  # fields with numbers of chunks, which are ranges in JSON
 
     def __repr__(self) -> str:
         shown = {name: value for name, value in _facts(self).items() if name not in self.only_in_table}
@@ -21,6 +24,35 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     def _repr_html_(self) -> str:
         return html_table(type(self).__name__, _facts(self))
+
+
+def ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Rising numbers as ranges, with both ends.
+
+    >>> ranges([0, 1, 2, 5, 7, 8])
+    ((0, 2), (5, 5), (7, 8))
+    """
+    runs = ([number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]))
+    return tuple((run[0], run[-1]) for run in runs)
+
+
+def as_json(records: object) -> bytes:
+    """Records as JSON, numbers of chunks as ranges; names of files that are not UTF-8 have lone surrogates: escaped."""
+    plain = _plain(records)
+    try:
+        return msgspec.json.encode(plain)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(plain)).encode()
+
+
+def _plain(value: Any, is_chunks: bool = False) -> Any:
+    if isinstance(value, Record):
+        return {name: _plain(getattr(value, name), name in value.in_ranges) for name in value.__struct_fields__}
+    if isinstance(value, Mapping):
+        return {name: _plain(inner, is_chunks) for name, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return ranges(value) if is_chunks else [_plain(inner) for inner in value]
+    return value
 
 
 def html_table(title: str, facts: Mapping[str, object]) -> str:
@@ -150,6 +182,8 @@ class Problem(Record, frozen=True, kw_only=True):
 class VerifyReport(Record, frozen=True, kw_only=True):
     """What a check of a cache found."""
 
+    in_ranges = ("missing",)
+
     root: str
     generation: int
     cache_id: str
@@ -188,6 +222,8 @@ class RepairReport(Record, frozen=True, kw_only=True):
 class RefreshReport(Record, frozen=True, kw_only=True):
     """What a refresh found changed, and made again."""
 
+    in_ranges = ("chunks", "layers")
+
     root: str
     changed: dict[str, str]  # source file -> how it differs from what was planned
     dropped: tuple[str, ...]  # source files that are gone, and whose samples are left out now
@@ -205,6 +241,8 @@ class RefreshReport(Record, frozen=True, kw_only=True):
 
 class Gaps(Record, frozen=True, kw_only=True):
     """Which chunks of a layer are missing."""
+
+    in_ranges = ("missing", "unlisted")
 
     root: str
     layer: str
@@ -279,6 +317,8 @@ class FailedSample(Record, frozen=True, kw_only=True):
 
 
 class LayerStatus(Record, frozen=True, kw_only=True):
+    in_ranges = ("missing", "suspect", "lost", "unlisted")
+
     layer: str
     planned: int
     present: int
@@ -390,6 +430,8 @@ class Estimate(Record, frozen=True, kw_only=True):
 
 class DryRun(Record, frozen=True, kw_only=True):
     """What a build would do; `planned` and `missing` are None if there is no plan."""
+
+    in_ranges = ("missing",)
 
     root: str
     layer: str

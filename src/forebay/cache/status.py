@@ -6,8 +6,6 @@ from functools import cache
 from itertools import islice
 from typing import Literal
 
-import numpy as np
-
 from forebay.cache.catalog import (
     Snapshot,
     generation_numbers,
@@ -31,10 +29,11 @@ from forebay.cache.records import (
     PlannerStatus,
     Status,
     Summary,
+    ranges,
 )
 from forebay.cache.source_check import Freshness, check_freshness, stale_files
 from forebay.cache.verify import foreign_files
-from forebay.columns import Array, Column
+from forebay.columns import Column
 from forebay.errors import (
     CacheNotFound,
     ChunkMissing,
@@ -320,20 +319,12 @@ def _layer_summary(generation: Generation, layer: str) -> LayerSummary:
         failures=int(table.numbers["failures"].sum()),
         statistics=table.totals(),
         made_with=tuple(
-            MadeWith(versions=dict(sets[maker]) if maker >= 0 else {}, count=len(chunks), chunks=_ranges(chunks))
+            MadeWith(
+                versions=dict(sets[maker]) if maker >= 0 else {}, count=len(chunks), chunks=ranges(chunks.tolist())
+            )
             for maker, chunks in table.by_maker(len(sets)).items()
         ),
     )
-
-
-def _ranges(numbers: Array) -> tuple[tuple[int, int], ...]:
-    """Rising numbers as ranges, with both ends.
-
-    >>> _ranges(np.array([0, 1, 2, 5, 7, 8]))
-    ((0, 2), (5, 5), (7, 8))
-    """
-    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
-    return tuple((int(run[0]), int(run[-1])) for run in runs if len(run))
 
 
 def describe_column(column: Column) -> str:

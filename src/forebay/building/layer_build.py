@@ -205,7 +205,8 @@ def turn_to_plan(
     store: Store, request: BuildRequest, segment: int, files: Sequence[SourceFile]
 ) -> AbstractContextManager[PlanningClaim]:
     """A context that begins when it is the turn of this builder to plan a segment, or another has planned it."""
-    show, size = request.on_progress or silent, sum(file.size for file in files)
+    sizes = files.tensors["file_size"] if isinstance(files, FileTable) else [file.size for file in files]
+    show, size = request.on_progress or silent, int(np.sum(sizes, dtype=np.int64))
     return planning_turn(store, segment, socket.gethostname(), request.lease_seconds, show, len(files), size)
 
 

@@ -42,8 +42,9 @@ def claims_on(store: Store, lease_seconds: float = 60) -> Claims:
 ELSEWHERE = "0123456789ab-1-1"  # an owner that nobody here can check for life
 
 
-def claim_by_somebody_elsewhere(store: Store, chunk: int) -> None:
-    elsewhere = Claim(owner=ELSEWHERE, host="elsewhere", pid=1)
+def claim_by_somebody_elsewhere(store: Store, chunk: int, beat: int = 0) -> None:
+    """A claim as an earlier forebay writes it, with a counter in it, unless that is 0."""
+    elsewhere = Claim(owner=ELSEWHERE, host="elsewhere", pid=1, beat=beat)
     store.replace(layout.claim(LAYER, chunk, 1), [msgspec.json.encode(elsewhere)])
 
 
@@ -235,7 +236,8 @@ def test_a_silent_claim_is_respected_for_a_lease_and_free_after_it():
     assert time.monotonic() - seen >= 0.3
 
 
-def test_the_claims_of_a_builder_that_beats_are_never_free():
+@pytest.mark.parametrize("where", ["claim", "heartbeat"])
+def test_the_claims_of_a_builder_that_beats_are_never_free(where):
     store = MemoryStore()
     claim_by_somebody_elsewhere(store, 35)
     mine = claims_on(store, lease_seconds=0.3)
@@ -243,7 +245,7 @@ def test_the_claims_of_a_builder_that_beats_are_never_free():
     beat = 0
     while time.monotonic() - begun < 1:
         beat += 1
-        beat_elsewhere(store, beat)
+        beat_elsewhere(store, beat) if where == "heartbeat" else claim_by_somebody_elsewhere(store, 35, beat)
         assert not mine.take(35)
         time.sleep(0.02)
 

@@ -125,13 +125,12 @@ def test_claims_of_other_hosts_go_only_when_they_stay_silent_for_a_lease(
     write_lines(tmp_path / "raw/a.txt", 0, 20)
     root = tmp_path / "cache"
     fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0, end_chunk=0)
-    silent = put_claim(root, "numbers/000003.1.json", "0123456789ab-17-4")
-    beating = put_claim(root, "numbers/000004.1.json", "0123456789ab-18-4")
+    silent = put_claim(root, "numbers/000003.1.json", "0123456789ab-17-4", beat=5)
+    beating = put_claim(root, "numbers/000004.1.json", "0123456789ab-18-4", beat=1)
 
     def beat_meanwhile(seconds: float) -> None:
         assert seconds == 30
-        text = msgspec.json.encode(BuilderBeat(beat=1, host="there", pid=18))
-        fb.LocalStore(root).create(layout.builder("0123456789ab-18-4"), [text])
+        put_claim(root, "numbers/000004.1.json", "0123456789ab-18-4", beat=2)
 
     monkeypatch.setattr(time, "sleep", beat_meanwhile)
     report = fb.clean(root, lease_seconds=30)

@@ -96,9 +96,9 @@ def test_a_builder_on_another_host_is_seen_by_its_heartbeat_and_its_claims(tmp_p
     assert (builder.computing, builder.state) == (0, "working"), "it is between two chunks"
 
 
-def test_a_builder_without_a_heartbeat_is_seen_by_its_claims(tmp_path: Path) -> None:
+def test_a_builder_of_an_earlier_forebay_is_seen_by_its_claims(tmp_path: Path) -> None:
     store = LocalStore(str(many_chunks(tmp_path, 60, 40)))
-    store.create(layout.claim("raw", 50, 1), [msgspec.json.encode(CLAIM)])
+    store.create(layout.claim("raw", 50, 1), [msgspec.json.encode(msgspec.structs.replace(CLAIM, beat=3))])
     (builder,) = Watch(store, HeadChecks()).snapshot().live.builders
     assert (builder.host, builder.computing, builder.state) == ("node7", 1, "working")
 

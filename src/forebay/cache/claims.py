@@ -123,19 +123,23 @@ class Pulses:
         self.lease_seconds = lease_seconds
         self._store = store
         self._read: dict[str, tuple[float, int | None]] = {}  # owner -> when it was read, its counter
-        self._seen: dict[str, tuple[int | None, float]] = {}  # owner -> counter, when it was first seen
+        self._seen: dict[str, tuple[int, float]] = {}  # owner or claim -> counter, when it was first seen
 
     def take(self, builders: Mapping[str, BuilderBeat]) -> None:
         """Use heartbeats that were read just now."""
         now = time.monotonic()
         self._read |= {owner: (now, beat.beat) for owner, beat in builders.items()}
 
-    def is_silent(self, owner: str) -> bool:
-        """Whether an owner has not moved its counter for a lease, or has had no heartbeat for as long."""
-        read, counter = self._counter(owner)
-        known, since = self._seen.get(owner, (None, read))
+    def is_silent(self, owner: str, claim: str = "", claim_beat: int = 0) -> bool:
+        """Whether an owner has not moved its counter for a lease.
+
+        Without a heartbeat, as an earlier forebay works, the counter in its claim counts.
+        """
+        read, beat = self._counter(owner)
+        name, counter = (owner, beat) if beat is not None else (claim or owner, claim_beat)
+        known, since = self._seen.get(name, (None, read))
         since = since if known == counter else read
-        self._seen[owner] = (counter, since)
+        self._seen[name] = (counter, since)
         return read - since >= self.lease_seconds
 
     def silent_owners(self) -> list[str]:
@@ -352,6 +356,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     owner: str
     host: str
     pid: int
+    beat: int = 0  # a counter that an earlier forebay moves here; now it is in the heartbeat of the owner
     build: int = 0  # which one of its process
     state: ClaimState = "working"
     reason: str = ""
@@ -507,7 +512,7 @@ class Claims:
             return self._is_from_before(key)
         if claim.owner == str(self._owner):  # of this process: held by another thread, or left by an earlier build
             return claim.build not in _AT_WORK
-        return is_abandoned(claim) or self.pulses.is_silent(claim.owner)
+        return is_abandoned(claim) or self.pulses.is_silent(claim.owner, key, claim.beat)
 
     def _is_from_before(self, key: str) -> bool:
         """Whether a claim has been as it is since before this builder began."""

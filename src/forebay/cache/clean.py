@@ -10,7 +10,7 @@ What a build or `grow` that made no row leaves behind is removed when it ends, s
 
 import os
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
 from forebay.cache.catalog import (
@@ -190,14 +190,14 @@ def _expired(store: Store, lease_seconds: float) -> list[str]:
     owners |= {key: claim.owner for key, claim in claims.items() if claim.state == "working"}
     remote = {key: owner for key, owner in owners.items() if key not in gone and _is_remote(owner)}
     if remote:
-        before = _counters(store)
+        before = _counters(store, claims)
         time.sleep(lease_seconds)  # once, for all layers
         now, there = _all_claims(store), builder_files(store)
-        after = _counters(store)
+        after = _counters(store, now)
         gone += [
             key
             for key, owner in remote.items()
-            if (key in now or key in there) and before.get(owner) == after.get(owner)
+            if (key in now or key in there) and all(before.get(one) == after.get(one) for one in (key, owner))
         ]
         gone = [key for key in gone if key not in claims or now.get(key) == claims[key]]
         claims = now
@@ -212,9 +212,10 @@ def _chunk_of(key: str) -> str:
     return key.rsplit(".", 2)[0]
 
 
-def _counters(store: Store) -> dict[str, int]:
-    """The counters of heartbeats by owner."""
-    return {owner: beat.beat for owner, beat in read_builders(store).items()}
+def _counters(store: Store, claims: Mapping[str, Claim]) -> dict[str, int]:
+    """The counters of claims by key, which earlier builders move, and those of heartbeats by owner."""
+    beats = {owner: beat.beat for owner, beat in read_builders(store).items()}
+    return {**beats, **{key: claim.beat for key, claim in claims.items()}}
 
 
 def _all_claims(store: Store) -> dict[str, Claim]:

@@ -187,7 +187,7 @@ def _layer_map(
     planned = len(plan) or min(MOST_UNPLANNED, int(table.chunks.max(initial=-1)) + 1)
     codes = np.full(planned, ord(MISSING), np.uint8)
     for key, claim in claims.items():
-        chunk, state = claimed(key)[0], _claim_state(claim, pulses)
+        chunk, state = claimed(key)[0], _claim_state(key, claim, pulses)
         if chunk < planned:
             codes[chunk] = ord({"failed": FAILED, "working": CLAIMED}.get(state, ABANDONED))
     there = np.fromiter((chunk for chunk, _ in files if chunk < planned), np.int64)
@@ -225,10 +225,10 @@ def _mark_listed(codes: Codes, table: ChunkTable, files: Mapping[tuple[int, int]
     codes[table.chunks[shown]] = states[shown]
 
 
-def _claim_state(claim: Claim, pulses: Pulses) -> str:
+def _claim_state(key: str, claim: Claim, pulses: Pulses) -> str:
     if claim.state == "failed":
         return "failed"
-    return "abandoned" if is_abandoned(claim) or pulses.is_silent(claim.owner) else "working"
+    return "abandoned" if is_abandoned(claim) or pulses.is_silent(claim.owner, key, claim.beat) else "working"
 
 
 def claim_status(layer: str, key: str, claim: Claim, pulses: Pulses) -> ClaimStatus:
@@ -237,7 +237,7 @@ def claim_status(layer: str, key: str, claim: Claim, pulses: Pulses) -> ClaimSta
         chunk=claimed(key)[0],
         host=claim.host,
         pid=claim.pid,
-        state=_claim_state(claim, pulses),
+        state=_claim_state(key, claim, pulses),
         reason=claim.reason,
     )
 
@@ -403,7 +403,7 @@ class Watch:
     def _builders(
         self, found: ChunkMap, claims: Mapping[str, Mapping[str, Claim]], beats: Mapping[str, BuilderBeat]
     ) -> tuple[LiveBuilder, ...]:
-        """Every builder that has a heartbeat or holds claims."""
+        """Every builder that has a heartbeat, or holds claims as an earlier forebay does."""
         held: dict[str, list[tuple[str, int, Claim]]] = {owner: [] for owner in beats}
         for layer, of_layer in claims.items():
             for key, claim in of_layer.items():

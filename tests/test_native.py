@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.dlpack import from_dlpack, to_dlpack
@@ -688,3 +689,64 @@ def test_runs_are_copied_alike_with_and_without_the_compiled_loop(monkeypatch: p
         out = np.zeros(4, np.uint16)
         packing.copy_runs(out, np.arange(1, 7, dtype=np.uint16), *runs)
         assert out.tolist() == [5, 6, 0, 1]
+
+
+def test_helpers_decode_the_same_blocks_up_to_the_first_bad_one(helpers: int) -> None:
+    assert native.can_decode(), "the system has no libzstd"
+    raw = [np.random.default_rng(at).integers(0, 9, 70 + 997 * at).astype(np.uint8) for at in range(20)]
+    frames = [np.frombuffer(zstandard.compress(each.tobytes()), np.uint8).copy() for each in raw]
+
+    def decoded(**wrong: int) -> tuple[int, list[np.ndarray]]:
+        outs = [np.zeros(len(each) + wrong.get(f"room_{at}", 0), np.uint8) for at, each in enumerate(raw)]
+        sizes = np.array([len(frame) - wrong.get(f"cut_{at}", 0) for at, frame in enumerate(frames)])
+        addresses = np.array([frame.ctypes.data for frame in frames])
+        return native.finish(native.start_decoding(addresses, sizes, outs)), outs
+
+    count, outs = decoded()
+    assert count == 20
+    assert all(np.array_equal(*pair) for pair in zip(outs, raw, strict=True))
+    for bad in ("cut_7", "room_7"):
+        count, outs = decoded(**{bad: 1})
+        assert count == 7
+        assert all(np.array_equal(*pair) for pair in zip(outs[:7], raw, strict=False))
+    assert decoded(room_7=-1)[0] == 7
+    half = len(raw[7]) // 2  # two frames that fill the output together are not the block that was stored
+    two = zstandard.compress(raw[7][:half].tobytes()) + zstandard.compress(raw[7][half:].tobytes())
+    frames[7] = np.frombuffer(two, np.uint8).copy()
+    assert decoded()[0] == 7
+
+
+def test_decoding_refuses_lists_of_different_lengths() -> None:
+    with pytest.raises(ValueError, match="an address, a size and an output each"):
+        native.start_decoding(np.zeros(2, np.int64), np.zeros(1, np.int64), [bytearray(1)])
+
+
+def test_rows_outside_of_their_decoded_block_have_no_address() -> None:
+    """One chunk of ten rows in blocks of four; the block of rows 4 to 7 is decoded, at place 1."""
+    numbers, places, used, seen = np.array([0, 0, 0, 7]), np.array([0, 0, 0, 1]), np.zeros(2, np.int64), bytearray(2)
+    offsets = np.arange(0, 33, 3)  # of rows of three values each
+
+    def located(rows: list[int], facts: tuple[int, int, int], edges: int | None = None) -> tuple[object, list[int]]:
+        within, out, counts = np.array(rows), np.full(len(rows), 7), np.zeros(len(rows), np.int64)
+        table = (numbers, places, np.array([(0, 0, 0), facts]), used, seen)
+        ragged = None if edges is None else (counts, np.array([edges]), np.array([72], np.uint64))
+        blocks = (np.array([0, 3]), 4, 6)  # its second block is number 7
+        arguments = (out, np.zeros_like(within), within, blocks, table, 50, 8, ragged)
+        return native.decoded_addresses(*arguments), out.tolist()
+
+    assert located([4, 0, 7, 9], (1000, 4, 4)) == (2, [1000, 0, 1024, 0])
+    assert (used.tolist(), list(seen)) == ([0, 52], [0, 1])
+    assert located([5], (1000, 12, 12), offsets.ctypes.data) == (0, [1024])
+    for rows, facts, edges in (
+        ([7], (1000, 4, 3), None),
+        ([4], (1000, 5, 3), None),
+        ([12], (1000, 4, 4), None),
+        ([-1], (1000, 4, 4), None),
+        ([7], (1000, 12, 11), offsets.ctypes.data),
+        ([5], (1000, 12, 12), 0),  # not mapped
+    ):
+        assert located(rows, facts, edges)[0] is None
+    with pytest.raises(ValueError, match="a power of two"):
+        native.decoded_addresses(
+            used, used, used, (used, 4, 6), (np.zeros(3), np.zeros(3), np.zeros(6), used, seen), 0, 8, None
+        )

@@ -41,9 +41,11 @@ Four verbs answer questions about a cache:
 ```
 
 `ok` is true exactly if the exit code is 0. `result` is the record that the function of the same name returns in Python;
-`verify --align` and `build teachers` return a list. An error has its `type` (`CacheNotFound`, `UsageError`,
-`BuildStopped`, …), the `message` that is also on standard error, and, where known, the next `command` to type and
-`details` such as `root`, `layer` or `path`. `demo` prints its steps on standard error.
+`verify --align` and `build teachers` return a list. Numbers of chunks (`missing`, `lost`, `unlisted`, …) are ranges,
+each with its first and last chunk: `[[0, 99], [120, 120]]`; in Python they are tuples of numbers. An error has its
+`type` (`CacheNotFound`, `UsageError`, `BuildStopped`, …), the `message` that is also on standard error, and, where
+known, the next `command` to type and `details` such as `root`, `layer` or `path`. `demo` prints its steps on standard
+error.
 
 ## Progress
 

@@ -6,12 +6,16 @@
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -73,7 +77,7 @@ static void copy_row(char *out, const char *row, Py_ssize_t bytes, int64_t next)
    All works of a process share the helpers, the oldest first. A forked process has none of them, and begins its own. Work
    of one piece is done at once: waking a helper would take longer. */
 
-enum { MOST_HELPERS = 64, SPINS = 4096 };
+enum { MOST_HELPERS = 64, SPINS = 4096, IDLE_SECONDS = 10, FAILED_SECONDS = 1 };
 static const char WORK[] = "forebay.work";
 
 typedef struct Work {
@@ -93,9 +97,11 @@ static struct {
     Work *first; /* works that have pieces left, the oldest first */
     int threads;
     unsigned process;
-} helpers = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, 0, 0};
+    time_t failed; /* when no thread could be begun */
+} helpers = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, 0, 0, 0};
 
 static _Thread_local int helpers_of_thread;
+static int has_cores; /* more than one */
 
 static void delist(Work *work) {
     for (Work **at = &helpers.first; *at; at = &(*at)->after)
@@ -123,11 +129,16 @@ static void run_piece(Work *work) {
 }
 
 static void *help(void *unused) {
+    int is_idle = 0;
     pthread_mutex_lock(&helpers.lock);
-    for (;;) {
-        while (!helpers.first) pthread_cond_wait(&helpers.begun, &helpers.lock);
-        run_piece(helpers.first);
+    while (helpers.first || !is_idle) { /* one that has had nothing to do for a while ends; `start` begins another */
+        struct timespec until = {time(NULL) + IDLE_SECONDS, 0};
+        is_idle = 0;
+        while (!helpers.first && !is_idle) is_idle = pthread_cond_timedwait(&helpers.begun, &helpers.lock, &until) != 0;
+        if (helpers.first) run_piece(helpers.first);
     }
+    helpers.threads--;
+    pthread_mutex_unlock(&helpers.lock);
     return unused;
 }
 
@@ -143,12 +154,14 @@ static int begin_helper(void) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (is_begun) pthread_detach(thread);
     helpers.threads += is_begun;
+    if (!is_begun) helpers.failed = time(NULL);
     return is_begun;
 }
 
 static void start(Work *work) {
     pthread_mutex_lock(&helpers.lock);
-    while (helpers.threads < helpers_of_thread && begin_helper()) {}
+    if (helpers.threads < helpers_of_thread && (!helpers.failed || time(NULL) > helpers.failed + FAILED_SECONDS))
+        while (helpers.threads < helpers_of_thread && begin_helper()) {}
     work->process = helpers.process;
     if (work->pieces) {
         Work **last = &helpers.first;
@@ -169,7 +182,8 @@ static void wait_for_helpers(Work *work) {
         return;
     }
     pthread_mutex_unlock(&helpers.lock);
-    for (int spin = 0; spin < SPINS && atomic_load(&work->running); spin++) { /* sleeping would take longer */
+    int spins = has_cores ? SPINS : 0; /* on one core the helper would not run meanwhile */
+    for (int spin = 0; spin < spins && atomic_load(&work->running); spin++) { /* sleeping would take longer */
 #if defined(__x86_64__) && defined(__GNUC__)
         __builtin_ia32_pause();
 #endif
@@ -277,6 +291,7 @@ static void forget_helpers(void) {
     helpers.begun = helpers.ended = nobody;
     helpers.first = NULL;
     helpers.threads = 0;
+    helpers.failed = 0;
     helpers.process++;
 }
 
@@ -778,6 +793,217 @@ end:
 static PyObject *fixed_addresses(PyObject *self, PyObject *args) { return addresses_of(args, 0); }
 
 static PyObject *ragged_addresses(PyObject *self, PyObject *args) { return addresses_of(args, 1); }
+
+/* decoded_addresses(addresses, chunks, within, blocks, table, clock, item, ragged) -> int or None
+
+   Write where rows are in decoded blocks; 0 where the table has no block of a row. Returns how many those are; None, with
+   the outputs unfinished, at the first row that is outside of its block or whose offsets are not mapped.
+
+   blocks     first_blocks and block_rows as for the tables of a column, and the number of its first block in the table
+   table      int64: numbers and places, of a power of two, at the lowest bits of a number; facts, three for each place:
+              address, index of the first value, number of values; used, the clock when a block was last used;
+              uint8: seen, set to 1 for each place that rows are in
+   ragged     None, or counts, edges and edge_limits as for ragged_addresses */
+
+typedef struct {
+    const int64_t *first_blocks, *numbers, *places, *facts;
+    int64_t *used;
+    uint8_t *seen;
+    Py_ssize_t chunks, block_rows, number, size, slots, item, clock;
+} Decoded;
+
+static int take_decoded(Buffers *buffers, PyObject *blocks, PyObject *table, Decoded *decoded) {
+    PyObject *objects[6];
+    if (!PyArg_ParseTuple(blocks, "Onn", &objects[0], &decoded->block_rows, &decoded->number) ||
+        !PyArg_ParseTuple(table, "OOOOO", &objects[1], &objects[2], &objects[3], &objects[4], &objects[5]))
+        return -1;
+    for (int at = 0; at < 6; at++)
+        if (take(buffers, objects[at], at < 4 ? PyBUF_SIMPLE : PyBUF_WRITABLE) < 0) return -1;
+    const Py_buffer *taken = buffers->all;
+    const Py_ssize_t number = (Py_ssize_t)sizeof(int64_t);
+    decoded->chunks = taken[0].len / number - 1, decoded->size = taken[1].len / number;
+    decoded->slots = taken[4].len / number;
+    if (decoded->chunks < 0 || decoded->block_rows < 1 || decoded->size < 1 || decoded->size & (decoded->size - 1) ||
+        taken[2].len != taken[1].len || taken[3].len != 3 * taken[4].len || taken[5].len != decoded->slots)
+        return failed("tables must have a power of two of numbers, and the same places");
+    decoded->first_blocks = taken[0].buf, decoded->numbers = taken[1].buf, decoded->places = taken[2].buf;
+    decoded->facts = taken[3].buf, decoded->used = taken[4].buf, decoded->seen = taken[5].buf;
+    return 0;
+}
+
+/* The place of the block of a row; -1 if it is not in the table, -2 if there is no such row. */
+static Py_ssize_t place_of(const Decoded *decoded, uint64_t chunk, uint64_t within) {
+    if (chunk >= (uint64_t)decoded->chunks) return -2;
+    uint64_t block = (uint64_t)decoded->first_blocks[chunk] + within / (uint64_t)decoded->block_rows;
+    if (block >= (uint64_t)decoded->first_blocks[chunk + 1]) return -2;
+    uint64_t number = block + (uint64_t)decoded->number, at = number & (uint64_t)(decoded->size - 1);
+    if ((uint64_t)decoded->numbers[at] != number || (uint64_t)decoded->places[at] >= (uint64_t)decoded->slots) return -1;
+    return (Py_ssize_t)decoded->places[at];
+}
+
+/* Whether items `start` to `stop` of a chunk are in a block; writes the address of the first. */
+static int address_in_block(const int64_t *facts, Py_ssize_t item, int64_t start, int64_t stop, int64_t *address) {
+    uint64_t low = (uint64_t)start - (uint64_t)facts[1], high = (uint64_t)stop - (uint64_t)facts[1];
+    if (low > high || high > (uint64_t)facts[2]) return 0;
+    *address = facts[0] + (int64_t)low * item;
+    return 1;
+}
+
+static PyObject *decoded_addresses(PyObject *self, PyObject *args) {
+    enum { ADDRESSES, CHUNKS, WITHIN, COUNTS, EDGES, EDGE_LIMITS, OBJECTS };
+    PyObject *objects[OBJECTS], *blocks, *table, *ragged, *result = NULL;
+    Decoded decoded;
+    Buffers rows = {.count = 0}, columns = {.count = 0};
+    if (!PyArg_ParseTuple(args, "OOOOOnnO", &objects[ADDRESSES], &objects[CHUNKS], &objects[WITHIN], &blocks, &table,
+                          &decoded.clock, &decoded.item, &ragged))
+        return NULL;
+    int is_ragged = !Py_IsNone(ragged);
+    if (is_ragged && !PyArg_ParseTuple(ragged, "OOO", &objects[COUNTS], &objects[EDGES], &objects[EDGE_LIMITS]))
+        return NULL;
+    for (int at = 0; at < (is_ragged ? OBJECTS : COUNTS); at++)
+        if (take(&rows, objects[at], at == ADDRESSES || at == COUNTS ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) goto end;
+    if (take_decoded(&columns, blocks, table, &decoded) < 0) goto end;
+    Py_ssize_t bytes = rows.all[ADDRESSES].len, count = bytes / (Py_ssize_t)sizeof(int64_t), at = 0, missing = 0;
+    Py_ssize_t chunk_bytes = decoded.chunks * (Py_ssize_t)sizeof(int64_t);
+    if (rows.all[CHUNKS].len != bytes || rows.all[WITHIN].len != bytes ||
+        (is_ragged && (rows.all[COUNTS].len != bytes || rows.all[EDGES].len != chunk_bytes ||
+                       rows.all[EDGE_LIMITS].len != chunk_bytes))) {
+        failed("outputs must have one number for each row, and tables one for each chunk");
+        goto end;
+    }
+    int64_t *addresses = rows.all[ADDRESSES].buf, *counts = is_ragged ? rows.all[COUNTS].buf : NULL;
+    const uint64_t *chunks = rows.all[CHUNKS].buf, *within = rows.all[WITHIN].buf;
+    Py_BEGIN_ALLOW_THREADS
+    for (; at < count; at++) {
+        Py_ssize_t place = place_of(&decoded, chunks[at], within[at]);
+        int64_t pair[2] = {(int64_t)within[at], (int64_t)within[at] + 1};
+        if (place == -2) break;
+        if (place < 0) {
+            addresses[at] = 0;
+            missing++;
+            continue;
+        }
+        if (is_ragged) {
+            int64_t edge = loaded(rows.all[EDGES].buf, chunks[at]);
+            if (!edge || within[at] > (uint64_t)INT64_MAX / sizeof(int64_t) ||
+                within[at] * sizeof(int64_t) >= ((uint64_t *)rows.all[EDGE_LIMITS].buf)[chunks[at]])
+                break;
+            memcpy(pair, (const char *)(intptr_t)edge + within[at] * sizeof(int64_t), sizeof(pair));
+            counts[at] = pair[1] - pair[0];
+        }
+        if (!address_in_block(decoded.facts + 3 * place, decoded.item, pair[0], pair[1], &addresses[at])) break;
+        decoded.used[place] = decoded.clock + at;
+        decoded.seen[place] = 1;
+    }
+    Py_END_ALLOW_THREADS
+    result = at == count ? PyLong_FromSsize_t(missing) : Py_NewRef(Py_None);
+end:
+    release(&columns);
+    release(&rows);
+    return result;
+}
+
+/* can_decode() -> bool         whether the system has libzstd; else blocks are decoded by Python's zstandard
+   start_decoding(addresses, sizes, outs) -> work
+
+   Decode zstd frames, one piece of work each: helpers need no GIL for it. `finish` returns how many were decoded up to
+   the first that is damaged or does not fill its output exactly. The frames stay where they are until then.
+
+   addresses, sizes     int64: of the frames
+   outs                 a list of writable buffers */
+
+typedef struct {
+    void *(*create)(void);
+    size_t (*decode)(void *context, void *out, size_t room, const void *frame, size_t size);
+    unsigned long long (*content)(const void *frame, size_t size);
+} Zstd;
+
+static Zstd zstd;
+
+/* Contexts that nobody uses: as many as threads ever decoded at once. With the lock of the helpers. */
+static void *free_contexts[2 * MOST_HELPERS];
+static int free_context_count;
+
+static int load_zstd(void) {
+    static int was_tried;
+    static const char *const names[] = {"libzstd.so.1", "libzstd.1.dylib"};
+    for (size_t at = 0; !was_tried && at < sizeof(names) / sizeof(names[0]); at++) {
+        void *library = dlopen(names[at], RTLD_NOW | RTLD_LOCAL);
+        Zstd found;
+        if (!library) continue;
+        *(void **)&found.create = dlsym(library, "ZSTD_createDCtx");
+        *(void **)&found.decode = dlsym(library, "ZSTD_decompressDCtx");
+        *(void **)&found.content = dlsym(library, "ZSTD_getFrameContentSize");
+        if (found.create && found.decode && found.content) zstd = found;
+    }
+    was_tried = 1;
+    return zstd.create != NULL;
+}
+
+static PyObject *can_decode(PyObject *self, PyObject *args) { return PyBool_FromLong(load_zstd()); }
+
+typedef struct {
+    Work work;
+    Buffers frames;
+    Py_buffer *outs;
+    Py_ssize_t count; /* outs that were taken */
+} Decoding;
+
+static int decode_piece(Work *work, Py_ssize_t piece) {
+    const Decoding *all = (const Decoding *)work;
+    const Py_buffer *out = &all->outs[piece];
+    const void *frame = (const void *)(intptr_t)((const int64_t *)all->frames.all[0].buf)[piece];
+    size_t size = (size_t)((const int64_t *)all->frames.all[1].buf)[piece];
+    if (zstd.content(frame, size) != (unsigned long long)out->len) return 0;
+    pthread_mutex_lock(&helpers.lock);
+    void *context = free_context_count ? free_contexts[--free_context_count] : NULL;
+    pthread_mutex_unlock(&helpers.lock);
+    if (!context && !(context = zstd.create())) return 0;
+    size_t written = zstd.decode(context, out->buf, (size_t)out->len, frame, size); /* an error is larger than any size */
+    pthread_mutex_lock(&helpers.lock);
+    if (free_context_count < 2 * MOST_HELPERS) free_contexts[free_context_count++] = context;
+    pthread_mutex_unlock(&helpers.lock);
+    return written == (size_t)out->len;
+}
+
+static void release_decoding(Work *work) {
+    Decoding *all = (Decoding *)work;
+    while (all->count) PyBuffer_Release(&all->outs[--all->count]);
+    PyMem_Free(all->outs);
+    release(&all->frames);
+}
+
+static PyObject *decoded_count(Work *work) { return PyLong_FromSsize_t(work->failed); }
+
+static int take_decoding(Decoding *all, PyObject *args) {
+    PyObject *addresses, *sizes, *outs;
+    if (!PyArg_ParseTuple(args, "OOO!", &addresses, &sizes, &PyList_Type, &outs)) return -1;
+    if (take(&all->frames, addresses, PyBUF_SIMPLE) < 0 || take(&all->frames, sizes, PyBUF_SIMPLE) < 0) return -1;
+    Py_ssize_t count = PyList_Size(outs), bytes = count * (Py_ssize_t)sizeof(int64_t);
+    if (all->frames.all[0].len != bytes || all->frames.all[1].len != bytes || !load_zstd())
+        return failed("frames must have an address, a size and an output each, and the system libzstd");
+    all->outs = PyMem_Calloc((size_t)count + 1, sizeof(Py_buffer));
+    if (!all->outs) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (; all->count < count; all->count++)
+        if (PyObject_GetBuffer(PyList_GetItem(outs, all->count), &all->outs[all->count], PyBUF_WRITABLE) < 0) return -1;
+    all->work.failed = all->work.pieces = count;
+    return 0;
+}
+
+static PyObject *start_decoding(PyObject *self, PyObject *args) {
+    Decoding *all = PyMem_Calloc(1, sizeof(Decoding));
+    if (!all) return PyErr_NoMemory();
+    if (take_decoding(all, args) < 0) {
+        release_decoding(&all->work);
+        PyMem_Free(all);
+        return NULL;
+    }
+    all->work.run = decode_piece, all->work.release = release_decoding, all->work.result = decoded_count;
+    return started(&all->work);
+}
 
 /* pack_rows(tokens_at, token_bytes, width, lengths_at, counts, shifted, size, batches) -> int
    start_packing(the same) -> work
@@ -1482,6 +1708,9 @@ static PyMethodDef methods[] = {
     {"read_rows", read_rows, METH_VARARGS, "Copy rows by number to out; False where one must not be read."},
     {"fixed_addresses", fixed_addresses, METH_VARARGS, "Write where rows are; False where one must not be read."},
     {"ragged_addresses", ragged_addresses, METH_VARARGS, "As fixed_addresses, and how many values the rows have."},
+    {"decoded_addresses", decoded_addresses, METH_VARARGS, "Write where rows of decoded blocks are; return how many are not."},
+    {"can_decode", can_decode, METH_NOARGS, "Return whether the system has a library for start_decoding."},
+    {"start_decoding", start_decoding, METH_VARARGS, "Decode zstd frames; `finish` returns how many, up to a bad one."},
     {"pack_rows", pack_rows, METH_VARARGS, "Write tokens, lengths, labels and positions of packed rows."},
     {"start_packing", start_packing, METH_VARARGS, "As pack_rows, and return at once; `finish` returns the result."},
     {"mirror", mirror, METH_VARARGS, "Reverse each line of bytes."},
@@ -1501,6 +1730,11 @@ static struct PyModuleDef module = {
 
 PyMODINIT_FUNC PyInit__native(void) {
     static int is_registered;
+    has_cores = sysconf(_SC_NPROCESSORS_ONLN) > 1;
+#if defined(__linux__)
+    cpu_set_t cores; /* that this process may use */
+    if (has_cores && !sched_getaffinity(0, sizeof(cores), &cores)) has_cores = CPU_COUNT(&cores) > 1;
+#endif
     if (!is_registered) is_registered = !pthread_atfork(NULL, NULL, forget_helpers);
     return PyModuleDef_Init(&module);
 }

@@ -32,6 +32,19 @@ def fixed_addresses(addresses: Any, chunks: Any, within: Any, tables: Tables, /)
 def ragged_addresses(
     addresses: Any, chunks: Any, within: Any, tables: Tables, counts: Any, edges: Any, edge_limits: Any, /
 ) -> bool: ...
+def decoded_addresses(
+    addresses: Any,
+    chunks: Any,
+    within: Any,
+    blocks: tuple[Any, int, int],
+    table: tuple[Any, Any, Any, Any, Any],
+    clock: int,
+    item_bytes: int,
+    ragged: tuple[Any, Any, Any] | None,
+    /,
+) -> int | None: ...
+def can_decode() -> bool: ...
+def start_decoding(addresses: Any, sizes: Any, outs: list[Any], /) -> Work: ...
 def pack_rows(
     tokens_at: Any,
     token_bytes: int,

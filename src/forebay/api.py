@@ -22,19 +22,17 @@ from forebay.building.layer_build import (
     build_layer,
     check_is_recipe,
     check_is_source,
-    in_order,
     replace_layers,
     silent,
     worker_count,
 )
-from forebay.building.planning import SourceListing, estimate_build, of_missing
+from forebay.building.planning import SourceListing, estimate_build, missing_chunks
 from forebay.building.refresh_cache import refresh_cache
 from forebay.building.repair_cache import repair_before_build, repair_cache
 from forebay.cache.catalog import Snapshot, load_generation, read_cache_document, read_recipe_document
 from forebay.cache.claims import LEASE_SECONDS
 from forebay.cache.clean import clean_cache, drop_layers
 from forebay.cache.copy import copy_cache, rekey_cache
-from forebay.cache.plan import load_plan
 from forebay.cache.records import (
     BuildReport,
     CleanReport,
@@ -57,10 +55,10 @@ from forebay.cache.records import (
     TierShare,
     VerifyReport,
 )
-from forebay.cache.status import SHOWN_FAILURES, Depth, cache_status, find_gaps, summarize_cache
+from forebay.cache.status import SHOWN_FAILURES, Depth, cache_status, find_gaps, planned_status, summarize_cache
 from forebay.cache.verify import newest_sound, verify_generation
 from forebay.engine.base import Engine
-from forebay.errors import RecipeMismatch, TierUnusable, UnknownKind, choice_error
+from forebay.errors import CacheNotFound, RecipeMismatch, TierUnusable, UnknownKind, choice_error
 from forebay.feeding.chunk_ahead import estimate_remote as feeding_estimate
 from forebay.feeding.chunk_ahead import warm_tier
 from forebay.fields import as_bytes
@@ -71,7 +69,7 @@ from forebay.kinds import WRONG, recipe_class
 from forebay.read.cache import check_pins, open_cache
 from forebay.recipe import AnyRecipe, Recipe, RecipeHooks, dependencies_of, differing_fields, fingerprint, hooks_of
 from forebay.source import Source, listed_once
-from forebay.store import Root, Store, open_store
+from forebay.store import Root, open_store
 from forebay.store.tier_folder import TierFolder
 
 ShowProgress = bool | OnProgress | None
@@ -302,11 +300,15 @@ def status(
     Of the failed samples, the first `failures` are listed, and all of them where that is None. With `check_source`, or
     where the source is passed, it is listed to find new files, and a source on another machine is asked.
     With `depth="index"` no chunk is opened and the source is not asked: a cache of any size can be polled.
+    `planners` are the builders that still plan, also where there is nothing else yet.
     """
     if depth not in get_args(Depth):
         raise choice_error("depth", depth, get_args(Depth))
     store = open_store(root)
-    read_cache_document(store)
+    try:
+        read_cache_document(store)
+    except CacheNotFound:
+        return planned_status(store)
     snapshot = Snapshot.take(store, below="")
     if depth == "index":
         return msgspec.structs.replace(cache_status(snapshot, None, 0, depth), source_note="the source was not asked")
@@ -345,8 +347,8 @@ def estimate(
     listing = SourceListing(check_is_source(source), store)
     name = layer or layer_name(recipe)
     settled, said = resolve_recipe(store, listing, recipe, name)
-    found = estimate_build(listing, settled, store, worker_count(workers), skip_unreadable, said)
-    return found if store is None else of_missing(store, settled, name, found, start_chunk, end_chunk)
+    lacks = None if store is None else missing_chunks(store, settled, name, start_chunk, end_chunk)
+    return estimate_build(listing, settled, store, worker_count(workers), skip_unreadable, said, lacks)
 
 
 def dry_run(
@@ -370,30 +372,20 @@ def dry_run(
     store, name = open_store(root), layer or layer_name(recipe)
     listing = SourceListing(check_is_source(source), store)
     settled, said = resolve_recipe(store, listing, recipe, name)
-    planned, missing = _planned_and_missing(store, settled, name, start_chunk, end_chunk)
-    found = estimate_build(listing, settled, store, worker_count(workers), skip_unreadable, said)
+    kept = read_recipe_document(store, name)
+    if kept is not None and kept.fingerprint != fingerprint(settled):
+        raise RecipeMismatch(store.address, name, differing_fields(kept, settled), is_base=True)
+    lacks = missing_chunks(store, settled, name, start_chunk, end_chunk)
+    if lacks is not None:
+        check_start(store.address, start_chunk, lacks.planned)
     return DryRun(
         root=store.address,
         layer=name,
         kind=recipe.kind,
-        planned=planned,
-        missing=missing,
-        estimate=of_missing(store, settled, name, found, start_chunk, end_chunk),
+        planned=lacks.planned if lacks else None,
+        missing=lacks.chunks if lacks else None,
+        estimate=estimate_build(listing, settled, store, worker_count(workers), skip_unreadable, said, lacks),
     )
-
-
-def _planned_and_missing(
-    store: Store, recipe: Recipe, layer: str, start_chunk: int | None, end_chunk: int | None
-) -> tuple[int | None, tuple[int, ...] | None]:
-    """The number of planned chunks, and those of the range that are missing; None if there is no plan."""
-    kept = read_recipe_document(store, layer)
-    if kept is not None and kept.fingerprint != fingerprint(recipe):
-        raise RecipeMismatch(store.address, layer, differing_fields(kept, recipe), is_base=True)
-    if kept is None or not load_plan(store).segments:
-        return None, None
-    (found,) = find_gaps(store, layer)
-    check_start(store.address, start_chunk, found.planned)
-    return found.planned, tuple(in_order(found.missing, "forward", start_chunk, end_chunk))
 
 
 def estimate_remote(

@@ -1,6 +1,7 @@
 """Estimating: what a build will take, from a small sample."""
 
 import gzip
+import random
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,30 @@ def test_an_estimate_of_an_unfinished_cache_is_of_what_is_missing(tmp_path: Path
     done = fb.estimate(source, recipe, into=root)
     assert (done.chunks, done.rows, done.stored_bytes) == (0, 0, 0)
     assert done.notes == (f"nothing is missing: all of the {total} planned chunk(s) are present",)
+
+
+def test_what_is_missing_is_sampled_itself(tmp_path: Path) -> None:
+    """The files of a source differ: what is made says little about the rest, and the whole source no more."""
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/a.txt").write_bytes(b"".join(b"%030d\n" % number for number in range(8_000)))
+    (tmp_path / "raw/b.txt").write_bytes(b"".join(b"%06d\n" % number for number in range(30_000)))
+    source, recipe, root = fb.sources.lines(tmp_path / "raw"), fb.RawRecipe(chunk_bytes=40_000), tmp_path / "cache"
+    fb.build(root, source, recipe, workers=0, end_chunk=6)
+    left, dry = fb.estimate(source, recipe, into=root), fb.dry_run(root, source, recipe)
+    before = fb.summarize(root)
+    report = fb.build(root, source, recipe, workers=0)
+    after = fb.summarize(root)
+    assert dry.estimate.rows == left.rows
+    assert (left.chunks, dry.missing) == (report.made, tuple(range(7, after.planned_chunks)))
+    assert left.rows == pytest.approx(report.made_rows, rel=0.1)
+    assert left.stored_bytes == pytest.approx(after.bytes - before.bytes, rel=0.1)
+
+
+def test_large_files_are_not_counted_on_more_than_there_are(tmp_path: Path) -> None:
+    """A place in the source is likelier in a large file; a document makes one row, whatever its size."""
+    (tmp_path / "raw").mkdir()
+    sizes = random.Random(0).choices([100, 1000], k=400)
+    for number, size in enumerate(sizes):
+        (tmp_path / f"raw/{number:03}.txt").write_text("word " * size)
+    estimate = fb.estimate(fb.sources.files(tmp_path / "raw"), fb.RawRecipe())
+    assert estimate.rows == pytest.approx(400, rel=0.2)

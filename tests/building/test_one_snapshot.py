@@ -8,6 +8,8 @@ since it may be another process.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +20,7 @@ from tests.image_caches import write_pictures
 from tests.recipes import LengthLayer, ObedientRecipe, order_line, orders, write_orders
 
 import forebay as fb
-from forebay.building.planning import SourceListing
+from forebay.building.planning import HEADS, SourceListing
 from forebay.format import layout
 from forebay.source import Listing
 from forebay.sources import LineSource, paths
@@ -242,3 +244,39 @@ def test_no_file_is_opened_for_the_notes_of_a_source_that_is_not_walked(tmp_path
     assert SourceListing(source, store).notes
     assert SourceListing(source.unwalked(), store).notes == ()
     assert len(walked) == 1
+
+
+def test_a_file_is_opened_once_to_try_and_once_to_make_and_looked_at_as_often_as_something_is_guarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build looks when it lists, after planning, before and after a chunk and at the end: docs/architecture.md.
+
+    The first samples of `HEADS` files are also read to compare encoders.
+    """
+    (tmp_path / "raw").mkdir()
+    for number in range(30):
+        (tmp_path / f"raw/{number:02}.txt").write_bytes(b"%d words\n" % number * 20)
+    calls = Counter[str]()
+
+    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*arguments: Any, **options: Any) -> Any:
+            calls[name] += 1
+            return call(*arguments, **options)
+
+        return counting
+
+    monkeypatch.setattr(import_module("forebay.sources.text"), "open_file", counted("open", paths.open_file))
+    monkeypatch.setattr(paths, "look", counted("look", paths.look))
+    root, source, recipe = tmp_path / "cache", fb.sources.text(tmp_path / "raw"), PACKED
+
+    def calls_of(verb: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, int]:
+        calls.clear()
+        verb(*arguments, **options)
+        return dict(calls)
+
+    build = partial(fb.build, root, source, recipe, workers=0)
+    assert calls_of(fb.estimate, source, recipe) == {"look": 30, "open": HEADS + 23}  # of 24 places, two in one file
+    assert calls_of(build) == {"look": 5 * 30, "open": HEADS + 2 * 30}
+    assert calls_of(build) == {"look": 30, "open": HEADS}
+    assert calls_of(fb.status, root) == {"look": 30}
+    assert calls_of(fb.verify, root) == {"look": 30}

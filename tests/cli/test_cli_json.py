@@ -24,9 +24,9 @@ def test_what_the_command_line_can_do_python_can_do(tmp_path: Path):
     root, source = build_lines(tmp_path, "--end-chunk", 3)
     would = fb.dry_run(root, fb.sources.lines(source), fb.RawRecipe(chunk_bytes=400), start_chunk=2, end_chunk=6)
     shown = run("build", root, "--dry-run", "--start-chunk", 2, "--end-chunk", 6, "--json").json
-    for field in ("root", "layer", "kind", "planned", "missing"):
+    for field in ("root", "layer", "kind", "planned"):
         assert shown[field] == json.loads(msgspec.json.encode(getattr(would, field)))
-    assert would.missing == (4, 5, 6)
+    assert (would.missing, shown["missing"]) == ((4, 5, 6), [[4, 6]])
     assert would.estimate.chunks == shown["estimate"]["chunks"] == 3
     with pytest.raises(fb.errors.RecipeMismatch, match="codec"):
         fb.dry_run(root, fb.sources.lines(source), fb.RawRecipe(chunk_bytes=400, codec="none"))
@@ -39,6 +39,18 @@ def test_what_the_command_line_can_do_python_can_do(tmp_path: Path):
     assert repr(report) == f"DoctorReport({len(report.checks)} checks, problems: chunks of raw)"
     shown = run("doctor", root, "--json", code=1).json["checks"]
     assert [check["name"] for check in shown] == [check.name for check in report.checks]
+
+
+def test_numbers_of_chunks_are_ranges_in_json(tmp_path: Path):
+    root, _ = build_lines(tmp_path)
+    for chunk in (1, 2, 3, 6):
+        chunk_path(root, chunk).unlink()
+    gone = [[1, 3], [6, 6]]
+    (gaps,) = run("gaps", root, "--json").json
+    assert (gaps["missing"], gaps["unlisted"]) == (gone, [])
+    (layer,) = run("status", root, "--json", code=1).json["layers"]
+    assert (layer["missing"], layer["lost"], layer["suspect"], layer["unlisted"]) == (gone, gone, [], [])
+    assert run("verify", root, "--json", code=1).json["missing"] == {"raw": gone}
 
 
 def test_a_finding_has_the_result_and_the_command_that_repairs_it(tmp_path: Path):

@@ -404,7 +404,7 @@ def test_status_says_that_a_published_chunk_is_lost_and_advises_repair(tmp_path:
     assert "lost" in ran.out
     assert "2 (published, but the file is missing)" in ran.out
     assert f"next: forebay repair {root}" in ran.out
-    assert run("status", root, "--json", code=1).json["layers"][0]["lost"] == [2]
+    assert run("status", root, "--json", code=1).json["layers"][0]["lost"] == [[2, 2]]
     run("repair", root, "--workers", 0)
     run("status", root)
 

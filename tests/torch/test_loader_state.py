@@ -270,13 +270,14 @@ def test_rows_added_beside_a_repaired_chunk_wait_for_the_next_epoch(tmp_path: Pa
 
 
 def test_a_window_that_fewer_ranks_cannot_keep_decoded_is_refused_on_resume(tmp_path: Path) -> None:
-    root = token_cache(tmp_path, 400, codec="zstd", chunk_rows=40)
-    options: dict[str, Any] = {"global_batch_size": 8, "shuffle": "window", "window": Window(rows=20, unit=2, lanes=8)}
+    root = token_cache(tmp_path, 1280, codec="zstd", chunk_rows=20)
+    window = Window(rows=20, unit=2, lanes=64)
+    options: dict[str, Any] = {"global_batch_size": 64, "shuffle": "window", "window": window}
     cache = fb.open_cache(root, memory=5000)
-    many = Loader(cache, rank=0, world_size=8, **options)
+    many = Loader(cache, rank=0, world_size=64, **options)
     next(iter(many))
-    with pytest.raises(WindowTooLarge, match="a shuffle window of 20 rows in 8 lanes"):
+    with pytest.raises(WindowTooLarge, match="a shuffle window of 20 rows in 64 lanes"):
         Loader(cache, **options)
     small = Loader(cache, **options | {"window": Window(rows=2, unit=2, lanes=1)})
-    with pytest.raises(WindowTooLarge, match="a shuffle window of 20 rows in 8 lanes"):
+    with pytest.raises(WindowTooLarge, match="a shuffle window of 20 rows in 64 lanes"):
         small.load_state_dict(many.state_dict())

@@ -3,6 +3,7 @@
 import json
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from tests.token_caches import NumberedTokens, grow_cache, interleaved, numbers_
 from tests.warm_process import WarmProcess, script_environment
 
 import forebay as fb
-from forebay.torch import Loader
+from forebay import compiled
+from forebay.torch import Loader, Window
 
 ROWS = 120
 
@@ -200,3 +202,26 @@ def test_two_ranks_train_as_one_process_does(grown: Path, tmp_path: Path, wrappe
         optimizer.step()
         losses.append(float(loss.detach()))
     assert first == pytest.approx(losses, rel=1e-4)
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_rows_that_are_decoded_come_alike_from_helpers_threads_and_python(
+    tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = token_cache(tmp_path, ROWS, sequence_length=64, chunk_rows=20, codec=codec)
+    native = compiled.native
+    assert native is not None
+
+    def epoch(threads: int, loops: object) -> list[dict[str, list[object]]]:
+        monkeypatch.setattr(compiled, "native", loops)
+        window = Window(rows=8, unit=4, chunks=2, lanes=4)
+        loader = Loader(
+            fb.open_cache(path), global_batch_size=4, seed=3, window=window, shuffle="window", threads=threads
+        )
+        assert loader._plan.helpers == (threads == 2 and codec == "zstd" and loops is native)
+        return [{name: values.tolist() for name, values in batch.items()} for batch in loader]
+
+    without_library = SimpleNamespace(**vars(native) | {"can_decode": lambda: False})
+    made = [epoch(threads, loops) for threads in (0, 2) for loops in (native, without_library, None)]
+    assert len(made[0]) == ROWS // 4
+    assert all(one == made[0] for one in made)

@@ -22,12 +22,13 @@ from tests.viewer.conftest import HOSTILE
 import forebay as fb
 from forebay.cache.catalog import load_generation
 from forebay.cache.claims import Claim
+from forebay.cache.records import as_json
 from forebay.format import layout
 from forebay.store import LocalStore
 from forebay.store.base import this_process
 from forebay.teachers import TeacherRecipe
 from forebay.viewer import live_build
-from forebay.viewer.page_records import answer, as_json, guarded
+from forebay.viewer.page_records import answer, guarded
 from forebay.viewer.picture_rows import image_png
 from forebay.viewer.shown_cache import BadQuery, Query, ShownCache
 from forebay.viewer.token_rows import check_lengths

@@ -9,15 +9,16 @@ planned.
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import islice
+from itertools import chain, islice
 from math import ceil
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import get_args
 
 import msgspec
@@ -212,12 +213,20 @@ def chunk_weight(target: ChunkTarget, trial: Trial, unit: Unit = "bytes") -> int
 
 
 def try_readable(
-    source: Source, files: Sequence[SourceFile], recipe: Recipe, unreadable: Unreadable, budget: int | None = None
+    source: Source,
+    files: Sequence[SourceFile],
+    recipe: Recipe,
+    unreadable: Unreadable,
+    budget: int | None = None,
+    ranges: Sequence[Part] | None = None,
 ) -> Trial:
-    """`try_recipe` with the files that can be read."""
+    """`try_recipe` with the files that can be read, or with ranges of them."""
     while True:
         try:
-            return try_recipe(source, unreadable.without(files), recipe, budget)
+            if ranges is None:
+                return try_recipe(source, unreadable.without(files), recipe, budget)
+            left = [part for part in ranges if part.file.path not in unreadable.found]
+            return _try_places(source, sample_places(source, (), budget or 1, left, True) if left else [], recipe)
         except SourceUnreadable as error:
             unreadable.take(error, files)
 
@@ -229,7 +238,7 @@ def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budg
     source, is raised.
     """
     total = sum(map(source.weight, files))
-    places = sample_places(source, files, budget or _planning_budget(source, total, recipe))
+    places = sample_places(source, files, budget or _planning_budget(source, total, recipe), None, budget is not None)
     return _try_places(source, places, recipe)
 
 
@@ -251,7 +260,9 @@ def _piece_of(source: Source, part: Part, piece: int) -> Part | None:
 
 def _try_places(source: Source, places: Sequence[Sequence[Part]], recipe: Recipe) -> Trial:
     started = time.perf_counter()
-    glances = [TrialSamples(source, parts) for parts in places]
+    counts = Counter(part for parts in places for part in parts if part.weight <= _kept_weight(source))
+    kept = {part: list[Sample | Failure | SampleBatch]() for part, count in counts.items() if count > 1}
+    glances = [TrialSamples(source, parts, kept) for parts in places]
     made = _made(recipe, glances)
     if not made:
         return Trial(1, 0.0, 0, 0, 0.0, 0, 0, 0)
@@ -275,6 +286,11 @@ def _try_places(source: Source, places: Sequence[Sequence[Part]], recipe: Recipe
         tried=len(set[str]().union(*(glance.ids for glance in used))),
         reasons=Reasons({failure.sample: failure for failure in failures}.values()),
     )
+
+
+def _kept_weight(source: Source) -> int:
+    """How large a part may be that is kept for further places; of samples, each may be large."""
+    return LITTLE_WEIGHT["bytes"] if source.unit == "bytes" else 0
 
 
 def _planning_budget(source: Source, total: int, recipe: Recipe) -> int:
@@ -315,15 +331,30 @@ def _made(recipe: Recipe, glances: Sequence["TrialSamples"]) -> list[tuple["Tria
 
 
 class TrialSamples(BatchedSamples):
-    """The samples of some parts, read for an estimate only; a source may have a cheaper way for that."""
+    """The samples of some parts, read for an estimate only; a source may have a cheaper way for that.
 
-    def __init__(self, source: Source, parts: Sequence[Part]) -> None:
+    Those of parts in `kept` are read once: the places of a small source overlap.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        parts: Sequence[Part],
+        kept: Mapping[Part, list[Sample | Failure | SampleBatch]] = MappingProxyType({}),
+    ) -> None:
         self.count = 0
         self.ids: set[str] = set()
         self.failures: list[Failure] = []
         self._unit = source.unit
-        self._read = source.glance
+        self._source, self._kept = source, kept
         self._parts = parts
+
+    def _read(self, part: Part) -> Iterable[Sample | Failure | SampleBatch]:
+        kept = self._kept.get(part)
+        if kept is None:
+            return self._source.glance(part)
+        kept += [] if kept else self._source.glance(part)
+        return kept
 
     @property
     def weight(self) -> int:
@@ -378,22 +409,37 @@ def sample_heads(source: Source, files: Sequence[SourceFile]) -> Iterator[Sample
                 yield from TrialSamples(source, [Part(files[index], 0, stop)])
 
 
-def sample_places(source: Source, files: Sequence[SourceFile], budget: int) -> list[list[Part]]:
-    """A few small parts at each of 24 places, evenly by weight.
+def sample_places(
+    source: Source,
+    files: Sequence[SourceFile],
+    budget: int,
+    ranges: Sequence[Part] | None = None,
+    is_fair: bool = False,
+) -> list[list[Part]]:
+    """A few small parts at each of 24 places, evenly by weight: in files, or in some ranges of files.
 
-    A stream is only read from its beginning: the places in it make one part there, as long as all of them.
+    A stream is only read from its beginning: the places in it make one part there, as long as all of them. A place is
+    likelier in a large file than in a small one: a fair sample begins after a file that cannot be cut, not with it.
     """
-    weights = np.fromiter(map(source.weight, files), np.int64, len(files))
+    if ranges is None:
+        weights = np.fromiter(map(source.weight, files), np.int64, len(files))
+    else:
+        weights = np.array([part.weight for part in ranges], np.int64)
+
+    def nth(index: int) -> Part:
+        return Part(files[index], 0, int(weights[index])) if ranges is None else ranges[index]
+
     ends = np.cumsum(weights)
     piece = ceil(budget / SAMPLE_PLACES)
     found: dict[int, list[int]] = {}  # file -> the offsets of the places in it
     for place in range(SAMPLE_PLACES):
         at = int(ends[-1]) * (2 * place + 1) // (2 * SAMPLE_PLACES)
-        index = min(int(np.searchsorted(ends, at, side="right")), len(files) - 1)
+        index = min(int(np.searchsorted(ends, at, side="right")), len(weights) - 1)
         found.setdefault(index, []).append(at - int(ends[index] - weights[index]))
     places: list[list[Part]] = []
     for index, offsets in found.items():
-        for parts in _in_file(source, files, index, offsets, piece, int(weights[index])):
+        following = map(nth, range(index, min(index + MOST_FILES_PER_PLACE, len(weights))))
+        for parts in _in_file(source, following, offsets, piece, is_fair):
             if parts and parts not in places:
                 places.append(parts)
     return _within(places, max(budget, LITTLE_WEIGHT[source.unit]))
@@ -409,33 +455,40 @@ def _within(places: list[list[Part]], budget: int) -> list[list[Part]]:
 
 
 def _in_file(
-    source: Source, files: Sequence[SourceFile], index: int, offsets: list[int], piece: int, weight: int
+    source: Source, following: Iterator[Part], offsets: list[int], piece: int, is_fair: bool
 ) -> Iterator[list[Part]]:
-    """The parts of the places that fall into one file."""
-    if weight <= piece:
-        yield _run(source, files, index, piece)
-    elif files[index].stream:
-        yield _piece(source, files[index], 0, int(piece * len(offsets) * WITHOUT_LOOKUPS))
+    """The parts of the places that fall into the first of some files or ranges."""
+    first = next(following)
+    if first.weight <= piece or (is_fair and not _is_cut(source, first, piece)):
+        runs = chain(following, [first]) if is_fair else chain([first], following)
+        yield _run(source, runs, piece)
+    elif first.file.stream:
+        yield _piece(source, first, 0, int(piece * len(offsets) * WITHOUT_LOOKUPS))
     else:
-        yield from (_piece(source, files[index], offset, piece) for offset in offsets)
+        yield from (_piece(source, first, offset, piece) for offset in offsets)
 
 
-def _piece(source: Source, file: SourceFile, at: int, piece: int) -> list[Part]:
-    """One part of about `piece` that begins near `at`, or at the beginning where the file cannot be cut there."""
+def _is_cut(source: Source, whole: Part, piece: int) -> bool:
+    return whole.file.stream or next(source.cuts(whole.file, whole.start, piece, piece), whole.stop) < whole.stop
+
+
+def _piece(source: Source, whole: Part, at: int, piece: int) -> list[Part]:
+    """One part of about `piece` that begins near `at`, or at the beginning where there is no cut near it."""
+    file, start = whole.file, whole.start
     if at and not file.stream:
-        edges = list(islice(source.cuts(file, 0, at, piece), 2))
-        if len(edges) == 2:
-            return [Part(file, edges[0], edges[1])]
-    stop = next(source.cuts(file, 0, piece, piece), None)
-    return [] if stop is None else [Part(file, 0, stop)]
+        edges = list(islice(source.cuts(file, start, at, piece), 2))
+        if len(edges) == 2 and edges[0] < whole.stop:
+            return [Part(file, edges[0], min(edges[1], whole.stop))]
+    stop = next(source.cuts(file, start, piece, piece), None)
+    return [] if stop is None else [Part(file, start, stop if file.stream else min(stop, whole.stop))]
 
 
-def _run(source: Source, files: Sequence[SourceFile], index: int, piece: int) -> list[Part]:
+def _run(source: Source, following: Iterable[Part], piece: int) -> list[Part]:
     """Whole files, one after the other, that weigh about `piece`: taken as they come, small and large alike."""
     parts: list[Part] = []
     weight = 0
-    for file in files[index : index + MOST_FILES_PER_PLACE]:
-        parts += _piece(source, file, 0, piece)
+    for whole in following:
+        parts += _piece(source, whole, 0, piece)
         weight += parts[-1].weight if parts else 0
         if weight >= piece:
             break
@@ -443,7 +496,7 @@ def _run(source: Source, files: Sequence[SourceFile], index: int, piece: int) ->
 
 
 LOOKS = 3  # how often a file that changes while it is cut is looked at again
-OnCut = Callable[[int, int, int], None]  # files cut so far, files in all, weight passed so far
+OnCut = Callable[[int, int, int, int], None]  # files cut so far, files in all, their bytes so far, bytes in all
 
 
 def scratch_folder(store: Store) -> str | None:
@@ -489,20 +542,23 @@ def _cut_files(
 ) -> Iterator[list[Part]]:
     open_chunk: list[Part] = []
     used = passed = 0
+    total = sum(file.size for file in files)
     for count, file in enumerate(files):
         start = starts.get(file.path, 0)
+        on_cut(count, len(files), passed, total)
         try:
-            show = partial(_show_cut, on_cut, count, len(files), passed - start)
             scan = scans.take(file)
             if scan is not None:
                 scanned, stops = scan.file, list(scan.cuts(weight - used, weight))
-                show(stops[-1] if stops else 0)
             else:
+                whole = source.weight(file) if file.stream or source.unit == "samples" else file.size
+                show = partial(_show_cut, on_cut, (count, len(files), passed, total), file.size, max(1, whole))
                 scanned, stops = _cut_unchanged(source, file, start, weight - used, weight, show)
         except SourceUnreadable as error:
             unreadable.take(error, files)
             continue
-        passed += stops[-1] - start if stops else 0
+        finally:
+            passed += file.size
         for stop in stops:
             if open_chunk and used + stop - start > OVERWEIGHT * weight:
                 yield open_chunk
@@ -513,7 +569,7 @@ def _cut_files(
             if used >= weight:
                 yield open_chunk
                 open_chunk, used = [], 0
-    on_cut(len(files), len(files), passed)
+    on_cut(len(files), len(files), total, total)
     if open_chunk:
         yield open_chunk
 
@@ -562,8 +618,10 @@ def _cut_unchanged(
     raise SourceUnreadable(file.path, "it keeps changing while it is planned")
 
 
-def _show_cut(on_cut: OnCut, done: int, total: int, passed: int, stop: int) -> None:
-    on_cut(done, total, passed + stop)
+def _show_cut(on_cut: OnCut, before: tuple[int, int, int, int], size: int, whole: int, stop: int) -> None:
+    """Show how much of a file is cut: as much of its size as of all that it holds, which for a stream is estimated."""
+    done, files, passed, total = before
+    on_cut(done, files, passed + size * min(stop, whole) // whole, total)
 
 
 def wait_until_settled(files: Iterable[SourceFile]) -> None:
@@ -655,26 +713,33 @@ def estimate_build(
     workers: int,
     skip_unreadable: bool = False,
     said: Sequence[str] = (),
+    missing: "MissingChunks | None" = None,
 ) -> Estimate:
-    """Sample at most 5 % of the source, but a few whole documents, and scale; `said` are notes of the recipe."""
+    """Sample at most 5 % of the source, but a few whole documents, and scale; `said` are notes of the recipe.
+
+    Of a cache that is begun, what it lacks is sampled, and scaled.
+    """
     source, files = listing.source, listing.files
     if not files:
         raise SourceNotFound(str(source.describe()))
     unreadable = Unreadable(skip_unreadable)
     unreadable.take_listed(source, files)
-    total = _weigh(source, files, unreadable)
-    budget = max(1, min(_most_sampled(source, recipe), int(total * SAMPLED_SHARE)))
-    trial = try_readable(source, files, recipe, unreadable, budget)
+    total = _weigh(source, files, unreadable) if missing is None else missing.weight
+    most = total * SAMPLED_SHARE if missing is None else min(missing.of_weight * SAMPLED_SHARE, total / 2)
+    budget = max(1, min(_most_sampled(source, recipe), int(most)))
+    trial = try_readable(source, files, recipe, unreadable, budget, missing.ranges if missing else None)
     chunks = max(1, ceil(total / chunk_weight(recipe.chunk_target(), trial, source.unit)))
+    chunks = chunks if missing is None else len(missing.chunks)
     heads = chunks * trial.head_bytes
     stored = round(trial.scaled(trial.stored_bytes, total) + heads)
     free = store.free_bytes() if store else None
     reason, _, example = trial.reasons.most_frequent() if trial.failures else ("", 0, "")
+    workers = min(workers, max(1, chunks))  # a chunk is made by one
     return Estimate(
         files=len(files),
         source_weight=total,
         unit=source.unit,
-        sampled_weight=trial.weight,
+        sampled_weight=trial.weight if trial.samples else 0,
         chunks=chunks,
         rows=round(trial.scaled(trial.rows, total)),
         raw_bytes=round(trial.scaled(trial.raw_bytes, total)),
@@ -682,8 +747,8 @@ def estimate_build(
         by_codec={
             codec: round(trial.scaled(size, total) + heads) for codec, size in bytes_by_codec(trial, recipe).items()
         },
-        seconds=trial.scaled(trial.seconds, total) / min(workers, chunks),
-        workers=min(workers, chunks),  # a chunk is made by one
+        seconds=trial.scaled(trial.seconds, total) / workers,
+        workers=workers,
         failures=round(trial.scaled(trial.failures, total)),
         statistics=_scaled_statistics(trial, total),
         free_bytes=free,
@@ -691,47 +756,51 @@ def estimate_build(
         failure_reason=reason,
         failure_example=example,
         all_failed=trial.all_failed,
-        notes=(*said, *_notes(recipe, trial), *unreadable_note(unreadable.found), *listing.notes),
+        notes=(
+            *said,
+            *_notes(recipe, trial),
+            *unreadable_note(unreadable.found),
+            *listing.notes,
+            *([missing.note] if missing else []),
+        ),
     )
 
 
-def of_missing(
-    store: Store, recipe: Recipe, layer: str, whole: Estimate, start_chunk: int | None, end_chunk: int | None
-) -> Estimate:
-    """The estimate of what a cache still lacks of a range of chunks; `whole` where this recipe has planned none."""
+@dataclass(frozen=True, slots=True)
+class MissingChunks:
+    """What a begun cache lacks of a range of its chunks."""
+
+    planned: int
+    chunks: tuple[int, ...]
+    ranges: Sequence[Part]  # of the source, what is next to each other as one
+    weight: int
+    of_weight: int  # of all that is planned
+    is_range: bool
+
+    @property
+    def note(self) -> str:
+        if self.chunks:
+            return f"{len(self.chunks):,} of {self.planned:,} planned chunk(s) are missing: the figures are of them"
+        asked = "that were asked for are" if self.is_range else "are"
+        return f"nothing is missing: all of the {self.planned:,} planned chunk(s) {asked} present"
+
+
+def missing_chunks(
+    store: Store, recipe: Recipe, layer: str, start: int | None, end: int | None
+) -> MissingChunks | None:
+    """The chunks of a range that are planned by this recipe and missing; None where it has planned none."""
     kept, plan = read_recipe_document(store, layer), load_plan(store)
     if kept is None or not plan.segments or kept.fingerprint != fingerprint(recipe):
-        return whole
+        return None
     (found,) = find_gaps(store, layer)
-    missing = [
-        chunk
-        for chunk in found.missing
-        if (start_chunk or 0) <= chunk <= (found.planned if end_chunk is None else end_chunk)
-    ]
-    if missing:
-        note = f"{len(missing):,} of {found.planned:,} planned chunk(s) are missing: the figures are of them"
-    else:
-        asked = "are" if start_chunk is None and end_chunk is None else "that were asked for are"
-        note = f"nothing is missing: all of the {found.planned:,} planned chunk(s) {asked} present"
-    weight = int(plan.weights[missing].sum())
-    share = weight / max(1, int(plan.weights.sum()))
-    stored = round(share * whole.stored_bytes)
-    workers = min(whole.workers, max(1, len(missing)))
-    return msgspec.structs.replace(
-        whole,
-        source_weight=weight,
-        chunks=len(missing),
-        stored_bytes=stored,
-        rows=round(share * whole.rows),
-        raw_bytes=round(share * whole.raw_bytes),
-        failures=round(share * whole.failures),
-        by_codec={codec: round(share * size) for codec, size in whole.by_codec.items()},
-        seconds=share * whole.seconds * whole.workers / workers,
-        workers=workers,
-        statistics={name: round(share * value) for name, value in whole.statistics.items()},
-        fits=whole.free_bytes is None or stored <= whole.free_bytes,
-        notes=(*whole.notes, note),
-    )
+    chunks = tuple(n for n in found.missing if (start or 0) <= n <= (found.planned if end is None else end))
+    ranges: list[Part] = []
+    for part in chain.from_iterable(map(plan.parts, chunks)):
+        if ranges and ranges[-1].stop == part.start and ranges[-1].file.path == part.file.path:
+            part = Part(part.file, ranges.pop().start, part.stop)
+        ranges.append(part)
+    weight = int(plan.weights[list(chunks)].sum())
+    return MissingChunks(found.planned, chunks, ranges, weight, int(plan.weights.sum()), not start is end is None)
 
 
 def _weigh(source: Source, files: Sequence[SourceFile], unreadable: Unreadable) -> int:

@@ -1,8 +1,10 @@
 """What the verbs answer with: frozen records that the command line and the viewer show as they are."""
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from html import escape
-from typing import ClassVar, Literal
+from itertools import groupby
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -14,6 +16,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """A record with a repr of one line, and a table in notebooks."""
 
     only_in_table: ClassVar[tuple[str, ...]] = ()  # fields that the line leaves out
+    in_ranges: ClassVar[tuple[str, ...]] = ()  # fields with numbers of chunks, which are ranges in JSON
 
     def __repr__(self) -> str:
         shown = {name: value for name, value in _facts(self).items() if name not in self.only_in_table}
@@ -21,6 +24,35 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     def _repr_html_(self) -> str:
         return html_table(type(self).__name__, _facts(self))
+
+
+def ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Rising numbers as ranges, with both ends.
+
+    >>> ranges([0, 1, 2, 5, 7, 8])
+    ((0, 2), (5, 5), (7, 8))
+    """
+    runs = ([number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]))
+    return tuple((run[0], run[-1]) for run in runs)
+
+
+def as_json(records: object) -> bytes:
+    """Records as JSON, numbers of chunks as ranges; names of files that are not UTF-8 have lone surrogates: escaped."""
+    plain = _plain(records)
+    try:
+        return msgspec.json.encode(plain)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(plain)).encode()
+
+
+def _plain(value: Any, is_chunks: bool = False) -> Any:
+    if isinstance(value, Record):
+        return {name: _plain(getattr(value, name), name in value.in_ranges) for name in value.__struct_fields__}
+    if isinstance(value, Mapping):
+        return {name: _plain(inner, is_chunks) for name, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return ranges(value) if is_chunks else [_plain(inner) for inner in value]
+    return value
 
 
 def html_table(title: str, facts: Mapping[str, object]) -> str:
@@ -83,6 +115,7 @@ class Progress(Record, frozen=True, kw_only=True):
     pids: tuple[int, ...] = ()
     note: str = ""
     waiting_for: tuple[str, ...] = ()  # the machines that hold what is left
+    total_bytes: int = 0  # while planning, of all source files, of which `read_bytes` are done; 0: not known
 
 
 OnProgress = Callable[[Progress], None]
@@ -149,6 +182,8 @@ class Problem(Record, frozen=True, kw_only=True):
 class VerifyReport(Record, frozen=True, kw_only=True):
     """What a check of a cache found."""
 
+    in_ranges = ("missing",)
+
     root: str
     generation: int
     cache_id: str
@@ -187,6 +222,8 @@ class RepairReport(Record, frozen=True, kw_only=True):
 class RefreshReport(Record, frozen=True, kw_only=True):
     """What a refresh found changed, and made again."""
 
+    in_ranges = ("chunks", "layers")
+
     root: str
     changed: dict[str, str]  # source file -> how it differs from what was planned
     dropped: tuple[str, ...]  # source files that are gone, and whose samples are left out now
@@ -204,6 +241,8 @@ class RefreshReport(Record, frozen=True, kw_only=True):
 
 class Gaps(Record, frozen=True, kw_only=True):
     """Which chunks of a layer are missing."""
+
+    in_ranges = ("missing", "unlisted")
 
     root: str
     layer: str
@@ -255,6 +294,20 @@ class BuilderStatus(Record, frozen=True, kw_only=True):
     memory_bytes: int
 
 
+class PlannerStatus(Record, frozen=True, kw_only=True):
+    """A builder that plans what is not planned yet, as of its last heartbeat."""
+
+    host: str
+    pid: int
+    state: str  # working, or abandoned: known to be dead
+    files: int  # done
+    total_files: int
+    bytes: int
+    total_bytes: int  # 0: not known
+    seconds: float  # since it began
+    eta_seconds: float | None
+
+
 class FailedSample(Record, frozen=True, kw_only=True):
     layer: str
     chunk: int
@@ -264,6 +317,8 @@ class FailedSample(Record, frozen=True, kw_only=True):
 
 
 class LayerStatus(Record, frozen=True, kw_only=True):
+    in_ranges = ("missing", "suspect", "lost", "unlisted")
+
     layer: str
     planned: int
     present: int
@@ -298,6 +353,7 @@ class Status(Record, frozen=True, kw_only=True):
     unreadable: dict[str, str] = {}  # source files that were skipped -> why
     refreshable: bool = True  # False where `refresh` refuses, as the plan leaves out duplicates
     foreign: tuple[str, ...] = ()  # files that are not of this cache, which are left alone
+    planners: tuple[PlannerStatus, ...] = ()
 
     @property
     def needs_source(self) -> bool:
@@ -374,6 +430,8 @@ class Estimate(Record, frozen=True, kw_only=True):
 
 class DryRun(Record, frozen=True, kw_only=True):
     """What a build would do; `planned` and `missing` are None if there is no plan."""
+
+    in_ranges = ("missing",)
 
     root: str
     layer: str

@@ -6,8 +6,6 @@ from functools import cache
 from itertools import islice
 from typing import Literal
 
-import numpy as np
-
 from forebay.cache.catalog import (
     Snapshot,
     generation_numbers,
@@ -18,7 +16,7 @@ from forebay.cache.catalog import (
     read_cache_document,
     read_recipe_document,
 )
-from forebay.cache.claims import BuilderBeat, Claim, is_abandoned, is_dead, read_builders, read_claims
+from forebay.cache.claims import BuilderBeat, Claim, claimed, is_abandoned, is_dead, read_builders, read_claims
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.records import (
     BuilderStatus,
@@ -28,13 +26,23 @@ from forebay.cache.records import (
     LayerStatus,
     LayerSummary,
     MadeWith,
+    PlannerStatus,
     Status,
     Summary,
+    ranges,
 )
 from forebay.cache.source_check import Freshness, check_freshness, stale_files
 from forebay.cache.verify import foreign_files
-from forebay.columns import Array, Column
-from forebay.errors import ChunkMissing, Damaged, HubNotFound, HubUnreachable, IndexCorrupt, LayerNotFound
+from forebay.columns import Column
+from forebay.errors import (
+    CacheNotFound,
+    ChunkMissing,
+    Damaged,
+    HubNotFound,
+    HubUnreachable,
+    IndexCorrupt,
+    LayerNotFound,
+)
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
@@ -108,6 +116,54 @@ def cache_status(
         unreadable=plan.unreadable,
         refreshable=not plan.deduplicates,
         foreign=foreign_files(snapshot),
+        planners=planner_statuses(store, len(plan.segments)),
+    )
+
+
+def planned_status(store: Store) -> Status:
+    """The status of what is not a cache yet, as it is still planned, or was when its planner died."""
+    planners = planner_statuses(store, 0)
+    if not planners:
+        raise CacheNotFound(store.address)
+    return Status(
+        root=store.address,
+        generation=None,
+        complete=False,
+        layers=(),
+        claims=(),
+        builders=(),
+        failed_samples=(),
+        failed_samples_left_out=0,
+        source_root="",
+        stale={},
+        grown=(),
+        source_checked=False,
+        source_note="the source was not checked: nothing is planned yet",
+        planners=planners,
+    )
+
+
+def planner_statuses(store: Store, planned: int) -> tuple[PlannerStatus, ...]:
+    """Those who plan a segment behind the first `planned`; of several that took over from each other, the last."""
+    last: dict[int, tuple[int, Claim]] = {}
+    for key, claim in read_claims(store, None).items():
+        segment, attempt = claimed(key)
+        last[segment] = max(last.get(segment, (0, claim)), (attempt, claim), key=lambda one: one[0])
+    return tuple(_planner_status(claim) for segment, (_, claim) in sorted(last.items()) if segment >= planned)
+
+
+def _planner_status(claim: Claim) -> PlannerStatus:
+    done, total = (claim.bytes, claim.total_bytes) if claim.total_bytes else (claim.files, claim.total_files)
+    return PlannerStatus(
+        host=claim.host,
+        pid=claim.pid,
+        state="abandoned" if is_abandoned(claim) else "working",
+        files=claim.files,
+        total_files=claim.total_files,
+        bytes=claim.bytes,
+        total_bytes=claim.total_bytes,
+        seconds=claim.seconds,
+        eta_seconds=max(0, total - done) * claim.seconds / done if done else None,
     )
 
 
@@ -263,20 +319,12 @@ def _layer_summary(generation: Generation, layer: str) -> LayerSummary:
         failures=int(table.numbers["failures"].sum()),
         statistics=table.totals(),
         made_with=tuple(
-            MadeWith(versions=dict(sets[maker]) if maker >= 0 else {}, count=len(chunks), chunks=_ranges(chunks))
+            MadeWith(
+                versions=dict(sets[maker]) if maker >= 0 else {}, count=len(chunks), chunks=ranges(chunks.tolist())
+            )
             for maker, chunks in table.by_maker(len(sets)).items()
         ),
     )
-
-
-def _ranges(numbers: Array) -> tuple[tuple[int, int], ...]:
-    """Rising numbers as ranges, with both ends.
-
-    >>> _ranges(np.array([0, 1, 2, 5, 7, 8]))
-    ((0, 2), (5, 5), (7, 8))
-    """
-    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
-    return tuple((int(run[0]), int(run[-1])) for run in runs if len(run))
 
 
 def describe_column(column: Column) -> str:

@@ -10,7 +10,6 @@ would execute. In JSON they become \\uXXXX, which reads back as the same text.
 """
 
 import errno
-import json
 import os
 import re
 import sys
@@ -27,7 +26,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 from rich.text import Text
 
-from forebay.cache.records import OnProgress
+from forebay.cache.records import OnProgress, as_json
 from forebay.errors import ForebayError, LibraryMissing, RangeInvalid, closest
 from forebay.fields import Field, declared, parse_size
 from forebay.preview.console import console_for
@@ -426,7 +425,7 @@ def _written(write: Callable[[], None]) -> None:
 
 
 def _print_json(document: Any) -> None:
-    click.echo(_escaped(_numbers_on_one_line(_as_json(document))))
+    click.echo(_escaped(_numbers_on_one_line(msgspec.json.format(as_json(document), indent=2).decode())))
 
 
 def _print_text(record: Any) -> None:
@@ -440,14 +439,6 @@ def wanted_width() -> int | None:
     """The width that COLUMNS asks for, also in a pipe."""
     columns = os.environ.get("COLUMNS", "")
     return int(columns) if columns.isdecimal() and int(columns) else None
-
-
-def _as_json(record: Any) -> str:
-    """Indented JSON. File names that are not UTF-8 have lone surrogates, which are escaped."""
-    try:
-        return msgspec.json.format(msgspec.json.encode(record), indent=2).decode()
-    except UnicodeEncodeError:
-        return json.dumps(msgspec.to_builtins(record), indent=2)
 
 
 def _escaped(text: str) -> str:

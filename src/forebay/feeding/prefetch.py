@@ -148,7 +148,7 @@ class FirstBatch:
         return self.maker.batches(ReadThrough(caches, stream.seed), epoch, located, size)
 
 
-_LOCATED_ROWS = 4096
+_LOCATED_ROWS = 8192
 
 
 class BatchGroups:

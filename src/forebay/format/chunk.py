@@ -85,9 +85,14 @@ def compressor(codec: Codec, level: Level) -> Callable[[Buffer], Buffer]:
     return lambda block: block
 
 
+def most_bytes(codec: Codec, stored: int) -> int:
+    """How many bytes a block of `stored` bytes can hold."""
+    return _MOST_BYTES[codec](stored)
+
+
 def decompress(codec: Codec, block: Buffer, size: int, limit: int = MAX_BLOCK_BYTES) -> Buffer:
     """Decompress a block to `size` bytes; rejects an impossible size before allocating memory."""
-    if not 0 <= size <= _MOST_BYTES[codec](len(block)):
+    if not 0 <= size <= most_bytes(codec, len(block)):
         raise CodecError(f"{len(block):,} stored bytes cannot hold {size:,}")
     if codec != "none" and size > limit:
         raise BlockOverLimit(size, limit)
@@ -545,12 +550,18 @@ class ChunkFile:
         A compressed block of more than `limit` bytes raises `BlockOverLimit`.
         """
         declared = self.columns[column]
-        start, stop = self.check(column).span(block)
-        low, high = block_span(declared, self.rows, block, self.offsets(column) if declared.ragged else None)
-        raw = decompress(declared.codec, self.view[start:stop], (high - low) * declared.item_bytes, limit)
+        stored, count = self.stored_block(column, block)
+        raw = decompress(declared.codec, stored, count * declared.item_bytes, limit)
         if declared.dtype == "bool" and not sound_bools(raw):
             raise CodecError(NOT_BOOL)
-        return np.frombuffer(raw, declared.array_dtype).reshape(high - low, *declared.shape)
+        return np.frombuffer(raw, declared.array_dtype).reshape(count, *declared.shape)
+
+    def stored_block(self, column: str, block: int) -> tuple[Buffer, int]:
+        """The bytes of a block as they are stored, and how many rows (ragged: values) it has."""
+        declared = self.columns[column]
+        start, stop = self.check(column).span(block)
+        low, high = block_span(declared, self.rows, block, self.offsets(column) if declared.ragged else None)
+        return self.view[start:stop], high - low
 
     def decode(self, column: str, limit: int = MAX_BLOCK_BYTES) -> Array | Ragged:
         """All rows of a column. Raises `CodecError`, or `BlockOverLimit` if they would take too much memory."""

@@ -119,6 +119,27 @@ def _sorted(indices: Numbers, sizes: Numbers, keys: Words) -> Numbers:
     return placed
 
 
+def _permute_each(indices: Numbers, which: Numbers, sizes: Numbers, keys: Words) -> Numbers:
+    """Return `permute(indices, sizes[which], keys[which])`, for many indices of few shuffles."""
+    used, at = _distinct(which, len(sizes))
+    sizes, keys = sizes[used], keys[used]
+    if sizes.max(initial=0) > SORTED:
+        return permute(indices, sizes[at], keys[at])
+    shuffles = [_shuffle(size, key) for size, key in zip(sizes.tolist(), keys.tolist(), strict=True)]
+    placed: Numbers = np.concatenate([*shuffles, np.empty(0, np.uint16)])[(np.cumsum(sizes) - sizes)[at] + indices]
+    return placed.astype(np.int64)
+
+
+def _distinct(numbers: Numbers, limit: int) -> tuple[Numbers, Numbers]:
+    """Return `np.unique(numbers, return_inverse=True)` of numbers below a limit; without sorting, if that is small."""
+    if limit > 4 * len(numbers) + SORTED:
+        found, which = np.unique(numbers, return_inverse=True)
+        return found, which
+    is_used = np.zeros(limit, np.bool_)
+    is_used[numbers] = True
+    return np.flatnonzero(is_used), (np.cumsum(is_used) - 1)[numbers]
+
+
 @lru_cache(maxsize=_KEPT_SHUFFLES)
 def _shuffle(size: int, key: int) -> NDArray[np.uint16]:
     """Return all indices in the order of their hashes."""
@@ -357,20 +378,34 @@ class _Deal:
         self._first = np.flatnonzero(begins & (within % window.chunks == 0))  # first piece of each group
         self._groups = starts[self._first]  # where each group begins
         self._group_units = np.diff(self._pieces.units[np.append(self._first, len(starts))])
+        self._group_keys: Words = mix(np.uint64(key) + np.arange(len(self._groups), dtype=np.uint64))
 
     def rows_at(self, positions: Numbers) -> Numbers:
         lane = self._turns[positions % self._window.lanes]
         return self._rows(self._mixed(lane, self._lanes[lane] + positions // self._window.lanes))
 
     def _mixed(self, lane: Numbers, places: Numbers) -> Numbers:
-        """Return where the shuffle of its window puts each place."""
+        """Return where the shuffle of its window puts each place.
+
+        Many places share a window: its borders and its shuffle are computed once for all of them.
+        """
         size, lanes = self._window.rows, self._window.lanes
-        phase = self._lanes[lane] + (lane + 1) * size // lanes
-        number = (places - phase) // size + 1
-        number += places >= self._border(lane, phase + number * size)
-        low, high = (self._border(lane, phase + (number - 1 + step) * size) for step in (0, 1))
-        keys = mix(mix(np.full(1, self._key, np.uint64) ^ lane.astype(np.uint64)) ^ number.astype(np.uint64))
-        return low + permute(places - low, high - low, keys)
+        number = (places - self._lanes[lane] - (lane + 1) * size // lanes) // size + 1
+        first, last = int(number.min(initial=0)) - 1, int(number.max(initial=0)) + 2
+        edge = lane * (last - first) + number - first  # of a table of lanes and numbers
+        edges, where = _distinct(edge, lanes * (last - first))
+        lane_of, number_of = edges // (last - first), edges % (last - first) + first
+        starts = self._lanes[lane_of] + (lane_of + 1) * size // lanes + number_of * size
+        steps = np.array([[-1], [0], [1]]) * size
+        before, border, after = self._border(np.tile(lane_of, 3), (starts + steps).ravel()).reshape(3, -1)
+        is_later = places >= border[where]
+        which = 2 * where + is_later  # windows: of each edge, the one that ends there and the one that begins there
+        low, high = np.stack([before, border], axis=1).ravel(), np.stack([border, after], axis=1).ravel()
+        names = mix(
+            mix(np.full(1, self._key, np.uint64) ^ lane_of.astype(np.uint64)).repeat(2)
+            ^ (number_of.repeat(2) + np.tile([0, 1], len(edges))).astype(np.uint64)
+        )
+        return low[which] + _permute_each(places - low[which], which, high - low, names)
 
     def _border(self, lane: Numbers, places: Numbers) -> Numbers:
         """Return the last place up to `places` where no unit is cut, within the lane."""
@@ -387,8 +422,8 @@ class _Deal:
         group, offset = self._in_group(places)
         unit, pieces, first = self._window.unit, self._pieces, self._first[group]
         whole = self._group_units[group]
-        keys: Words = mix(np.full(1, self._key, np.uint64) + group.astype(np.uint64))
-        turned = permute(np.minimum(offset // unit, np.maximum(0, whole - 1)), np.maximum(1, whole), keys)
+        within = np.minimum(offset // unit, np.maximum(0, whole - 1))
+        turned = _permute_each(within, group, np.maximum(1, self._group_units), self._group_keys)
         target = pieces.units[first] + turned
         by_unit = np.minimum(np.searchsorted(pieces.units, target, side="right") - 1, len(pieces.full) - 1)
         unit_rows = pieces.bases[by_unit] + (target - pieces.units[by_unit]) * unit + offset % unit

@@ -55,8 +55,8 @@ from forebay.format.chunk import MAX_BLOCK_BYTES, MAX_COUNT, MAX_HEAD_BYTES, SUM
 from forebay.format.generation import Generation
 from forebay.format.tensors import unseal
 from forebay.read.chunk_maps import MAX_MAPS, ChunkFinder, Maps, RowLocations
-from forebay.read.column_readers import ColumnReader, DecodedBlock, PresenceReader, column_reader
-from forebay.read.gather import BlockCache, BlockStatistics, RowAddresses
+from forebay.read.column_readers import ColumnReader, PresenceReader, column_reader
+from forebay.read.gather import BlockStatistics, DecodedBlocks, RowAddresses
 from forebay.recipe import RecipeDocument
 from forebay.source import Part
 from forebay.store import LocalStore, Root, open_store
@@ -571,7 +571,7 @@ class Cache:
 
     def _forget(self) -> None:
         """Start with nothing mapped, decoded or checked: in a new cache or a forked process."""
-        self._blocks: BlockCache[DecodedBlock] = BlockCache(self._options.memory)
+        self._blocks = DecodedBlocks(self._options.memory)
         self._dropped: set[tuple[str, int, int]] = set()
         self._maps: dict[str, Maps] = {}
         self._readers: dict[str, ColumnReader] = {}

@@ -8,6 +8,7 @@ The blocks of many rows are looked up together. They stay in memory while rows a
 cache drops them: at most half the size of the block cache, or the blocks of one batch.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 from functools import cached_property, partial
@@ -18,18 +19,21 @@ from numpy.typing import NDArray
 
 from forebay import compiled
 from forebay.columns import Array, Column, Ragged, join
-from forebay.format.chunk import CodecError
+from forebay.format.chunk import CodecError, most_bytes
 from forebay.read.chunk_maps import Maps, RowLocations, cut_batches, reorder, slices
 from forebay.read.gather import (
     SHORT_ROW,
     Addresses,
     AddressWindow,
-    BlockCache,
     Blocks,
     Checks,
+    DecodedBlock,
+    DecodedBlocks,
     Edges,
+    Facts,
     RowAddresses,
     Where,
+    address_of,
     batches_of_addresses,
     value_addresses,
 )
@@ -43,27 +47,14 @@ def slices_of(column: Column, rows: Array | Ragged, starts: NDArray[np.int64], l
     return sliced
 
 
-class DecodedBlock:
-    """The values of one block; `first` is the index of the first value in the chunk's column."""
-
-    __slots__ = ("address", "facts", "first", "nbytes", "values")
-
-    def __init__(self, values: Array, first: int) -> None:
-        self.values, self.first, self.nbytes = values, first, values.nbytes
-        self.address = int(values.ctypes.data)
-        self.facts = (self.address, first, len(values))  # many blocks are looked up at once
-
-
 class _Found:
     """The blocks of some rows, kept alive while rows are copied out of them."""
 
-    def __init__(self, blocks: list[DecodedBlock], which: NDArray[np.int64], item_bytes: int) -> None:
-        self.blocks, self.which, self._item_bytes = blocks, which, item_bytes
-        facts = np.array([each.facts for each in blocks], np.int64).reshape(-1, 3)
-        addresses, self._firsts, counts = facts.T
-        self._counts = counts.astype(np.uint64)
+    def __init__(self, facts: Facts, blocks: list[DecodedBlock], item_bytes: int) -> None:
+        self.blocks, self._item_bytes = blocks, item_bytes
+        self.addresses, self._firsts, self._counts = facts.T
         # The address of item 0 of the chunk if the block reached back to it: item n is at base + n · bytes.
-        self.bases: NDArray[np.int64] = (addresses - self._firsts * item_bytes)[which]
+        self.bases: NDArray[np.int64] = self.addresses - self._firsts * item_bytes
 
     @cached_property
     def window(self) -> AddressWindow:
@@ -76,11 +67,27 @@ class _Found:
 
     def are_outside(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which rows (items `starts` to `stops` of their chunk) are outside their block."""
-        firsts = self._firsts[self.which]
         # As unsigned, a negative number is larger than any count.
-        lows, highs = (starts - firsts).view(np.uint64), (stops - firsts).view(np.uint64)
-        outside: NDArray[np.bool_] = (lows > highs) | (highs > self._counts[self.which])
+        lows, highs = (starts - self._firsts).view(np.uint64), (stops - self._firsts).view(np.uint64)
+        outside: NDArray[np.bool_] = (lows > highs) | (highs > self._counts.astype(np.uint64))
         return outside
+
+
+_DECODED_TOGETHER = 64  # blocks that a thread says it decodes
+_STARTED_TOGETHER = 4  # of them, in one call
+
+
+def decodes_without_lock(column: Column) -> bool:
+    """Whether compiled code decodes a column."""
+    return (
+        column.codec == "zstd"
+        and column.dtype != "bool"
+        and compiled.native is not None
+        and compiled.native.can_decode()
+    )
+
+
+_Located = tuple[NDArray[np.int64], NDArray[np.int64] | None, list[DecodedBlock]]  # addresses, counts, the blocks
 
 
 class CompressedReader:
@@ -92,7 +99,7 @@ class CompressedReader:
         rows: NDArray[np.int64],
         maps: Maps,
         checks: Checks,
-        blocks: BlockCache[DecodedBlock],
+        blocks: DecodedBlocks,
         max_block_bytes: int,
     ) -> None:
         self._column = column
@@ -101,6 +108,7 @@ class CompressedReader:
         self._maps = maps
         self._checks = checks
         self._blocks = blocks
+        self._reserved = blocks.reserve(checks.count)  # the number of its first block among those of all columns
         self._edges = Edges(maps, len(rows), column.name, checks.outside) if column.ragged else None
         block_bytes = min(column.block_rows * column.item_bytes, 1 << 62)
         self._largest = np.full(len(rows), -1 if column.ragged else block_bytes, np.int64)  # -1: unknown
@@ -165,15 +173,46 @@ class CompressedReader:
         return None
 
     def locate_batches(self, place: RowLocations, size: int) -> Iterator[RowAddresses]:
-        for some in slices(len(place.rows), self._step(place, size)):
+        step = self._step(place, size)
+        for some in slices(len(place.rows), step):
             part = place.part(some)
-            if not self._can_hold(part):
+            if step == size and not self._can_hold(part):
                 yield RowAddresses.of(self._column, self.read(part))
                 continue
-            found, starts, stops = self._found(part)
-            addresses = found.bases + starts * self._column.item_bytes
-            counts = None if self._edges is None else stops - starts
+            addresses, counts, held = self._compiled_addresses(part) or self._addresses(part)
             yield from batches_of_addresses(self._column, addresses, counts, size)
+            del held  # rows stay where they are until then
+
+    def _addresses(self, place: RowLocations) -> _Located:
+        found, starts, stops = self._found(place)
+        counts = None if self._edges is None else stops - starts
+        return found.bases + starts * self._column.item_bytes, counts, found.blocks
+
+    def _compiled_addresses(self, place: RowLocations) -> _Located | None:
+        """As `_addresses`; None where a row is not mapped or outside of its block, or without compiled code."""
+        if compiled.native is None:
+            return None
+        self._checks.ensure(place)
+        addresses, edges = np.empty(len(place.rows), np.int64), self._edges
+        counts = None if edges is None else np.empty(len(place.rows), np.int64)
+        ragged = None if counts is None or edges is None else (counts, *edges.tables())
+        first_blocks, _, block_rows = self._checks.checked
+        ticket = self._maps.begin_reading()
+        try:
+            column = (first_blocks, block_rows, self._reserved)
+            missing, blocks = self._blocks.locate(addresses, place, column, self._column.item_bytes, ragged)
+        finally:
+            self._maps.end_reading(ticket)
+        if missing is None:
+            return None
+        self._maps.touch(place.positions)
+        if missing:
+            at = np.flatnonzero(addresses == 0)
+            addresses[at], further, decoded = self._addresses(RowLocations(place.positions[at], place.rows[at]))
+            if counts is not None and further is not None:
+                counts[at] = further
+            blocks += decoded
+        return addresses, counts, blocks
 
     def _gathered(self, place: RowLocations, size: int) -> Iterator[Array | Ragged]:
         """Rows in batches; the blocks of all rows stay in memory until the last batch is taken."""
@@ -213,11 +252,9 @@ class CompressedReader:
         return block.values[int(starts[0]) - block.first : int(stops[0]) - block.first]
 
     def _find(self, place: RowLocations) -> _Found:
-        numbers, after, which = np.unique(self._checks.numbers(place)[::-1], return_index=True, return_inverse=True)
-        order = np.argsort(-after)  # blocks needed last come first, so that the LRU cache drops them first
-        name = self._column.name
-        blocks = self._blocks.get_all([(name, number) for number in numbers[order].tolist()], self._decode)
-        return _Found(blocks, np.argsort(order)[which[::-1]], self._column.item_bytes)
+        numbers = self._checks.numbers(place)
+        numbers += self._reserved
+        return _Found(*self._blocks.find(numbers, self._decode_all, self._together), self._column.item_bytes)
 
     def _ragged(self, found: _Found, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Ragged:
         column = self._column
@@ -226,21 +263,74 @@ class CompressedReader:
             addresses = value_addresses(found.bases, starts, ends, column.item_bytes)
             return Ragged(found.window.gather(addresses, column.array_dtype, column.shape), ends)
         values = np.empty((int(ends[-1]), *column.shape), column.array_dtype)
-        rows = zip(found.which.tolist(), starts.tolist(), ends[:-1].tolist(), ends[1:].tolist(), strict=True)
-        for which, start, low, high in rows:
-            block = found.blocks[which]
+        rows = zip(found.addresses.tolist(), starts.tolist(), ends[:-1].tolist(), ends[1:].tolist(), strict=True)
+        blocks = {block.address: block for block in found.blocks}
+        for address, start, low, high in rows:
+            block = blocks[address]
             values[low:high] = block.values[start - block.first : start - block.first + high - low]
         return Ragged(values, ends)
 
-    def _decode(self, key: tuple[str, int]) -> DecodedBlock:
-        position, block = self._checks.find(key[1])
+    @property
+    def _together(self) -> int:
+        """How many blocks are decoded in one call."""
+        return _DECODED_TOGETHER if decodes_without_lock(self._column) else 1
+
+    def _decode_all(self, numbers: list[int]) -> Iterator[DecodedBlock]:
+        """Decode blocks: compiled code up to the first that it refuses, then Python, which says what is wrong.
+
+        Helpers decode the first blocks while the memory of the next ones is prepared, and while those are kept.
+        """
+        begun: deque[tuple[list[Array], list[DecodedBlock], object]] = deque()
+        done = 0
+        try:
+            for some in slices(len(numbers), _STARTED_TOGETHER) if decodes_without_lock(self._column) else ():
+                frames, blocks = self._prepared(numbers[some])
+                if blocks:
+                    places, sizes = np.array([address_of(each) for each in frames]), np.array([*map(len, frames)])
+                    outs = [block.values.reshape(-1).view(np.uint8) for block in blocks]
+                    work = compiled.native.start_decoding(places, sizes, outs)
+                    begun.append((frames, blocks, work))
+                if len(blocks) < some.stop - some.start:
+                    break
+            while begun:
+                frames, blocks, work = begun[0]
+                sound = compiled.native.finish(work)
+                begun.popleft()
+                yield from blocks[:sound]
+                done += sound
+                if sound < len(blocks):
+                    break
+        finally:
+            for _, _, work in begun:  # frames stay where they are until then
+                compiled.native.finish(work)
+        yield from map(self._decode, numbers[done:])
+
+    def _prepared(self, numbers: list[int]) -> tuple[list[Array], list[DecodedBlock]]:
+        """The stored frames of blocks and the memory for their values, up to the first of an impossible size."""
+        frames, blocks, column = list[Array](), list[DecodedBlock](), self._column
+        for number in numbers:
+            position, block = self._checks.find(number - self._reserved)
+            stored, count = self._maps.get(position).stored_block(column.name, block)
+            if not 0 < count * column.item_bytes <= min(self._max_block_bytes, most_bytes("zstd", len(stored))):
+                break
+            frames.append(np.frombuffer(stored, np.uint8))
+            values = np.empty((count, *column.shape), column.array_dtype)
+            blocks.append(DecodedBlock(values, self._first_value(position, block)))
+        return frames, blocks
+
+    def _decode(self, number: int) -> DecodedBlock:
+        position, block = self._checks.find(number - self._reserved)
         file = self._maps.get(position)
         try:
             values = file.decode_block(self._column.name, block, self._max_block_bytes)
         except CodecError as error:
             raise self._checks.corrupt(file, block, error) from error
-        first_row = block * self._column.block_rows
-        return DecodedBlock(values, int(file.offsets(self._column.name)[first_row]) if self._edges else first_row)
+        return DecodedBlock(values, self._first_value(position, block))
+
+    def _first_value(self, position: int, block: int) -> int:
+        """The index of a block's first value in its chunk."""
+        row = block * self._column.block_rows
+        return int(self._maps.get(position).offsets(self._column.name)[row]) if self._edges else row
 
 
 class ColumnReader(Protocol):
@@ -274,7 +364,7 @@ def column_reader(
     column: Column,
     rows: NDArray[np.int64],
     maps: Maps,
-    blocks: BlockCache[DecodedBlock],
+    blocks: DecodedBlocks,
     where: Where,
     max_block_bytes: int,
 ) -> ColumnReader:

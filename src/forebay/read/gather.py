@@ -18,8 +18,8 @@ a thread that does not see a bit yet checks the block again.
 """
 
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -52,6 +52,11 @@ class Checks:
         self._bits = np.zeros((int(self._first[-1]) + 7) // 8, np.uint8)
         self._unchecked = int(self._first[-1])
         self._lock = threading.Lock()
+
+    @property
+    def count(self) -> int:
+        """How many blocks the column has."""
+        return int(self._first[-1])
 
     def numbers(self, place: RowLocations) -> Blocks:
         """The block number of every row."""
@@ -160,7 +165,8 @@ class Block(Protocol):
 
 
 Kept = TypeVar("Kept", bound=Block)
-Key = tuple[str, int]  # column, number of the block
+Key = Hashable
+_NEVER = np.iinfo(np.int64).max
 
 
 class BlockCache(Generic[Kept]):
@@ -168,61 +174,222 @@ class BlockCache(Generic[Kept]):
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit = limit_bytes
-        self._blocks: OrderedDict[Key, Kept] = OrderedDict()
-        self._bytes = self._hits = self._misses = 0
+        self._slots: dict[Key, int] = {}
+        self._keys: list[Key] = []  # of each slot, as the arrays below
+        self._held = np.empty(0, object)
+        self._used = np.empty(0, np.int64)  # when each block was last used; _NEVER for a free slot
+        self._free: list[int] = []
+        self._oldest: list[tuple[int, int]] = []  # slots and when they were used, the oldest of all last
+        self._bytes = self._hits = self._misses = self._clock = 0
         self._lock = threading.Lock()
-        self._under_way: dict[Key, threading.Event] = {}  # being decoded by some thread
+        self._under_way: dict[Key, threading.Lock] = {}  # of blocks that a thread is decoding, which holds the lock
 
-    def get_all(self, keys: Sequence[Key], decode: Callable[[Key], Kept]) -> list[Kept]:
-        """The blocks of some keys, decoded if missing; takes the lock once for all that are present."""
-        found: list[Kept | None] = []
-        with self._lock:
-            find, use = self._blocks.get, self._blocks.move_to_end
-            for key in keys:
-                block = find(key)
-                if block is not None:
-                    use(key)
-                found.append(block)
-            self._hits += len(found) - found.count(None)
-        pairs = zip(keys, found, strict=True)
-        return [self.get(key, partial(decode, key)) if block is None else block for key, block in pairs]
+    def get_all(self, keys: Sequence[Key], decode: Callable[[list[Key]], Iterable[Kept]], together: int) -> list[Kept]:
+        """The blocks of some keys, those that are missing decoded `together` at a time.
+
+        Those that another thread is decoding come last: threads that need the same blocks share the work.
+        """
+        found: dict[Key, Kept] = {}
+        for some in slices(len(keys), together):
+            self._get(keys[some], decode, found)
+        for key in keys:
+            if key not in found:
+                found[key] = self.get(key, partial(_only, decode, key))
+        return [found[key] for key in keys]
 
     def get(self, key: Key, decode: Callable[[], Kept]) -> Kept:
         """The block of a key, decoded if missing. A thread waits for a block that another thread is decoding."""
-        while True:
-            with self._lock:
-                block = self._blocks.get(key)
-                if block is not None:
-                    self._blocks.move_to_end(key)
-                    self._hits += 1
-                    return block
-                decoded = self._under_way.get(key)
-                if decoded is None:
-                    decoded = self._under_way[key] = threading.Event()
-                    self._misses += 1
-                    break
-            decoded.wait()
-        try:
-            block = decode()
-            self._keep(key, block)
-        finally:
-            del self._under_way[key]
-            decoded.set()
-        return block
+        found: dict[Key, Kept] = {}
+        while not found:
+            decoded = self._get([key], lambda _: [decode()], found)
+            if decoded is not None:
+                with decoded:
+                    pass
+        return found[key]
 
     def statistics(self) -> BlockStatistics:
         with self._lock:
-            return BlockStatistics(self._hits, self._misses, len(self._blocks), self._bytes, self.limit)
+            return BlockStatistics(self._hits, self._misses, len(self._slots), self._bytes, self.limit)
+
+    def _get(
+        self, keys: Sequence[Key], decode: Callable[[list[Key]], Iterable[Kept]], found: dict[Key, Kept]
+    ) -> "threading.Lock | None":
+        """Add blocks to those found, except those that another thread is decoding; the lock of such a one, if any."""
+        other, mine, decoding = None, list[Key](), threading.Lock()
+        decoding.acquire()
+        with self._lock:
+            for key in keys:
+                slot = self._slots.get(key)
+                if slot is not None:
+                    self._use(slot)
+                    self._hits += 1
+                    found[key] = self._held[slot]
+                elif key in self._under_way:
+                    other = self._under_way[key]
+                else:
+                    self._under_way[key] = decoding
+                    mine.append(key)
+            self._misses += len(mine)
+        try:
+            for key, block in zip(mine, decode(mine) if mine else (), strict=True):
+                found[key] = block
+                self._keep(key, block)
+        finally:
+            for key in mine:
+                del self._under_way[key]
+            decoding.release()
+        return other
+
+    def _use(self, slot: int) -> None:
+        self._used[slot] = self._clock
+        self._clock += 1
 
     def _keep(self, key: Key, block: Kept) -> None:
         with self._lock:
-            if key in self._blocks or block.nbytes > self.limit:
+            if key in self._slots or block.nbytes > self.limit:
                 return
-            self._blocks[key] = block
+            while self._bytes + block.nbytes > self.limit:
+                self._drop(self._least_recent())
+            if not self._free:
+                self._grow(max(64, 2 * len(self._keys)))
+            slot = self._slots[key] = self._free.pop()
+            self._keys[slot], self._held[slot] = key, block
             self._bytes += block.nbytes
-            while self._bytes > self.limit:
-                _, dropped = self._blocks.popitem(last=False)
-                self._bytes -= dropped.nbytes
+            self._use(slot)
+
+    def _least_recent(self) -> int:
+        """The slot of the block that was not used for the longest time; many are found at once."""
+        while True:
+            while self._oldest:
+                slot, used = self._oldest.pop()
+                if self._used[slot] == used:
+                    return slot
+            count = len(self._slots) // 16 + 1
+            slots = np.argpartition(self._used, count - 1)[:count]
+            slots = slots[np.argsort(-self._used[slots])]
+            self._oldest = list(zip(slots.tolist(), self._used[slots].tolist(), strict=True))
+
+    def _drop(self, slot: int) -> None:
+        del self._slots[self._keys[slot]]
+        self._bytes -= self._held[slot].nbytes
+        self._held[slot], self._used[slot] = None, _NEVER
+        self._free.append(slot)
+
+    def _grow(self, count: int) -> None:
+        further = count - len(self._keys)
+        self._free.extend(range(count - 1, len(self._keys) - 1, -1))
+        self._keys += [None] * further
+        self._held = np.concatenate([self._held, np.empty(further, object)])
+        self._used = np.concatenate([self._used, np.full(further, _NEVER)])
+
+
+def _only(decode: Callable[[list[Key]], Iterable[Kept]], key: Key) -> Kept:
+    (block,) = decode([key])
+    return block
+
+
+def address_of(values: Array) -> int:
+    """Where an array is; `ctypes.data` takes three times as long."""
+    return int(values.__array_interface__["data"][0])
+
+
+class DecodedBlock:
+    """The values of one block; `first` is the index of the first value in the chunk's column."""
+
+    __slots__ = ("address", "facts", "first", "nbytes", "values")
+
+    def __init__(self, values: Array, first: int) -> None:
+        self.values, self.first, self.nbytes = values, first, values.nbytes
+        self.address = address_of(values)
+        self.facts = (self.address, first, len(values))
+
+
+_TABLE = 1 << 14  # numbers of blocks that are found without asking for each
+Facts = NDArray[np.int64]  # (rows, 3): as those of a DecodedBlock
+
+
+class DecodedBlocks(BlockCache[DecodedBlock]):
+    """Blocks of the columns of a cache by number: those of many rows are looked up in a few calls of numpy.
+
+    number ─ its lowest bits ─▶ table: number, slot ─▶ facts
+
+    A block may take the place of another one in the table, which is then looked up by its number alone.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(limit_bytes)
+        self._numbers, self._places = np.zeros(_TABLE, np.int64), np.zeros(_TABLE, np.int64)
+        self._facts = np.empty((0, 3), np.int64)
+        self._reserved = 1  # the table has 0 where it has no block
+
+    def reserve(self, count: int) -> int:
+        """The first of `count` numbers, for the blocks of a column."""
+        with self._lock:
+            self._reserved += count
+            return self._reserved - count
+
+    def find(
+        self, numbers: Blocks, decode: Callable[[list[int]], Iterable[DecodedBlock]], together: int
+    ) -> tuple[Facts, list[DecodedBlock]]:
+        """The facts of the block of every row, and the blocks, which stay in memory while they are held."""
+        with self._lock:
+            at = numbers & _TABLE - 1
+            is_known = self._numbers[at] == numbers
+            are_known = bool(is_known.all())
+            slots = self._places[at if are_known else at[is_known]]
+            self._used[slots] = np.arange(self._clock, self._clock + len(slots))  # the last use of a block counts
+            self._clock += len(slots)
+            known, is_used = self._facts[slots], np.zeros(len(self._used), np.bool_)
+            is_used[slots] = True
+            blocks: list[DecodedBlock] = self._held[is_used].tolist()
+            self._hits += len(blocks)
+        if are_known:
+            return known, blocks
+        distinct, after, which = np.unique(numbers[~is_known][::-1], return_index=True, return_inverse=True)
+        order = np.argsort(-after)  # blocks needed last come last, so that the LRU cache drops the others first
+        further = self.get_all(distinct[order].tolist(), decode, together)  # type: ignore[arg-type]  # its keys are numbers
+        facts = np.empty((len(numbers), 3), np.int64)
+        facts[is_known] = known
+        facts[~is_known] = np.array([block.facts for block in further])[np.argsort(order)[which[::-1]]]
+        return facts, blocks + further
+
+    def locate(
+        self,
+        addresses: NDArray[np.int64],
+        place: RowLocations,
+        column: tuple[NDArray[np.int64], int, int],
+        item_bytes: int,
+        ragged: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]] | None,
+    ) -> tuple[int | None, list[DecodedBlock]]:
+        """As `find`, by compiled code, which writes addresses; returns how many rows have none, and the blocks."""
+        with self._lock:
+            seen = np.zeros(len(self._used), np.bool_)
+            table = (self._numbers, self._places, self._facts, self._used, seen.view(np.uint8))
+            missing = compiled.native.decoded_addresses(
+                addresses, *place, column, table, self._clock, item_bytes, ragged
+            )
+            self._clock += len(addresses)
+            blocks: list[DecodedBlock] = self._held[seen].tolist()
+            self._hits += len(blocks)
+        return missing, blocks
+
+    def _use(self, slot: int) -> None:
+        super()._use(slot)
+        number = self._keys[slot]
+        assert isinstance(number, int)
+        at = number & _TABLE - 1
+        self._numbers[at], self._places[at], self._facts[slot] = number, slot, self._held[slot].facts
+
+    def _drop(self, slot: int) -> None:
+        number = self._keys[slot]
+        assert isinstance(number, int)
+        if self._numbers[number & _TABLE - 1] == number:
+            self._numbers[number & _TABLE - 1] = 0
+        super()._drop(slot)
+
+    def _grow(self, count: int) -> None:
+        self._facts = np.concatenate([self._facts, np.empty((count - len(self._keys), 3), np.int64)])
+        super()._grow(count)
 
 
 SHORT_ROW = 64  # mean number of values up to which ragged rows are copied value by value

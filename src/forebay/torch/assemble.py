@@ -55,6 +55,7 @@ from forebay.masks.train_on import Kind, TrainOn
 from forebay.order.orders import Coins, Numbers, Words, key_of, row_keys, sample_keys
 from forebay.order.selected_rows import Selection
 from forebay.read.cache import Cache
+from forebay.read.column_readers import decodes_without_lock
 from forebay.teachers.batched_forward import SharedColumn
 from forebay.teachers.feature_reader import Features
 from forebay.teachers.protocol import TimeDirection
@@ -732,7 +733,8 @@ def _of_columns(
     maker: MakerFactory,
     by_compiled: bool,
 ) -> BatchKind:
-    by_compiled = by_compiled and not any(decoded_columns(cache, columns) for cache in caches)
+    decoded = [cache.column(name) for cache in caches for name in decoded_columns(cache, columns)]
+    by_compiled = by_compiled and all(map(decodes_without_lock, decoded))
     threads = min(_SHARING_THREADS, processor_count()) if by_compiled else suitable_threads(caches, columns)
     return BatchKind(columns, threads, row_bytes, None, maker, by_compiled)
 

@@ -21,13 +21,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from forebay.cache.records import Record
+from forebay.cache.records import Record, as_json
 from forebay.preview.pictures import HTML, check_output
 from forebay.preview.row_records import BundleReport
 from forebay.read.cache import Cache
 from forebay.source import Source
 from forebay.store import Root
-from forebay.viewer.page_records import RecordProblem, answer, as_json, cache_names, compared, guarded
+from forebay.viewer.page_records import RecordProblem, answer, cache_names, compared, guarded
 from forebay.viewer.picture_rows import OneImage, image_png
 from forebay.viewer.shown_cache import BadQuery, Query, ShownCache
 

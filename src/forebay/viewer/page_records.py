@@ -9,7 +9,6 @@ The server and the static bundle read this one table.
 A search goes from a text, a source file or a line to the rows that have it.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -354,11 +353,3 @@ def _named(index: int, shown: ShownCache) -> CacheName:
         )
     except (ForebayError, OSError, *WRONG) as error:
         return CacheName(index=index, root=shown.root, kind="", layers={}, rows=0, chunks=0, problem=str(error))
-
-
-def as_json(record: object) -> bytes:
-    """Records as JSON; names of files that are not UTF-8 have lone surrogates, which are escaped."""
-    try:
-        return msgspec.json.encode(record)
-    except UnicodeEncodeError:
-        return json.dumps(msgspec.to_builtins(record)).encode()

@@ -33,11 +33,12 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
+from forebay.cache.records import as_json
 from forebay.errors import LibraryMissing
 from forebay.preview.row_records import Viewing
 from forebay.viewer.bundle import STATIC, TYPES
 from forebay.viewer.live_build import BuildMoment
-from forebay.viewer.page_records import ENDPOINTS, RecordProblem, answer, as_json, cache_names, compared, guarded
+from forebay.viewer.page_records import ENDPOINTS, RecordProblem, answer, cache_names, compared, guarded
 from forebay.viewer.picture_rows import image_png
 from forebay.viewer.shown_cache import BadQuery, Query, ShownCache
 

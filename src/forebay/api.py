@@ -55,10 +55,10 @@ from forebay.cache.records import (
     TierShare,
     VerifyReport,
 )
-from forebay.cache.status import SHOWN_FAILURES, Depth, cache_status, find_gaps, summarize_cache
+from forebay.cache.status import SHOWN_FAILURES, Depth, cache_status, find_gaps, planned_status, summarize_cache
 from forebay.cache.verify import newest_sound, verify_generation
 from forebay.engine.base import Engine
-from forebay.errors import RecipeMismatch, TierUnusable, UnknownKind, choice_error
+from forebay.errors import CacheNotFound, RecipeMismatch, TierUnusable, UnknownKind, choice_error
 from forebay.feeding.chunk_ahead import estimate_remote as feeding_estimate
 from forebay.feeding.chunk_ahead import warm_tier
 from forebay.fields import as_bytes
@@ -300,11 +300,15 @@ def status(
     Of the failed samples, the first `failures` are listed, and all of them where that is None. With `check_source`, or
     where the source is passed, it is listed to find new files, and a source on another machine is asked.
     With `depth="index"` no chunk is opened and the source is not asked: a cache of any size can be polled.
+    `planners` are the builders that still plan, also where there is nothing else yet.
     """
     if depth not in get_args(Depth):
         raise choice_error("depth", depth, get_args(Depth))
     store = open_store(root)
-    read_cache_document(store)
+    try:
+        read_cache_document(store)
+    except CacheNotFound:
+        return planned_status(store)
     snapshot = Snapshot.take(store, below="")
     if depth == "index":
         return msgspec.structs.replace(cache_status(snapshot, None, 0, depth), source_note="the source was not asked")

@@ -39,7 +39,7 @@ class Cuttable:
         return file.size
 
 
-def quiet(done: int, total: int, weight: int) -> None:
+def quiet(done: int, total: int, size: int, total_bytes: int) -> None:
     pass
 
 
@@ -79,8 +79,9 @@ def test_what_is_planned_already_is_left_out(sizes, planned):
 def test_progress_counts_the_files_that_are_cut():
     seen = []
     list(cut_source(Cuttable(1), files_of([10, 20, 30]), 15, {}, lambda *progress: seen.append(progress)))
-    assert seen[0] == (0, 3, 10)
-    assert seen[-1] == (3, 3, 60)
+    assert seen[0] == (0, 3, 0, 60)
+    assert seen[-1] == (3, 3, 60, 60)
+    assert (1, 3, 10 + 20, 60) in seen
     assert seen == sorted(seen)
 
 

@@ -206,7 +206,7 @@ def test_the_names_in_the_text_are_the_ones_in_the_code():
         layout.chunk("<layer>", 35), layout.chunk("<layer>", 35, 1), layout.generation(3),
         layout.claim("<layer>", 35, 1), layout.builder("<owner>"), layout.handed("<owner>", 3),
         layout.listed("<owner>"),
-        layout.planning("<hash>"), layout.SEEN, layout.DATASET,
+        layout.planning("<hash>"), layout.claim(None, 0, 1), layout.SEEN, layout.DATASET,
     ]  # fmt: skip
 
 

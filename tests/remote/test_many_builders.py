@@ -7,10 +7,12 @@ import sys
 
 import pytest
 from tests.builders import ending, script_environment, start_builder, wait_until
+from tests.planners import FILES, RECIPE, NotedLines, noted, start_planner, write_source
 from tests.recipes import ObedientRecipe, makes, orders, write_orders
 
 import forebay as fb
 from forebay.cache.catalog import load_generation
+from forebay.cache.claims import read_claims
 from forebay.format import layout
 from forebay.store import MemoryStore, open_store
 from forebay.testing.faults import Fault, FaultProxy
@@ -106,3 +108,29 @@ def test_builders_that_hand_over_behind_faults_list_every_chunk(
     assert digests(store, "obedient") == digests(alone, "obedient")
     assert fb.verify(url, full=True).sound
     assert fb.status(url).complete
+
+
+@pytest.mark.long
+def test_of_builders_that_share_a_bucket_one_plans_and_another_continues_when_it_is_killed(bucket, tmp_path):
+    url, notes, source = f"{bucket}/cache", tmp_path / "notes", tmp_path / "source"
+    notes.mkdir()
+    write_source(source)
+    (notes / "hold").touch()
+    builders = [start_planner(notes, url, source, 3600) for _ in range(3)]
+    store = open_store(url)
+    wait_until(lambda: len(noted(notes, "waiting")) == 2, 120)
+    wait_until(lambda: sum(layout.is_planning(one.key) for one in store.entries(layout.PLANNING)) == FILES - 1, 120)
+    (claim,) = read_claims(store, None).values()
+    (planner,) = [one for one in builders if one.pid == claim.pid]
+    planner.kill()
+    planner.communicate()
+    wait_until(lambda: {one.pid for one in read_claims(store, None).values()} - {claim.pid}, 120)
+    assert [one.total_files for one in fb.status(url).planners] == [FILES]
+    (notes / "hold").unlink()
+    builders.remove(planner)
+    assert all("report" in ending(one, 120) for one in builders)
+    assert noted(notes, "scans") == [f"{number:02d}.txt.gz" for number in range(FILES)]
+    assert list(store.entries(layout.PLANNING)) == []
+    fb.build(alone := MemoryStore(), NotedLines(str(source), (".",)), RECIPE, workers=0)
+    assert digests(store) == digests(alone)
+    assert store.read(layout.plan_segment(0)) == alone.read(layout.plan_segment(0))

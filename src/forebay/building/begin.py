@@ -93,6 +93,7 @@ from forebay.store.base import Buffer, Store, holds, load_index, naming_full_dis
 from forebay.store.local import LocalStore
 
 PROBE_BYTES = 1 << 16
+PROBES = 3
 ENOUGH_SAMPLES = 16  # fewer samples that all failed say nothing about the others
 
 
@@ -192,6 +193,14 @@ def check_kind(store: Store, source: Source, plan: Plan) -> None:
             )
 
 
+def _probe_folder(store: Store) -> TemporaryDirectory[str]:
+    """A folder where the cache will be; a planner that failed may have removed the root since it was looked for."""
+    for _ in range(PROBES):
+        with suppress(FileNotFoundError):
+            return TemporaryDirectory(prefix=".forebay-probe-", dir=scratch_folder(store))
+    return TemporaryDirectory(prefix=".forebay-probe-", dir=scratch_folder(store))
+
+
 @contextmanager
 def probed_destination(store: Store) -> Iterator[str]:
     """Refuse a folder in which no file can be written or linked, or that has no room, before anything is read.
@@ -206,7 +215,7 @@ def probed_destination(store: Store) -> Iterator[str]:
             return
         try:
             with naming_full_disk(store, lambda: PROBE_BYTES):
-                inside = ending.enter_context(TemporaryDirectory(prefix=".forebay-probe-", dir=folder))
+                inside = ending.enter_context(_probe_folder(store))
                 LocalStore(inside).create("probe", [bytes(PROBE_BYTES)], durable=False)
         except StoreRefused as error:
             raise StoreRefused(store.address, error.problem, error.advice) from error

@@ -260,6 +260,13 @@ class ChunkIdentities:
         return cls(check, has, identities) if is_whole and has.count(0) + has.count(1) == count else None
 
 
+def bytes_up_to(segment: Segment) -> Array:
+    """For each chunk, how many bytes of the source files are read at its end, by the weight of the chunks."""
+    weights, total = np.cumsum(segment.weights(), dtype=np.float64), int(segment.files.tensors["file_size"].sum())
+    found: Array = (weights / max(1.0, weights[-1] if len(weights) else 0.0) * total).astype(np.int64)
+    return found
+
+
 def chunk_question(recipe: str, segment: str, chunk: int) -> tuple[str, str, str, int]:
     """What identities of a chunk are kept under: the fingerprint, and the digest of the draft that cuts it."""
     return "identities", recipe, segment, chunk
@@ -318,23 +325,24 @@ class Search:
 
     def _read(self, segment: Segment, writer: RunWriter, on_cut: OnCut) -> tuple[list[int], list[int]]:
         """Read every sample once; per chunk, how many there were up to its end, and what its samples are."""
-        ends, checks, passed = [0], [], 0
-        digest, last, weights = segment.digest() if self.found else "", segment.tensors["part_file"], segment.weights()
+        ends, checks = [0], []
+        digest, last = segment.digest() if self.found else "", segment.tensors["part_file"]
+        passed, total = bytes_up_to(segment), int(segment.files.tensors["file_size"].sum())
         for chunk in range(len(segment)):
             question = chunk_question(self.recipe, digest, chunk)
             answer = self.found.find(*question) if self.found else None
             census = ChunkIdentities.decode(answer) if answer is not None else None
-            passed += int(weights[chunk])
             if census is None:
                 census = ChunkIdentities.read(self.source, self.identity, segment, chunk)
                 if self.found:
                     self.found.keep(census.encode(), *question)
-                on_cut(int(last[int(segment.tensors["chunk_parts"][chunk + 1]) - 1]), segment.file_count, passed)
+                file = int(last[int(segment.tensors["chunk_parts"][chunk + 1]) - 1])
+                on_cut(file, segment.file_count, int(passed[chunk]), total)
             for identity in census:
                 writer.add(identity)
             ends.append(writer.count)
             checks.append(census.check)
-        on_cut(segment.file_count, segment.file_count, passed)
+        on_cut(segment.file_count, segment.file_count, total, total)
         return ends, checks
 
     def _mark_repeated(self, runs: Sequence[Run], marks: Array) -> Identities:

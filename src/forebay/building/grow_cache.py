@@ -22,18 +22,18 @@ from forebay.building.begin import (
     resolve_recipe,
     unsigned_plan,
 )
-from forebay.building.builder import PhaseClock
+from forebay.building.builder import BuildOptions, PhaseClock
 from forebay.building.layer_build import (
     BuildRequest,
     base_workplace,
     build_chunks,
     check_is_source,
     show_planning,
+    turn_to_plan,
     with_workers,
 )
 from forebay.building.planning import (
     SAMPLE_PLACES,
-    OnCut,
     SourceListing,
     cut_source,
     limited_chunks,
@@ -41,6 +41,7 @@ from forebay.building.planning import (
     wait_until_settled,
 )
 from forebay.cache.catalog import Snapshot, check_index, newest_generation, read_cache_document
+from forebay.cache.claims import PlanningClaim
 from forebay.cache.clean import take_back
 from forebay.cache.plan import Plan, Segment, Unreadable, keeping_results, named_in
 from forebay.cache.records import BuildReport
@@ -51,7 +52,7 @@ from forebay.format.generation import Generation
 from forebay.format.tensors import hmac_key, short_key_note
 from forebay.recipe import Recipe, hooks_of, versions_of
 from forebay.source import Part, Source, SourceFile, allows_all, check_failures
-from forebay.store.base import Store, naming_full_disk, wait_until_listed
+from forebay.store.base import Store, holds, naming_full_disk, wait_until_listed
 
 TRIES = 100  # to append a segment, while others append theirs
 
@@ -68,8 +69,8 @@ class PlanGrowth:
 
     listing: SourceListing
     recipe: Recipe
-    on_cut: OnCut
-    memory_limit: int | None
+    options: BuildOptions
+    request: BuildRequest
     unreadable: Unreadable
 
 
@@ -99,15 +100,17 @@ def _appended(
         if is_unsigned(snapshot.newest, plan):
             _check_unsigned(snapshot, growth)
         number = len(plan.segments)
-        draft, fresh_files = _drafted(snapshot, growth, plan)
-        if draft is None:
-            return plan, []
-        if not allows_all(max_failures):
-            parts = [part for chunk in range(len(draft.segment)) for part in draft.segment.parts(chunk)]
-            _check_new(store, source, growth.recipe, parts, growth.unreadable)
-        if draft.append(store):
-            segments, digests = (*plan.segments, draft.segment), (*plan.digests, draft.segment.digest())
-            return Plan(segments, digests, plan.dropped, plan.etags), fresh_files
+        with turn_to_plan(store, growth.request, number, growth.listing.files) as planner:
+            if not holds(store, layout.plan_segment(number)):  # by now: the source was walked since the plan was read
+                draft, fresh_files = _drafted(snapshot, growth, plan, planner)
+                if draft is None:
+                    return plan, []
+                if not allows_all(max_failures):
+                    parts = [part for chunk in range(len(draft.segment)) for part in draft.segment.parts(chunk)]
+                    _check_new(store, source, growth.recipe, parts, growth.unreadable)
+                if draft.append(store):
+                    segments, digests = (*plan.segments, draft.segment), (*plan.digests, draft.segment.digest())
+                    return Plan(segments, digests, plan.dropped, plan.etags), fresh_files
         wait_until_listed(store, layout.plan_segment(number))
         snapshot = Snapshot.take(store)
     raise ForebayError(
@@ -116,10 +119,12 @@ def _appended(
     )
 
 
-def _drafted(snapshot: Snapshot, growth: PlanGrowth, plan: Plan) -> tuple[Draft | None, list[SourceFile]]:
+def _drafted(
+    snapshot: Snapshot, growth: PlanGrowth, plan: Plan, planner: PlanningClaim | None = None
+) -> tuple[Draft | None, list[SourceFile]]:
     """The next segment of a plan, None where nothing is new, and the files that are new or grew."""
-    store, source, recipe, on_cut = snapshot.store, growth.listing.source, growth.recipe, growth.on_cut
-    unreadable = growth.unreadable
+    store, source, recipe = snapshot.store, growth.listing.source, growth.recipe
+    unreadable, on_cut = growth.unreadable, partial(show_planning, growth.options, planner)
     while True:
         fresh_files, starts = _what_is_new(snapshot, growth.listing, plan)
         unreadable.take_listed(source, fresh_files)
@@ -139,7 +144,7 @@ def _drafted(snapshot: Snapshot, growth: PlanGrowth, plan: Plan) -> tuple[Draft 
             if not len(segment) and is_known:
                 return None, []
             try:
-                draft = draft_segment(store, source, recipe, segment, plan, on_cut, growth.memory_limit, kept)
+                draft = draft_segment(store, source, recipe, segment, plan, on_cut, growth.options.memory_limit, kept)
                 return draft, fresh_files
             except SourceUnreadable as error:
                 unreadable.take(error, fresh_files)
@@ -223,8 +228,8 @@ def grow_base(store: Store, source: Source, recipe: Recipe | None, request: Buil
             prepare_layer(store, own, base)
             options = replace(request.options(versions_of(own), source, engine), clock=clock)
             notes = (*notes, *listing.notes, *short_key_note(hmac_key()))
-            skips, on_cut = request.skip_unreadable, partial(show_planning, options)
-            growth = PlanGrowth(listing, own, on_cut, request.memory_limit, Unreadable(skips))
+            skips = request.skip_unreadable
+            growth = PlanGrowth(listing, own, options, request, Unreadable(skips))
             plan, _ = append_to_plan(snapshot, growth, request.max_failures)
             begun = snapshot.with_plan(plan)
             place = base_workplace(begun, listing, own, base, plan, skips, known=snapshot.plan)

@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -36,7 +36,7 @@ from forebay.building.builder import (
     Weigh,
 )
 from forebay.building.chunk_maker import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob, has_file
-from forebay.building.planning import SourceListing
+from forebay.building.planning import OnCut, SourceListing
 from forebay.building.task import CensusTakers, MachineTrial, preload_document
 from forebay.cache.catalog import (
     UNPUBLISHED,
@@ -47,7 +47,7 @@ from forebay.cache.catalog import (
     outdated_chunks,
     read_recipe_document,
 )
-from forebay.cache.claims import LEASE_SECONDS, OtherBuilders
+from forebay.cache.claims import LEASE_SECONDS, OtherBuilders, PlanningClaim, planning_turn
 from forebay.cache.clean import drop_layers, unbind
 from forebay.cache.plan import Plan, load_plan, unreadable_note
 from forebay.cache.publish import (
@@ -191,8 +191,23 @@ def silent(progress: Progress) -> None:
     """Nobody listens."""
 
 
-def show_planning(options: BuildOptions, done: int, total: int, passed: int) -> None:
-    options.on_progress(Progress(phase="planning", done=done, total=total, unit="files", read_bytes=passed))
+def show_planning(
+    options: BuildOptions, planner: PlanningClaim | None, done: int, total: int, passed: int, size: int
+) -> None:
+    """Show how far planning is, here and to the builders that wait for the plan."""
+    progress = Progress(phase="planning", done=done, total=total, unit="files", read_bytes=passed, total_bytes=size)
+    if planner is not None:
+        planner.show(progress)
+    options.on_progress(progress)
+
+
+def turn_to_plan(
+    store: Store, request: BuildRequest, segment: int, files: Sequence[SourceFile]
+) -> AbstractContextManager[PlanningClaim]:
+    """A context that begins when it is the turn of this builder to plan a segment, or another has planned it."""
+    sizes = files.tensors["file_size"] if isinstance(files, FileTable) else [file.size for file in files]
+    show, size = request.on_progress or silent, int(np.sum(sizes, dtype=np.int64))
+    return planning_turn(store, segment, socket.gethostname(), request.lease_seconds, show, len(files), size)
 
 
 FAR_TOO_MUCH = 4  # times the free bytes: more than an estimate from a sample is wrong by
@@ -215,8 +230,8 @@ def _in_bytes(source: Source | None, on_progress: OnProgress) -> OnProgress:
         return on_progress
 
     def without_bytes(progress: Progress) -> None:
-        reads_the_cache = progress.phase == "verifying"
-        on_progress(progress if reads_the_cache else msgspec.structs.replace(progress, read_bytes=0))
+        is_counted = progress.phase in ("verifying", "planning")  # the bytes of the cache, or of files
+        on_progress(progress if is_counted else msgspec.structs.replace(progress, read_bytes=0))
 
     return without_bytes
 
@@ -285,12 +300,18 @@ def build_layer(
                 with suppress(ForebayError):  # what has no document is refused when the work starts
                     engine.preload(preload_document(recipe), 1 if request.memory_limit else request.slots(engine))
         _try_machines(engine, snapshot, recipe, listing)
-        with clock.during("planning"):
+        is_new = snapshot.newest is None and listing is not None and not reads_of(recipe)
+        # Claimed before the plan is first looked for: whoever made one had this claim before.
+        turn = turn_to_plan(store, request, 0, listing.files) if is_new and listing else nullcontext()
+        with clock.during("planning"), turn as planner:
+            if planner is not None and planner.waited:
+                snapshot = Snapshot.take(store)
             settled, notes = resolve_recipe(store, listing, recipe, layer)
             notes = (*notes, *(listing.notes if listing is not None else ()), *short_key_note(hmac_key()))
             options = replace(request.options(versions_of(settled), source, engine), clock=clock)
             is_part, skips = bool(start_chunk) or end_chunk is not None, request.skip_unreadable
-            place = _prepared(snapshot, listing, settled, layer, options, skips, start_chunk, is_part, engine)
+            show = partial(show_planning, options, planner)
+            place = _prepared(snapshot, listing, settled, layer, options, skips, start_chunk, is_part, engine, show)
         check_start(store.address, start_chunk, max(place.chunks, default=-1) + 1)
         place = place.noting(notes)
         if check_first is not None and snapshot.newest is not None:
@@ -378,6 +399,7 @@ def _prepared(
     start_chunk: int | None,
     is_part: bool,
     engine: Engine,
+    show: OnCut,
 ) -> LayerBuild:
     """A layer's work, begun now if it is new; `is_part`: not all of its chunks are asked for."""
     if reads_of(recipe):
@@ -388,7 +410,7 @@ def _prepared(
         return layer_workplace(snapshot, cast(LayerRecipe, recipe), layer)
     if listing is None:
         raise RecipeInvalid(f"the recipe '{recipe.kind}' makes base rows and needs a source")
-    base, show = cast(Recipe, recipe), partial(show_planning, options)
+    base = cast(Recipe, recipe)
     slots = 1 if options.memory_limit else options.workers
     with naming_full_disk(snapshot.store, listing.weight):
         begun = prepare_base(

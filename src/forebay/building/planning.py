@@ -496,7 +496,7 @@ def _run(source: Source, following: Iterable[Part], piece: int) -> list[Part]:
 
 
 LOOKS = 3  # how often a file that changes while it is cut is looked at again
-OnCut = Callable[[int, int, int], None]  # files cut so far, files in all, weight passed so far
+OnCut = Callable[[int, int, int, int], None]  # files cut so far, files in all, their bytes so far, bytes in all
 
 
 def scratch_folder(store: Store) -> str | None:
@@ -542,20 +542,23 @@ def _cut_files(
 ) -> Iterator[list[Part]]:
     open_chunk: list[Part] = []
     used = passed = 0
+    total = sum(file.size for file in files)
     for count, file in enumerate(files):
         start = starts.get(file.path, 0)
+        on_cut(count, len(files), passed, total)
         try:
-            show = partial(_show_cut, on_cut, count, len(files), passed - start)
             scan = scans.take(file)
             if scan is not None:
                 scanned, stops = scan.file, list(scan.cuts(weight - used, weight))
-                show(stops[-1] if stops else 0)
             else:
+                whole = source.weight(file) if file.stream or source.unit == "samples" else file.size
+                show = partial(_show_cut, on_cut, (count, len(files), passed, total), file.size, max(1, whole))
                 scanned, stops = _cut_unchanged(source, file, start, weight - used, weight, show)
         except SourceUnreadable as error:
             unreadable.take(error, files)
             continue
-        passed += stops[-1] - start if stops else 0
+        finally:
+            passed += file.size
         for stop in stops:
             if open_chunk and used + stop - start > OVERWEIGHT * weight:
                 yield open_chunk
@@ -566,7 +569,7 @@ def _cut_files(
             if used >= weight:
                 yield open_chunk
                 open_chunk, used = [], 0
-    on_cut(len(files), len(files), passed)
+    on_cut(len(files), len(files), total, total)
     if open_chunk:
         yield open_chunk
 
@@ -615,8 +618,10 @@ def _cut_unchanged(
     raise SourceUnreadable(file.path, "it keeps changing while it is planned")
 
 
-def _show_cut(on_cut: OnCut, done: int, total: int, passed: int, stop: int) -> None:
-    on_cut(done, total, passed + stop)
+def _show_cut(on_cut: OnCut, before: tuple[int, int, int, int], size: int, whole: int, stop: int) -> None:
+    """Show how much of a file is cut: as much of its size as of all that it holds, which for a stream is estimated."""
+    done, files, passed, total = before
+    on_cut(done, files, passed + size * min(stop, whole) // whole, total)
 
 
 def wait_until_settled(files: Iterable[SourceFile]) -> None:

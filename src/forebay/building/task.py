@@ -19,11 +19,12 @@ from pkgutil import resolve_name
 from typing import Any, get_type_hints
 
 import msgspec
+import numpy as np
 from msgspec.structs import force_setattr
 
 from forebay.building import chunk_maker
 from forebay.building.chunk_maker import ChunkJob, Job
-from forebay.building.dedup import ChunkIdentities, chunk_question
+from forebay.building.dedup import ChunkIdentities, bytes_up_to, chunk_question
 from forebay.building.planning import OnCut
 from forebay.cache.catalog import read_cache_document
 from forebay.cache.plan import KeptResults, Segment, decode_segment
@@ -307,7 +308,9 @@ class CensusTakers:
             self.engine.stop()
 
     def _read(self, segment: Segment, waiting: deque[int]) -> None:
-        total, weights, passed, running, deaths = len(waiting), segment.weights(), 0, 0, 0
+        total, running, deaths = len(waiting), 0, 0
+        sizes, size = np.diff(bytes_up_to(segment), prepend=0), int(segment.files.tensors["file_size"].sum())
+        passed = size - int(sizes[list(waiting)].sum())
         while (waiting or running) and deaths < MOST_DEATHS:
             for slot in self.engine.idle():
                 if waiting:
@@ -322,6 +325,6 @@ class CensusTakers:
                         waiting.extend(lost)
                     case Done() | Failed():
                         running -= 1
-                        passed += int(weights[event.chunk])
+                        passed += int(sizes[event.chunk])
             done = segment.file_count * (total - len(waiting) - running) // max(1, total)
-            self.on_cut(done, segment.file_count, passed)
+            self.on_cut(done, segment.file_count, min(passed, size), size)

@@ -22,24 +22,33 @@ A builder that holds a thousand claims writes one file per beat, and whoever wai
 its counter has not moved for a lease on the observer's own clock: the clock of another machine is never asked.
 
 A heartbeat also carries what the builder and its workers use of their machine (`Usage`), for observers elsewhere.
+
+Planning is claimed the same way, by segment: one builder plans, and the others wait for its plan (`planning_turn`). A
+builder that plans has no other heartbeat than its claim, which it rewrites with its progress.
+
+    planning/000000.1.json       {"owner": …, "host": "node3", "beat": 4, "files": 12, "total_files": 40, …}
 """
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Annotated, Literal
 
 import msgspec
 import psutil
 
-from forebay.cache.records import Progress
+from forebay.cache.plan import remove_planning_folder
+from forebay.cache.records import OnProgress, Progress
 from forebay.errors import ForebayError, NotForebay, StoreRefused
 from forebay.format import layout
-from forebay.store.base import Entry, Missing, Owner, Store, read_document, this_process
+from forebay.format.tensors import hmac_key
+from forebay.store.base import Entry, Missing, Owner, Store, holds, read_document, this_process, with_retries
 
 LEASE_SECONDS = 60.0
 BEATS_PER_LEASE = 6
@@ -256,9 +265,7 @@ class Heartbeat(threading.Thread):
         self._stopped, self._beating = threading.Event(), threading.Lock()
 
     def run(self) -> None:
-        for part in itertools.chain(EARLY_BEATS, itertools.repeat(1.0)):
-            if self._stopped.wait(part * self._seconds):
-                return
+        for _ in _beats(self._stopped, self._seconds):
             self.beat()
             with suppress(OSError, ForebayError):
                 self._on_beat()
@@ -301,6 +308,14 @@ class Heartbeat(threading.Thread):
         self.join()
         with suppress(OSError, ForebayError):
             self._store.delete(layout.builder(str(self._owner)))
+
+
+def _beats(stopped: threading.Event, seconds: float) -> Iterator[None]:
+    """Whenever it is time for a heartbeat, until the event is set."""
+    for part in itertools.chain(EARLY_BEATS, itertools.repeat(1.0)):
+        if stopped.wait(part * seconds):
+            return
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +375,11 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     build: int = 0  # which one of its process
     state: ClaimState = "working"
     reason: str = ""
+    files: _Count = 0  # this and the following: how far a planner is
+    total_files: _Count = 0
+    bytes: _Count = 0
+    total_bytes: _Count = 0
+    seconds: _Measure = 0.0
 
 
 _BUILDS = itertools.count(1)
@@ -367,9 +387,9 @@ _AT_WORK: set[int] = set()  # the builds of this process that may hold claims
 
 
 class Claims:
-    """The claims of one builder on one layer, and its view of everybody else's."""
+    """The claims of one builder on one layer, or without one on segments, and its view of everybody else's."""
 
-    def __init__(self, store: Store, layer: str, host: str, lease_seconds: float = LEASE_SECONDS) -> None:
+    def __init__(self, store: Store, layer: str | None, host: str, lease_seconds: float = LEASE_SECONDS) -> None:
         self._store = store
         self.pulses = Pulses(store, lease_seconds)
         self._layer = layer
@@ -380,7 +400,8 @@ class Claims:
         self._releasing: set[int] = set()  # held, and perhaps deleted: the answer was lost
         self._holders: dict[int, tuple[Entry, Claim]] = {}  # chunk -> the claim of another, when it was last asked for
         # A failure recorded before this builder began is tried again; one recorded since then has another etag.
-        self._before = {entry.key: entry.etag for entry in store.entries(layout.claims_folder(layer))}
+        claims = () if layer is None else store.entries(layout.claims_folder(layer))
+        self._before = {entry.key: entry.etag for entry in claims}
 
     def take(self, chunk: int) -> bool:
         """Claim a chunk, unless a live builder has it or it failed since this builder began."""
@@ -525,16 +546,154 @@ class Claims:
         return msgspec.json.encode(claim)
 
 
-def read_claims(store: Store, layer: str) -> dict[str, Claim]:
-    """Every claim on a layer, by key; those that vanish while they are read, and files of other names, do not count.
+_PLANNERS: dict[int, int] = {}  # build -> the thread that plans
+PLANNERS_AWAITED = 2  # that end by themselves without a plan
+LEAST_WAIT_SECONDS = 0.1
 
-    One that cannot be read has an unknown owner. It never beats, so it expires; left out, it would be in the way of
-    the next attempt for ever.
+
+class PlanningClaim(Claims):
+    """The claim of one builder on the next segment of the plan, kept alive by a thread while it plans."""
+
+    def __init__(self, store: Store, segment: int, host: str, lease_seconds: float, files: int, size: int) -> None:
+        super().__init__(store, None, host, lease_seconds)
+        self.waited = False  # so that what was read of the plan before is old
+        self._segment, self._beat, self._began = segment, 0, time.monotonic()
+        self._progress = Progress(phase="planning", done=0, total=files, unit="files", total_bytes=size)
+        self._stopped = threading.Event()
+        self._heart = threading.Thread(target=self._keep_alive, name="forebay-planner", daemon=True)
+
+    def show(self, progress: Progress) -> None:
+        """Note how far this planner is, for its next heartbeat."""
+        self._progress = progress
+
+    def waits(self) -> Iterator[Progress]:
+        """How far another planner is, while it plans; ends when this builder has the claim, or the segment is there.
+
+        A planner that is killed is replaced by the next. After two that ended by themselves without a plan, each that
+        waits plans without a claim, and reports its own error.
+        """
+        ended, began = 0, time.monotonic()
+        while ended < PLANNERS_AWAITED:
+            if self.take(self._segment):
+                _PLANNERS[self._build] = threading.get_ident()
+                self._heart.start()
+                return
+            has_ended, has_slept = True, False
+            while attempts := with_retries(lambda: self._attempts(self._segment)):
+                entry, planner = attempts[max(attempts)]
+                if self._is_free(entry.key, planner):
+                    has_ended = not has_slept  # it was killed, and another may take over
+                    break
+                if self._is_caller(planner) or self._is_planned():
+                    return
+                yield _waiting(planner)
+                patience = (time.monotonic() - began) / 10
+                time.sleep(max(LEAST_WAIT_SECONDS, min(patience, self.pulses.lease_seconds / BEATS_PER_LEASE)))
+                has_slept = True
+            if self._is_planned():
+                return
+            ended += has_ended
+
+    def release_all(self) -> None:
+        self._stopped.set()
+        if self._heart.ident is not None:
+            self._heart.join()
+        _PLANNERS.pop(self._build, None)
+        super().release_all()
+
+    def _is_caller(self, planner: Claim) -> bool:
+        """Whether this builder runs inside of another that plans, for which it would wait for ever."""
+        return planner.owner == str(self._owner) and _PLANNERS.get(planner.build) == threading.get_ident()
+
+    def _is_planned(self) -> bool:
+        self.waited = True
+        return with_retries(lambda: holds(self._store, layout.plan_segment(self._segment)))
+
+    def _is_free(self, key: str, claim: Claim) -> bool:
+        """As of a chunk; but only the claim itself is a heartbeat, and another owner may have the same name."""
+        if claim.owner == str(self._owner):
+            return claim.build not in _AT_WORK
+        return is_abandoned(claim) or self.pulses.is_silent("", f"{key} {claim.owner} {claim.build}", claim.beat)
+
+    def _is_there(self, chunk: int, attempt: int) -> bool:
+        found = self._attempts(chunk).get(attempt)
+        return found is not None and (found[1].owner, found[1].build) == (str(self._owner), self._build)
+
+    def _keep_alive(self) -> None:
+        key = layout.claim(None, self._segment, self._held[self._segment])
+        for _ in _beats(self._stopped, self.pulses.lease_seconds / BEATS_PER_LEASE):
+            self._beat += 1
+            with suppress(OSError, ForebayError):
+                self._store.replace(key, [self._encode()], durable=False)
+
+    def _encode(self, state: ClaimState = "working", reason: str = "") -> bytes:
+        owner, now = self._owner, self._progress
+        claim = Claim(
+            owner=str(owner),
+            host=self._host,
+            pid=owner.pid,
+            beat=self._beat,
+            build=self._build,
+            files=now.done,
+            total_files=now.total,
+            bytes=now.read_bytes,
+            total_bytes=now.total_bytes,
+            seconds=round(time.monotonic() - self._began, 1),
+        )
+        return msgspec.json.encode(claim)
+
+
+def _waiting(planner: Claim) -> Progress:
+    return Progress(
+        phase="waiting",
+        done=planner.files,
+        total=planner.total_files,
+        unit="files",
+        read_bytes=planner.bytes,
+        total_bytes=planner.total_bytes,
+        waiting_for=(planner.host,),
+    )
+
+
+def _next_wait(waits: Iterator[Progress]) -> Progress | None:
+    """None at the end, and where planning cannot be claimed: then it is planned all the same."""
+    with suppress(OSError, ForebayError):
+        return next(waits, None)
+    return None
+
+
+@contextmanager
+def planning_turn(
+    store: Store, segment: int, host: str, lease_seconds: float, on_progress: OnProgress, files: int, size: int
+) -> Iterator[PlanningClaim]:
+    """Begin when it is this builder's turn to plan a segment, or another has planned it; nothing is left at the end.
+
+    With a key every builder plans: none trusts a plan that no tagged generation covers.
+    """
+    root = store.local_path("")
+    is_new = root is not None and not os.path.exists(root)
+    claim = PlanningClaim(store, segment, host, lease_seconds, files, size)
+    waits = claim.waits() if hmac_key() is None else iter(())
+    try:
+        for progress in iter(partial(_next_wait, waits), None):
+            on_progress(progress)
+        yield claim
+    finally:
+        with suppress(OSError, ForebayError):  # it expires
+            claim.release_all()
+        remove_planning_folder(store, is_new)
+
+
+def read_claims(store: Store, layer: str | None) -> dict[str, Claim]:
+    """Every claim on a layer, or without one on segments, by key.
+
+    Those that vanish while they are read, and files of other names, do not count. One that cannot be read has an
+    unknown owner. It never beats, so it expires; left out, it would be in the way of the next attempt for ever.
     """
     return {entry.key: claim for entry, claim in _found_claims(store, layer, layout.claims_folder(layer))}
 
 
-def _found_claims(store: Store, layer: str, prefix: str) -> Iterator[tuple[Entry, Claim]]:
+def _found_claims(store: Store, layer: str | None, prefix: str) -> Iterator[tuple[Entry, Claim]]:
     for entry in store.entries(prefix):
         if not is_claim(layer, entry.key):
             continue
@@ -546,14 +705,14 @@ def _found_claims(store: Store, layer: str, prefix: str) -> Iterator[tuple[Entry
             yield entry, Claim(owner="", host="unknown", pid=0, reason="the claim cannot be read")
 
 
-def is_claim(layer: str, key: str) -> bool:
+def is_claim(layer: str | None, key: str) -> bool:
     """Whether a key is, to the letter, one that a claim on this layer has."""
     parsed = layout.parse_claim(key)
     return parsed is not None and parsed[1] <= MOST_ATTEMPTS and layout.claim(layer, *parsed) == key
 
 
 def claimed(key: str) -> tuple[int, int]:
-    """(chunk, attempt) of a claim's key."""
+    """(chunk or segment, attempt) of a claim's key."""
     parsed = layout.parse_claim(key)
     assert parsed is not None
     return parsed

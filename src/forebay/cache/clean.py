@@ -26,7 +26,7 @@ from forebay.cache.catalog import (
     sound_record,
 )
 from forebay.cache.claims import Claim, builder_files, claimed, is_abandoned, is_dead, read_builders, read_claims
-from forebay.cache.plan import Segment, load_plan
+from forebay.cache.plan import Segment, load_plan, remove_planning_folder
 from forebay.cache.publish import publish_without
 from forebay.cache.records import CleanReport, DropReport
 from forebay.errors import CacheNotFound, KeyRefused, LayerNeeded, LayerNotFound
@@ -42,9 +42,11 @@ def clean_cache(store: Store, keep_generations: int | None, lease_seconds: float
     With `keep_generations`, also all but the newest n generations; a run that pinned an older one cannot open it
     again.
     """
-    read_cache_document(store)
-    kept = [entry for entry in store.entries(layout.PLANNING) if layout.is_planning(entry.key)]  # by a dead planner
-    temporary = [*store.leftovers(), *kept]
+    try:
+        read_cache_document(store)
+    except CacheNotFound:
+        return _clean_planning(store, lease_seconds)
+    temporary = list(store.leftovers())
     dropped = _old_generations(store, keep_generations)
     superseded = [
         *_superseded(store, {layout.parse_generation(entry.key) for entry in dropped}),
@@ -52,20 +54,46 @@ def clean_cache(store: Store, keep_generations: int | None, lease_seconds: float
     ]
     # Nothing is removed before all that stays has been read: the newest generation may be the damaged one.
     freed = sum(_remove(store, entry) for entry in [*dropped, *temporary, *superseded])
-    claims = _expired(store, lease_seconds)
-    for key in claims:
-        store.delete(key)
+    claims, kept = _remove_expired(store, lease_seconds)
     older, kept_bytes = _only_in_older(store)
     return CleanReport(
         root=store.address,
-        temporary=tuple(entry.key for entry in temporary),
+        temporary=tuple(entry.key for entry in [*temporary, *kept]),
         claims=tuple(claims),
         superseded=tuple(entry.key for entry in superseded),
         generations=tuple(layout.parse_generation(entry.key) or 0 for entry in dropped),
-        freed_bytes=freed,
+        freed_bytes=freed + sum(entry.size for entry in kept),
         kept_generations=older,
         kept_bytes=kept_bytes,
     )
+
+
+def _clean_planning(store: Store, lease_seconds: float) -> CleanReport:
+    """Remove what a planner that died has left where there is no cache yet."""
+    if not any(layout.is_known(entry.key, set()) for entry in store.entries(layout.PLANNING)):
+        raise CacheNotFound(store.address)
+    temporary = list(store.leftovers())
+    freed = sum(_remove(store, entry) for entry in temporary)
+    claims, kept = _remove_expired(store, lease_seconds)
+    return CleanReport(
+        root=store.address,
+        temporary=tuple(entry.key for entry in [*temporary, *kept]),
+        claims=tuple(claims),
+        superseded=(),
+        generations=(),
+        freed_bytes=freed + sum(entry.size for entry in kept),
+    )
+
+
+def _remove_expired(store: Store, lease_seconds: float) -> tuple[list[str], list[Entry]]:
+    """Remove claims that expired, and what planning has kept, unless a planner is at work; returns both."""
+    claims, kept = _expired(store, lease_seconds), list[Entry]()
+    if not read_claims(store, None).keys() - set(claims):
+        kept = [entry for entry in store.entries(layout.PLANNING) if layout.is_planning(entry.key)]
+    for key in [*(entry.key for entry in kept), *claims]:
+        store.delete(key)
+    remove_planning_folder(store, with_root=False)
+    return claims, kept
 
 
 def _only_in_older(store: Store) -> tuple[int, int]:
@@ -219,7 +247,7 @@ def _counters(store: Store, claims: Mapping[str, Claim]) -> dict[str, int]:
 
 
 def _all_claims(store: Store) -> dict[str, Claim]:
-    return {key: claim for layer in layers_of(store) for key, claim in read_claims(store, layer).items()}
+    return {key: claim for layer in (None, *layers_of(store)) for key, claim in read_claims(store, layer).items()}
 
 
 def _is_done(store: Store, layer: str, key: str) -> bool:

@@ -270,11 +270,6 @@ class Segment:
         """Every file that it names, in order."""
         return FileTable({name: values for name, values in self.tensors.items() if name.startswith("file_")})
 
-    def without_change_times(self) -> "Segment":
-        """The same segment, as it was written before files were also known by ctime and inode."""
-        names = {f"file_{name}" for name in KNOWN_BY_SOME}
-        return replace(self, tensors={name: values for name, values in self.tensors.items() if name not in names})
-
     def parts(self, chunk: int) -> list[Part]:
         """The parts of a chunk, counted from the start of this segment."""
         first, last = self.tensors["chunk_parts"][chunk : chunk + 2].tolist()
@@ -734,9 +729,6 @@ class Identities:
     high: Array  # uint64
     low: Array  # uint64
 
-    def __len__(self) -> int:
-        return len(self.high)
-
     def holds(self, high: Array, low: Array) -> Array:
         """Which of some identities, given in rising order, are among these."""
         first, last = (np.searchsorted(self.high, high, side=side) for side in ("left", "right"))
@@ -788,18 +780,20 @@ class KeptResults:
     """Answers by question; that one cannot be kept, or is damaged, only means that the work is done again."""
 
     def __init__(self, store: Store) -> None:
-        self._store, self._root = store, store.local_path("")
-        self._is_new = self._root is not None and not os.path.exists(self._root)
+        self._store, root = store, store.local_path("")
+        self._is_new = root is not None and not os.path.exists(root)
         self._asked: set[str] = set()
+        self._there: set[str] = set()  # of those, what was found or kept
         self.is_used = hmac_key() is None  # with a key, a plan is signed: nothing that is not signed may shape it
 
     def find(self, *question: Any) -> bytes | None:
         if not self.is_used:
             return None
         try:
-            content = self._store.read(self._key(question), 0, MOST_BYTES + 1)
+            content = self._store.read(key := self._key(question), 0, MOST_BYTES + 1)
         except (Missing, OSError, ForebayError):
             return None
+        self._there.add(key)
         answer, found = content[:-_SUM_BYTES], content[-_SUM_BYTES:]
         return answer if len(content) <= MOST_BYTES and found == _sum(answer) else None
 
@@ -807,18 +801,19 @@ class KeptResults:
         if not self.is_used:
             return
         with suppress(OSError, ForebayError):
-            self._store.replace(self._key(question), [answer, _sum(answer)], durable=False)
+            self._there.add(key := self._key(question))
+            self._store.replace(key, [answer, _sum(answer)], durable=False)
 
-    def remove(self) -> None:
-        """Remove the answers that were asked for, and the folders that were made for them; others may still plan."""
+    def remove(self, is_planned: bool = False) -> None:
+        """Remove the answers that were asked for, and the folders that were made for them; others may still plan.
+
+        When all is planned, every answer was found or kept here; before, workers may have kept more.
+        """
         with suppress(OSError, ForebayError):
-            for key in self._asked & {entry.key for entry in self._store.entries(layout.PLANNING)}:
+            there = set() if is_planned else {entry.key for entry in self._store.entries(layout.PLANNING)}
+            for key in self._there if is_planned else self._asked & there:
                 self._store.delete(key)
-        if self._root is not None:
-            with suppress(OSError):
-                os.rmdir(os.path.join(self._root, layout.PLANNING))
-                if self._is_new:
-                    os.rmdir(self._root)
+        remove_planning_folder(self._store, self._is_new)
 
     def _key(self, question: tuple[Any, ...]) -> str:
         key = layout.planning(xxhash.xxh3_128_hexdigest(canonical_json(list(question))))
@@ -836,7 +831,17 @@ def keeping_results(store: Store) -> Iterator[KeptResults]:
         if isinstance(error, ForebayError) or is_full(error):
             kept.remove()
         raise
-    kept.remove()
+    kept.remove(is_planned=True)
+
+
+def remove_planning_folder(store: Store, with_root: bool) -> None:
+    """Remove the folder of what planning keeps, and the root where planning made it, if nothing is in them."""
+    root = store.local_path("")
+    if root is not None:
+        with suppress(OSError):
+            os.rmdir(os.path.join(root, layout.PLANNING))
+            if with_root:
+                os.rmdir(root)
 
 
 def identity_facts(file: SourceFile) -> list[Any]:

@@ -36,13 +36,14 @@ def ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple((run[0], run[-1]) for run in runs)
 
 
-def as_json(records: object) -> bytes:
+def as_json(records: object, indent: int | None = None) -> bytes:
     """Records as JSON, numbers of chunks as ranges; names of files that are not UTF-8 have lone surrogates: escaped."""
     plain = _plain(records)
     try:
-        return msgspec.json.encode(plain)
+        encoded = msgspec.json.encode(plain)
     except UnicodeEncodeError:
-        return json.dumps(msgspec.to_builtins(plain)).encode()
+        return json.dumps(msgspec.to_builtins(plain), indent=indent).encode()
+    return encoded if indent is None else msgspec.json.format(encoded, indent=indent)
 
 
 def _plain(value: Any, is_chunks: bool = False) -> Any:
@@ -115,6 +116,7 @@ class Progress(Record, frozen=True, kw_only=True):
     pids: tuple[int, ...] = ()
     note: str = ""
     waiting_for: tuple[str, ...] = ()  # the machines that hold what is left
+    total_bytes: int = 0  # while planning, of all source files, of which `read_bytes` are done; 0: not known
 
 
 OnProgress = Callable[[Progress], None]
@@ -293,6 +295,20 @@ class BuilderStatus(Record, frozen=True, kw_only=True):
     memory_bytes: int
 
 
+class PlannerStatus(Record, frozen=True, kw_only=True):
+    """A builder that plans what is not planned yet, as of its last heartbeat."""
+
+    host: str
+    pid: int
+    state: str  # working, or abandoned: known to be dead
+    files: int  # done
+    total_files: int
+    bytes: int
+    total_bytes: int  # 0: not known
+    seconds: float  # since it began
+    eta_seconds: float | None
+
+
 class FailedSample(Record, frozen=True, kw_only=True):
     layer: str
     chunk: int
@@ -338,6 +354,7 @@ class Status(Record, frozen=True, kw_only=True):
     unreadable: dict[str, str] = {}  # source files that were skipped -> why
     refreshable: bool = True  # False where `refresh` refuses, as the plan leaves out duplicates
     foreign: tuple[str, ...] = ()  # files that are not of this cache, which are left alone
+    planners: tuple[PlannerStatus, ...] = ()
 
     @property
     def needs_source(self) -> bool:

@@ -16,7 +16,7 @@ from forebay.cache.catalog import (
     read_cache_document,
     read_recipe_document,
 )
-from forebay.cache.claims import BuilderBeat, Claim, is_abandoned, is_dead, read_builders, read_claims
+from forebay.cache.claims import BuilderBeat, Claim, claimed, is_abandoned, is_dead, read_builders, read_claims
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.records import (
     BuilderStatus,
@@ -26,6 +26,7 @@ from forebay.cache.records import (
     LayerStatus,
     LayerSummary,
     MadeWith,
+    PlannerStatus,
     Status,
     Summary,
     ranges,
@@ -33,7 +34,15 @@ from forebay.cache.records import (
 from forebay.cache.source_check import Freshness, check_freshness, stale_files
 from forebay.cache.verify import foreign_files
 from forebay.columns import Column
-from forebay.errors import ChunkMissing, Damaged, HubNotFound, HubUnreachable, IndexCorrupt, LayerNotFound
+from forebay.errors import (
+    CacheNotFound,
+    ChunkMissing,
+    Damaged,
+    HubNotFound,
+    HubUnreachable,
+    IndexCorrupt,
+    LayerNotFound,
+)
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
@@ -107,6 +116,54 @@ def cache_status(
         unreadable=plan.unreadable,
         refreshable=not plan.deduplicates,
         foreign=foreign_files(snapshot),
+        planners=planner_statuses(store, len(plan.segments)),
+    )
+
+
+def planned_status(store: Store) -> Status:
+    """The status of what is not a cache yet, as it is still planned, or was when its planner died."""
+    planners = planner_statuses(store, 0)
+    if not planners:
+        raise CacheNotFound(store.address)
+    return Status(
+        root=store.address,
+        generation=None,
+        complete=False,
+        layers=(),
+        claims=(),
+        builders=(),
+        failed_samples=(),
+        failed_samples_left_out=0,
+        source_root="",
+        stale={},
+        grown=(),
+        source_checked=False,
+        source_note="the source was not checked: nothing is planned yet",
+        planners=planners,
+    )
+
+
+def planner_statuses(store: Store, planned: int) -> tuple[PlannerStatus, ...]:
+    """Those who plan a segment behind the first `planned`; of several that took over from each other, the last."""
+    last: dict[int, tuple[int, Claim]] = {}
+    for key, claim in read_claims(store, None).items():
+        segment, attempt = claimed(key)
+        last[segment] = max(last.get(segment, (0, claim)), (attempt, claim), key=lambda one: one[0])
+    return tuple(_planner_status(claim) for segment, (_, claim) in sorted(last.items()) if segment >= planned)
+
+
+def _planner_status(claim: Claim) -> PlannerStatus:
+    done, total = (claim.bytes, claim.total_bytes) if claim.total_bytes else (claim.files, claim.total_files)
+    return PlannerStatus(
+        host=claim.host,
+        pid=claim.pid,
+        state="abandoned" if is_abandoned(claim) else "working",
+        files=claim.files,
+        total_files=claim.total_files,
+        bytes=claim.bytes,
+        total_bytes=claim.total_bytes,
+        seconds=claim.seconds,
+        eta_seconds=max(0, total - done) * claim.seconds / done if done else None,
     )
 
 

@@ -89,8 +89,8 @@ def status(cache: str, failures: int | str, depth: Depth, check_source: bool) ->
     """How far is the build, and does it need attention? Chunks, failures, stale sources.
 
     Reads no data. Counts chunks that are present, missing, suspect, lost or claimed; failed samples by reason; changed
-    source files, and with --check-source new ones. Exits 1 if a chunk is suspect or lost, a claim failed, a source file
-    changed, or one was deleted before it was all built.
+    source files, and with --check-source new ones. Shows builders at work, and one that still plans. Exits 1 if a chunk
+    is suspect or lost, a claim failed, a source file changed, or one was deleted before it was all built.
 
     \b
     Example: forebay status caches/edu

@@ -80,7 +80,8 @@ repair = verb("repair")(
 def clean(cache: str, keep_generations: int | None) -> Any:
     """Remove leftovers of dead builders, and replaced chunks.
 
-    Never removes data in use. A claim of another machine is removed only if it is not renewed for a minute.
+    Never removes data in use. A claim of another machine is removed only if it is not renewed for a minute. What a
+    killed planner has found is removed too, unless another one is at work.
 
     Example: forebay clean caches/edu --keep-generations 3
     """

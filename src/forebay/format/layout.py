@@ -15,6 +15,7 @@ builders/<owner>.json                 the heartbeat of a builder, with its progr
 builders/<owner>.000003.safetensors   chunks that it made, left to another builder to list; gone when they are listed
 builders/<owner>.listed.safetensors   what the last generation lists, for a builder that ends and need not read it
 planning/<hash>.bin                   what planning has found so far; gone when the plan is written
+planning/000000.1.json                the builder that plans a segment; gone when the plan is written
 seen.bin                              which content source files were found to have at a new time, advisory
 dataset.json                          the name of the data set, advisory
 
@@ -53,7 +54,7 @@ _SEGMENT = re.compile(rf"plan/{_NUMBER}\.safetensors")
 _CHUNK = re.compile(rf"layers/{_NAME}/{_NUMBER}(?:\.r([1-9][0-9]{{0,8}}))?\.safetensors")
 _DROPPED = re.compile(rf"{DROPPED}({_NAME})\.(0|[1-9][0-9]{{0,8}})\.json")
 _CONSTANTS = re.compile(rf"layers/{_NAME}/constants\.[0-9a-f]{{16}}\.safetensors")
-_CLAIM = re.compile(rf"claims/{_NAME}/{_NUMBER}\.([1-9][0-9]{{0,8}})\.json")
+_CLAIM = re.compile(rf"(?:claims/{_NAME}|planning)/{_NUMBER}\.([1-9][0-9]{{0,8}})\.json")
 _OWNER = r"([0-9A-Za-z]{1,64}-[1-9][0-9]{0,9}-(?:0|[1-9][0-9]{0,18}))"
 _BUILDER = re.compile(rf"{BUILDERS}{_OWNER}\.json")
 _HANDED = re.compile(rf"{BUILDERS}{_OWNER}\.{_NUMBER}\.safetensors")
@@ -118,12 +119,13 @@ def is_planning(key: str) -> bool:
     return _PLANNING.fullmatch(key) is not None
 
 
-def claims_folder(layer: str) -> str:
-    return f"{CLAIMS}{layer}/"
+def claims_folder(layer: str | None) -> str:
+    """Where the chunks of a layer are claimed; without a layer, the segments of the plan."""
+    return PLANNING if layer is None else f"{CLAIMS}{layer}/"
 
 
-def claim(layer: str, index: int, attempt: int) -> str:
-    return f"{CLAIMS}{layer}/{index:06d}.{attempt}.json"
+def claim(layer: str | None, index: int, attempt: int) -> str:
+    return f"{claims_folder(layer)}{index:06d}.{attempt}.json"
 
 
 def builder(owner: str) -> str:
@@ -166,7 +168,7 @@ def parse_chunk(key: str) -> tuple[int, int] | None:
 
 
 def parse_claim(key: str) -> tuple[int, int] | None:
-    """(chunk, attempt) of a claim's key, None for any other key."""
+    """(chunk or segment, attempt) of a claim's key, None for any other key."""
     found = _CLAIM.fullmatch(key)
     return (int(found[1]), int(found[2])) if found else None
 
@@ -208,7 +210,7 @@ def is_known(key: str, layers: set[str]) -> bool:
         return True
     if not name:
         numbers = (parse_generation(key), parse_segment(key), parse_identities(key))
-        is_single = key in (CACHE, SEEN, DATASET) or is_planning(key)
+        is_single = key in (CACHE, SEEN, DATASET) or is_planning(key) or parse_claim(key) is not None
         return is_single or any(number is not None for number in numbers)
     if layer not in layers:
         return False

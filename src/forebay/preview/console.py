@@ -207,16 +207,21 @@ class SpeedMeter:
     """Speeds and remaining time, counted from the start of a phase."""
 
     def __init__(self) -> None:
-        self._phase, self._begun = "", time.monotonic()
-        self._done = 0
+        self._phase, self._begun = ("", ""), time.monotonic()
+        self._done = self._last = 0
         self._meter = UsageMeter()
         self._measured = 0.0
         self._usage = MachineUsage(0.0, 0)
 
     def follow(self, progress: Progress) -> None:
-        if progress.phase != self._phase and {progress.phase, self._phase} != {"building", "waiting"}:
-            self._done = progress.done if progress.seconds < 1 else 0
-            self._phase, self._begun = progress.phase, time.monotonic()
+        done, phase = (
+            _done_of(progress)[0],
+            ("building" if progress.phase == "waiting" else progress.phase, progress.unit),
+        )
+        if phase != self._phase or (progress.phase == "planning" and done < self._last):  # it looks for duplicates now
+            self._done = done if progress.seconds < 1 else 0
+            self._phase, self._begun = phase, time.monotonic()
+        self._last = done
 
     def measure(self, progress: Progress) -> None:
         """Measure at most once a second: the memory of a process with torch takes 9 ms."""
@@ -225,11 +230,12 @@ class SpeedMeter:
             self._measured = time.monotonic()
 
     def time_left(self, progress: Progress) -> str:
-        made = progress.done - self._done
+        done, total = _done_of(progress)
+        made = done - self._done
         spent = progress.seconds or (time.monotonic() - self._begun if progress.phase == "planning" else 0.0)
-        if progress.phase == "waiting" or made <= 0 or spent <= 0 or progress.done >= progress.total:
+        if progress.phase == "waiting" or made <= 0 or spent <= 0 or done >= total:
             return ""
-        return f"ETA {human_time((progress.total - progress.done) * spent / made)}"
+        return f"ETA {human_time((total - done) * spent / made)}"
 
     def facts(self, progress: Progress) -> list[str]:
         found = _speeds(progress) if progress.seconds else _passed(progress)
@@ -262,7 +268,8 @@ class Bar:
         width = self._console.width
         words = [_phase(progress)[: max(8, width - 40)], _counts(progress), self._speed.time_left(progress)]
         left = width - sum(len(word) + 1 for word in words) - 1
-        bar = ProgressBar(total=max(1, progress.total), completed=progress.done, width=min(40, left))
+        done, total = _done_of(progress)
+        bar = ProgressBar(total=max(1, total), completed=done, width=min(40, left))
         line = Table.grid(padding=(0, 1), expand=False)
         line.add_row(words[0], *([bar] if left >= LEAST_BAR else []), *words[1:])
         facts = Text("  " + " · ".join(_fitting(self._speed.facts(progress), width - 2)), style="dim")
@@ -319,18 +326,26 @@ def _speeds(progress: Progress) -> list[str]:
 
 def _passed(progress: Progress) -> list[str]:
     """Planned bytes instead of a speed: planning skips most of a source without reading it."""
-    return [f"{human_bytes(progress.read_bytes)} planned"] if progress.read_bytes else []
+    total = f" of {human_bytes(progress.total_bytes)}" if progress.total_bytes else ""
+    return [f"{human_bytes(progress.read_bytes)}{total} planned"] if progress.read_bytes else []
+
+
+def _done_of(progress: Progress) -> tuple[int, int]:
+    """What is done and all there is: bytes of source files while planning, if their sizes are known."""
+    return (progress.read_bytes, progress.total_bytes) if progress.total_bytes else (progress.done, progress.total)
 
 
 def _phase(progress: Progress) -> str:
     """The phase; while waiting for other builders, also their machines."""
-    return (
-        f"{progress.phase} for {printable(', '.join(progress.waiting_for))}" if progress.waiting_for else progress.phase
-    )
+    if not progress.waiting_for:
+        return progress.phase
+    hosts = printable(", ".join(progress.waiting_for))
+    return f"waiting for the plan that {hosts} makes" if progress.unit == "files" else f"waiting for {hosts}"
 
 
 def _counts(progress: Progress) -> str:
-    share = 100 * progress.done // max(1, progress.total)
+    done, total = _done_of(progress)
+    share = 100 * done // max(1, total)
     return f"{progress.done:,}/{progress.total:,} {progress.unit}  {share} %"
 
 

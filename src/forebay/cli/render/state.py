@@ -34,6 +34,7 @@ from forebay.cache.records import (
     LayerStatus,
     LayerSummary,
     MadeWith,
+    PlannerStatus,
     RemoteEstimate,
     Status,
     Summary,
@@ -68,6 +69,7 @@ def draw_status(status: Status) -> RenderableType:
     for layer in status.layers:
         at_work = any(one.layer == layer.layer and one.state == "working" for one in status.builders)
         parts += [_LayerLine(layer), facts(_layer_facts(layer, at_work))]
+    parts += listing("planning", map(_planner, status.planners))
     parts += _builders(status.builders)
     parts += listing("claims", _claim_rows(status.claims))
     parts += _failed(status)
@@ -172,6 +174,22 @@ def _builder(one: BuilderStatus) -> tuple[str, str]:
     return head, " · ".join([counted(one.made, "chunk"), rate, *use, *eta])
 
 
+def _planner(one: PlannerStatus) -> tuple[str, ...]:
+    """
+    >>> from forebay.cache.records import PlannerStatus as P
+    >>> _planner(P(host="node3", pid=7, state="working", files=3, total_files=12, bytes=200_000_000,
+    ...            total_bytes=800_000_000, seconds=30.0, eta_seconds=90.0))
+    ('node3, process 7 · working for 30 s', '3 of 12 files · 200.0 MB of 800.0 MB · ETA 1 min 30 s')
+    """
+    size = [f"{human_bytes(one.bytes)} of {human_bytes(one.total_bytes)}"] if one.total_bytes else []
+    is_alive = one.state == "working"
+    eta = [f"ETA {human_time(one.eta_seconds)}"] if one.eta_seconds is not None and is_alive else []
+    since = f"{one.state} {'for' if is_alive else 'after'} {human_time(one.seconds)}"
+    return f"{one.host}, process {one.pid} · {since}", " · ".join(
+        [f"{one.files:,} of {counted(one.total_files, 'file')}", *size, *eta]
+    )
+
+
 def _claim_rows(claims: Iterable[ClaimStatus]) -> Iterator[tuple[str, ...]]:
     """The owners of claims, each with its chunks, and below them why they failed."""
     chunks: dict[tuple[str, str, str, str], list[int]] = {}
@@ -206,8 +224,10 @@ def _next_step(status: Status) -> Iterator[Text]:
     elif status.needs_source:
         without = command_line("refresh", status.root, "--drop-missing", *source_allowed(status.source_root))
         yield Text.assemble("next: restore the old files, or drop their samples: ", (without, "cyan"))
-    elif not status.complete:
+    elif not status.complete and status.layers:
         yield next_command(command_line("gaps", status.root))
+    elif any(one.state == "abandoned" for one in status.planners):
+        yield Text("next: run the build again, which continues with what the planner has found")
     elif (status.grown or status.new) and status.source_root:
         added = (_source_path(status.source_root, path) for path in (*status.grown, *status.new))
         yield next_command(command_line("grow", status.root, *islice(added, NAMED_FILES)))

@@ -125,7 +125,7 @@ def test_a_state_that_this_loader_cannot_have_is_refused(
 
 
 def test_a_dict_that_is_no_state_is_refused(tokens: fb.Cache) -> None:
-    for wrong in ({}, {"version": 2, "epoch": 0, "position": 0}):
+    for wrong in ({}, {"version": 3, "epoch": 0, "position": 0}):
         with pytest.raises(ValueError, match=r"not the state of a Loader: it lacks .*stream|version"):
             loader(tokens).load_state_dict(wrong)
 

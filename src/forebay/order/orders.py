@@ -391,7 +391,7 @@ class _Deal:
         """
         size, lanes = self._window.rows, self._window.lanes
         number = (places - self._lanes[lane] - (lane + 1) * size // lanes) // size + 1
-        first, last = int(number.min(initial=0)) - 1, int(number.max(initial=0)) + 2
+        first, last = (int(number.min()) - 1, int(number.max()) + 2) if number.size else (-1, 2)
         edge = lane * (last - first) + number - first  # of a table of lanes and numbers
         edges, where = _distinct(edge, lanes * (last - first))
         lane_of, number_of = edges // (last - first), edges % (last - first) + first

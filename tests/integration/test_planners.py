@@ -155,6 +155,30 @@ def test_who_waits_for_a_planner_that_gives_up_plans_and_reports_its_own_error(t
     assert list(store.entries("")) == []
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_root_that_a_planner_made_is_removed_by_the_last_that_fails(tmp_path, notes, is_there):
+    source, root = write_source(tmp_path / "source"), tmp_path / "cache"
+    (tmp_path / "source/03.txt.gz").write_bytes(b"not gzip at all")
+    if is_there:
+        root.mkdir()
+    else:
+        key = claim_elsewhere(LocalStore(root))
+    with pytest.raises(SourceUnreadable):
+        fb.build(root, source, RECIPE, workers=0, on_progress=while_waiting(lambda: LocalStore(root).delete(key)))
+    assert root.exists() == is_there, "an empty folder that somebody made stays"
+
+
+def test_who_waited_counts_the_time_of_planning_from_its_turn():
+    store = MemoryStore()
+    key = claim_elsewhere(store)
+    planner = PlanningClaim(store, 0, "here", 3600.0, files=1, size=1)
+    for _ in planner.waits():
+        store.delete(key)
+    (claim,) = read_claims(store, None).values()
+    planner.release_all()
+    assert (claim.host, claim.seconds) == ("here", 0.0), "it has waited for a tenth of a second at least"
+
+
 def test_of_two_that_grow_together_the_second_waits_for_the_segment_of_the_first(tmp_path, notes):
     store, source = MemoryStore(), write_source(tmp_path / "source", 0, 3)
     fb.build(store, source, RECIPE, workers=0)

@@ -25,7 +25,7 @@ import forebay as fb
 from forebay.cache.claims import PlanningClaim, read_claims
 from forebay.cache.plan import KeptResults, load_plan
 from forebay.cache.records import Progress
-from forebay.errors import CacheNotFound, SourceUnreadable
+from forebay.errors import CacheNotFound, SourceUnreadable, TokenizerUnusable
 from forebay.format import layout
 from forebay.preview.console import Lines
 from forebay.store import LocalStore, MemoryStore
@@ -177,6 +177,16 @@ def test_who_waited_counts_the_time_of_planning_from_its_turn():
     (claim,) = read_claims(store, None).values()
     planner.release_all()
     assert (claim.host, claim.seconds) == ("here", 0.0), "it has waited for a tenth of a second at least"
+
+
+def test_a_tokenizer_that_is_missing_is_named_before_a_plan_is_waited_for(tmp_path):
+    store, waits = MemoryStore(), list[Progress]()
+    claim_elsewhere(store)
+    (tmp_path / "lines.jsonl").write_text('{"text": "a line"}\n')
+    source, recipe = fb.sources.jsonl(tmp_path / "lines.jsonl"), fb.TokenRecipe(tokenizer=str(tmp_path / "none.json"))
+    with pytest.raises(TokenizerUnusable):
+        fb.build(store, source, recipe, workers=0, lease_seconds=0.2, on_progress=waits.append)
+    assert waits == []
 
 
 def test_of_two_that_grow_together_the_second_waits_for_the_segment_of_the_first(tmp_path, notes):

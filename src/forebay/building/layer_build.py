@@ -88,6 +88,7 @@ from forebay.recipe import (
     LayerRecipe,
     Recipe,
     RecipeDocument,
+    dependencies_of,
     fields_of,
     hooks_of,
     input_layers,
@@ -301,6 +302,8 @@ def build_layer(
                     engine.preload(preload_document(recipe), 1 if request.memory_limit else request.slots(engine))
         _try_machines(engine, snapshot, recipe, listing)
         is_new = snapshot.newest is None and listing is not None and not reads_of(recipe)
+        if is_new:
+            dependencies_of(recipe)  # a tokenizer that is missing here is named before another's plan is waited for
         # Claimed before the plan is first looked for: whoever made one had this claim before.
         turn = turn_to_plan(store, request, 0, listing.files) if is_new and listing else nullcontext()
         with clock.during("planning"), turn as planner:

@@ -195,7 +195,8 @@ def silent(progress: Progress) -> None:
 def show_planning(
     options: BuildOptions, planner: PlanningClaim | None, done: int, total: int, passed: int, size: int
 ) -> None:
-    """Show how far planning is, here and to the builders that wait for the plan."""
+    """Show how far planning is, here and to the builders that wait for the plan; slices of a function have no bytes."""
+    passed, size = (passed, size) if size > total else (0, 0)
     progress = Progress(phase="planning", done=done, total=total, unit="files", read_bytes=passed, total_bytes=size)
     if planner is not None:
         planner.show(progress)

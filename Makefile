@@ -84,7 +84,9 @@ coverage: $(VENV)/.dev  ## the lines of src that no test of `make test` and `mak
 	$(PIP) install --quiet 'coverage>=7.13'
 	@rm -rf $(VENV)/covered && mkdir $(VENV)/covered
 	@printf '[run]\nsource = $(CURDIR)/src/forebay\nparallel = true\ndata_file = $(CURDIR)/$(VENV)/covered/data\npatch = _exit, fork, subprocess\n' > $(VENV)/coverage.rc
-	-$(COVERAGE) run --rcfile=$(VENV)/coverage.rc -m pytest --processes 3 -m 'not long'
+	@# Workers that a build kills at its end write no data. One test of eight threads waited for ever under the tracer.
+	-$(COVERAGE) run --rcfile=$(VENV)/coverage.rc -m pytest --processes 3 -m 'not long' --deselect \
+		tests/torch/test_block_mask_cache.py::test_threads_never_exceed_the_bounds_and_get_the_right_masks
 	$(COVERAGE) combine --quiet --rcfile=$(VENV)/coverage.rc
 	$(COVERAGE) report --rcfile=$(VENV)/coverage.rc --skip-covered --show-missing
 

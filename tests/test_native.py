@@ -599,6 +599,9 @@ def test_large_canvases_that_are_streamed_are_those_of_numpy() -> None:
 @given(placements())
 def test_flipped_content_is_that_of_numpy(case: tuple[np.ndarray, tuple[int, int], tuple[int, int, int, int]]) -> None:
     np.testing.assert_array_equal(mirrored(case[0]), case[0][:, :, ::-1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "native", None)
+        np.testing.assert_array_equal(mirrored(case[0]), case[0][:, :, ::-1])
 
 
 @pytest.mark.parametrize("box", [(-1, 0, 4, 4), (0, -1, 4, 4), (1, 0, 4, 4), (0, 1, 4, 4), (0, 0, 5, 4), (0, 0, 4, -4)])
@@ -677,6 +680,15 @@ def test_runs_outside_of_a_buffer_are_refused_before_anything_is_written() -> No
     assert not out.any()
     native.copy_runs(out, source, np.array([3, 0]), np.array([0, 4]), np.array([1, 2]))
     assert out.tolist() == [5, 6, 0, 1]
+
+
+def test_runs_are_copied_alike_with_and_without_the_compiled_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = (np.array([3, 0]), np.array([0, 4]), np.array([1, 2]))
+    for copy in (native.copy_runs, None):
+        monkeypatch.setattr(packing, "_native_copy_runs", copy)
+        out = np.zeros(4, np.uint16)
+        packing.copy_runs(out, np.arange(1, 7, dtype=np.uint16), *runs)
+        assert out.tolist() == [5, 6, 0, 1]
 
 
 def test_helpers_decode_the_same_blocks_up_to_the_first_bad_one(helpers: int) -> None:

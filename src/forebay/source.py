@@ -215,10 +215,6 @@ class Reasons:
         self._counts[failure.reason] += 1
         self._examples.setdefault(failure.reason, failure)
 
-    def counts(self) -> dict[str, int]:
-        """How often each reason was given, the most frequent first."""
-        return dict(self._counts.most_common())
-
     def most_frequent(self) -> tuple[str, int, str]:
         """The reason that most failures have, how many, and the first sample of them in words."""
         reason, count = self._counts.most_common(1)[0]

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import forebay as fb
 from forebay.cli.main import cli
-from forebay.errors import SourceUnreadable
+from forebay.errors import BuildFailed, SourceUnreadable
 from forebay.sources import LineSource
 
 RECIPE = fb.TokenRecipe(tokenizer="gpt2", sequence_length=64)
@@ -97,6 +97,27 @@ def test_a_parquet_file_whose_pages_are_damaged_is_a_failure_of_its_parts(tmp_pa
     left_out = fb.status(root).unreadable | {one.sample: one.reason for one in fb.status(root).failed_samples}
     assert any("b.parquet" in name for name in left_out)
     assert report.rows
+    assert fb.verify(root, full=True).sound
+
+
+def test_a_file_whose_damage_is_found_when_its_chunk_is_made_is_one_failure_of_that_chunk(tmp_path):
+    folder, root = tmp_path / "data", tmp_path / "cache"
+    folder.mkdir()
+    for name in ("a", "b"):
+        table = pa.table({"text": [f"{name} {number} some words" for number in range(800)]})
+        pq.write_table(table, folder / f"{name}.parquet", row_group_size=40, use_dictionary=False, compression="none")
+    at = pq.read_metadata(folder / "b.parquet").row_group(13).column(0).data_page_offset
+    stored = bytearray((folder / "b.parquet").read_bytes())
+    stored[at : at + 10] = bytes(10)
+    (folder / "b.parquet").write_bytes(stored)
+    source = fb.sources.parquet(folder)
+    recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=16, chunk_size=60)
+    with pytest.raises(BuildFailed, match=r"1 chunk\(s\) .*b\.parquet.*--skip-unreadable"):
+        fb.build(root, source, recipe, workers=0)
+    report = fb.build(root, source, recipe, workers=0, skip_unreadable=True)
+    (failed,) = fb.status(root).failed_samples
+    assert (failed.sample.partition("@")[0], failed.reason) == ("b.parquet", "unreadable")
+    assert (report.made, report.failures) == (1, 1)
     assert fb.verify(root, full=True).sound
 
 

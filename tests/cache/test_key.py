@@ -376,3 +376,12 @@ def test_a_cache_sent_to_another_process_pins_the_digest(root: Path) -> None:
     (root / "generations/000001.safetensors").write_bytes(b"".join(number.encode(KEY.encode())))
     with pytest.raises(PinMismatch, match="digest"):
         pickle.loads(sent)
+
+
+def test_a_rekey_that_would_change_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FOREBAY_HMAC_KEY", raising=False)
+    with pytest.raises(ForebayError, match="there is no new key; set FOREBAY_HMAC_KEY"):
+        fb.rekey(tmp_path)
+    key = b"a key of 16 bytes"
+    with pytest.raises(ForebayError, match="the old key and the new key are the same"):
+        fb.rekey(tmp_path, old_key=key, new_key=key)

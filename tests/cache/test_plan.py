@@ -14,7 +14,7 @@ from tests.recipes import NOTES, ObedientRecipe, makes, order_line, orders, writ
 from tests.warm_process import WarmProcess
 
 import forebay as fb
-from forebay.cache.plan import Plan, Segment, _check_description, load_plan
+from forebay.cache.plan import Plan, Segment, _check_description, decode_segment, load_plan
 from forebay.errors import Damaged, IndexCorrupt, SourceNotFound, SourceUnreadable
 from forebay.source import Part, SourceFile
 from forebay.store import LocalStore, MemoryStore
@@ -184,6 +184,36 @@ def test_a_segment_that_does_not_continue_the_plan_is_refused():
     store.create("plan/000001.safetensors", segment(1, 7).encode())
     with pytest.raises(IndexCorrupt, match="does not continue the plan at chunk 1"):
         load_plan(store)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"amends": "other"}, "from which revision of its layers"),
+        ({"identities": "0" * 64}, "'chunk_duplicates' is not there"),
+        (
+            {"identities": "0" * 64, "chunk_duplicates": [0, 0, 0], "chunk_check": [0, 0], "duplicates": []},
+            "identities, which an amendment does not have",
+        ),
+        ({"chunk_number": [4, 4]}, "not planned, or names them out of order"),
+        ({"chunk_number": [4, 9]}, "not planned, or names them out of order"),
+        ({"revision_x": [0, 1]}, "a revision of layer 'x' that no chunk has"),
+        ({"file_size": [2**63]}, "a size or a name that no file has"),
+        ({"source": {"kind": "x", "root": "/a\0"}}, "'root' of its source holds a NUL"),
+    ],
+)
+def test_an_amendment_that_no_refresh_wrote_is_refused(change, said):
+    file = SourceFile("a", 9, 1)
+    parts = [[Part(file, 0, 4)], [Part(file, 4, 9)]]
+    made = Segment.of(parts, number=1, first_chunk=9, source={"kind": "x"}, weight=9)
+    sound = made.amending("x", [4, 5], {"x": [1, 1]}, ())
+    decode_segment(memoryview(b"".join(sound.encode())), "root", "plan/000001.safetensors")
+    types = {"duplicates": np.uint32}
+    arrays = {name: np.array(one, types.get(name, np.uint64)) for name, one in change.items() if isinstance(one, list)}
+    fields = {name: value for name, value in change.items() if name not in arrays}
+    forged = replace(sound, tensors={**sound.tensors, **arrays}, **fields)
+    with pytest.raises(IndexCorrupt, match=said):
+        decode_segment(memoryview(b"".join(forged.encode())), "root", "plan/000001.safetensors")
 
 
 def test_a_segment_reads_back_as_it_was(tmp_path):

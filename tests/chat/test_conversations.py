@@ -17,6 +17,7 @@ from forebay.chat.conversations import (
 )
 
 ASKED = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+DEEP = json.loads("[" * 80 + "]" * 80)
 
 
 def read(record: Any, **names: Any) -> Conversation:
@@ -139,6 +140,25 @@ def test_messages_after_the_last_answer_are_left_out() -> None:
         ),
         ({"messages": [{**ASKED[0], "tool_calls": [{"name": "w"}]}, ASKED[1]]}, "bad-message", "its role is user"),
         ({"messages": [ASKED[0], {**ASKED[1], "tool_calls": [{}]}]}, "bad-tool-call", "names no function"),
+        ({"messages": [ASKED[0], {**ASKED[1], "tool_calls": "w()"}]}, "bad-tool-call", "message 1 are str, not a list"),
+        (
+            {"messages": [ASKED[0], {**ASKED[1], "tool_calls": {"name": "w", "arguments": "{no"}}]},
+            "bad-tool-call",
+            "JSON text of a tool call cannot be read",
+        ),
+        ({"messages": [ASKED[0], {**ASKED[1], "tool_calls": DEEP}]}, "too-deep", "the tool calls of message 1"),
+        (
+            {
+                "messages": [
+                    ASKED[0],
+                    {**ASKED[1], "tool_calls": {"name": "w", "arguments": f'{{"a": {json.dumps(DEEP)}}}'}},
+                ]
+            },
+            "too-deep",
+            "more than 64 deep",
+        ),
+        ({"messages": [ASKED[0], {**ASKED[1], "thinking": 7}]}, "not-text", "the thinking of message 1 is int"),
+        ({"messages": ASKED * 2049}, "too-long", "it has 4,098 messages; at most 4,096 are read"),
         ({"messages": ASKED, "tools": "[1]"}, "bad-tools", "must be a list of objects"),
         ({"prompt": 1, "completion": "x"}, "bad-message", "the user's part is int"),
         ({"instruction": "a", "output": 1}, "not-text", "must be texts"),

@@ -9,7 +9,7 @@ import pytest
 from tests.cli.running import Ran, run, story, write_documents
 
 import forebay as fb
-from forebay.cli.legacy import FLAGS, KEYS, guide_table
+from forebay.cli.legacy import FLAGS, KEYS, OldKey, in_toml
 from forebay.cli.settings import BuildSettings
 from forebay.sources.source_settings import TextSettings
 
@@ -151,5 +151,15 @@ def test_a_flag_that_stayed_is_in_the_help_of_build(flag: str):
     assert f"  {flag} " in run("build", "tokens", "--help").out
 
 
+def became(old: OldKey) -> str:
+    if not old.section:
+        return "no effect"
+    changed = {before: in_toml(now) for before, now in old.values.items() if before != in_toml(now)}
+    return ", ".join([f"`{old.key}` in `[{old.section}]`", *(f"`{key}` is `{now}`" for key, now in changed.items())])
+
+
 def test_the_guide_has_the_table():
-    assert guide_table() in GUIDE.read_text()
+    new = {flag: f"`forebay {old.verb}`" if old.verb else f"`{flag}`" for flag, old in FLAGS.items()}
+    rows = [f"| `{flag}` | {new[flag]} | {old.remark} |" for flag, old in FLAGS.items()]
+    rows += [f"| `{name}` | {became(old)} | {old.remark} |" for name, old in KEYS.items()]
+    assert "\n".join(["| old | here | |", "|---|---|---|", *rows]) in GUIDE.read_text()

@@ -112,3 +112,9 @@ def test_warming_fetches_nothing_that_the_tier_does_not_admit(root: Path, tmp_pa
         warm_tier(fb.open_cache(store), lanes=[8], window=WINDOW)
     with pytest.raises(ValueError, match="was opened without a tier"):
         warm_tier(fb.open_cache(root))
+
+
+@pytest.mark.parametrize("count", ["nodes", "ranks_per_node", "batch_size"])
+def test_an_estimate_for_no_node_rank_or_row_is_refused(tmp_path: Path, count: str) -> None:
+    with pytest.raises(ValueError, match=rf"{count} must be at least 1 \(got 0\)"):
+        fb.estimate_remote(tmp_path, **{count: 0})

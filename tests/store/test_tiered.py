@@ -28,9 +28,9 @@ from forebay.errors import ChunkCorrupt, NotForebay, StoreRefused, StoreUnavaila
 from forebay.format import layout
 from forebay.store import LocalStore
 from forebay.store import tier_folder as folder_module
-from forebay.store.base import BadCopy, Expected, temporary_name
+from forebay.store.base import BadCopy, Expected, Missing, temporary_name
 from forebay.store.tier_folder import TierFolder
-from forebay.store.tiered import TieredStore
+from forebay.store.tiered import TieredStore, _described, _raised
 
 ROWS, CHUNK = 60, 5
 
@@ -678,3 +678,21 @@ def test_threads_that_meet_the_same_bad_copy_all_get_the_rows(root: Path, far: F
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda _: cache.read([0], ["tokens"])["tokens"], range(2)))
     assert all(np.array_equal(rows, right[:1]) for rows in found)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (Missing("plan/000000.safetensors"), Missing, r"^'plan/000000\.safetensors'$"),
+        (
+            StoreUnavailable("s3://b", "read 'k'", "no answer"),
+            StoreUnavailable,
+            "cannot read 'k' in 's3://b': no answer",
+        ),
+        (StoreRefused("s3://b", "no permission", "log in"), StoreRefused, "no permission"),
+        (OSError(errno.EIO, "Input/output error"), StoreRefused, "OSError: .*Input/output error"),
+    ],
+)
+def test_what_a_store_raises_for_a_forked_process_is_raised_there(error, kind, said):
+    with pytest.raises(kind, match=said):
+        raise _raised("s3://b", json.loads(json.dumps(_described(error))))

@@ -144,7 +144,7 @@ def _repair_index(inputs: RepairInputs, log: RepairLog) -> Generation:
     for problem in problems:
         _put_back(inputs, log, problem.key, partial(_published_bytes, inputs, basis, problem.key))
     for problem in identity_problems(store, basis, None if problems else plan):  # segments may be back only now
-        _put_back(inputs, log, problem.key, partial(_identity_bytes, inputs, basis, problem.key))
+        _put_back(inputs, log, problem.key, partial(_identity_bytes, inputs, problem.key))
     _drop_loose_segments(store, basis, any(problem.key.startswith(layout.PLAN) for problem in problems), log)
     if not bad and basis.number in generation_numbers(store):
         return basis
@@ -470,7 +470,7 @@ def _copied_index(copy: Store, generation: Generation, key: str) -> memoryview:
     raise Damaged(f"'{key}' cannot be put back: the copy at '{copy.address}' has other bytes")
 
 
-def _identity_bytes(inputs: RepairInputs, generation: Generation, key: str) -> Sequence[Buffer]:
+def _identity_bytes(inputs: RepairInputs, key: str) -> Sequence[Buffer]:
     """A segment's identities, from a copy, or taken again from the source; right only if their digest is."""
     plan = load_plan(inputs.store)
     segment = plan.segments[layout.parse_identities(key) or 0]
@@ -512,11 +512,9 @@ def _planned_again(inputs: RepairInputs, generation: Generation, key: str) -> Se
         planned = draft_segment(inputs.store, source, recipe, first, Plan((), ()), lambda *_: None).segment
     except ForebayError as error:
         raise Damaged(f"{advice} (the source cannot be planned again: {error})") from error
-    for segment in (planned, planned.without_change_times()):
-        value = segment.encode()
-        whole = memoryview(b"".join(value))
-        if decode_segment(whole, inputs.store.address, key)[1] == generation.plan[0]:
-            return value
+    value = planned.encode()
+    if decode_segment(memoryview(b"".join(value)), inputs.store.address, key)[1] == generation.plan[0]:
+        return value
     raise Damaged(f"{advice} (planning the source again gave another plan)")
 
 

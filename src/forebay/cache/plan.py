@@ -270,11 +270,6 @@ class Segment:
         """Every file that it names, in order."""
         return FileTable({name: values for name, values in self.tensors.items() if name.startswith("file_")})
 
-    def without_change_times(self) -> "Segment":
-        """The same segment, as it was written before files were also known by ctime and inode."""
-        names = {f"file_{name}" for name in KNOWN_BY_SOME}
-        return replace(self, tensors={name: values for name, values in self.tensors.items() if name not in names})
-
     def parts(self, chunk: int) -> list[Part]:
         """The parts of a chunk, counted from the start of this segment."""
         first, last = self.tensors["chunk_parts"][chunk : chunk + 2].tolist()
@@ -733,9 +728,6 @@ class Identities:
 
     high: Array  # uint64
     low: Array  # uint64
-
-    def __len__(self) -> int:
-        return len(self.high)
 
     def holds(self, high: Array, low: Array) -> Array:
         """Which of some identities, given in rising order, are among these."""

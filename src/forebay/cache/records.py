@@ -36,13 +36,14 @@ def ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple((run[0], run[-1]) for run in runs)
 
 
-def as_json(records: object) -> bytes:
+def as_json(records: object, indent: int | None = None) -> bytes:
     """Records as JSON, numbers of chunks as ranges; names of files that are not UTF-8 have lone surrogates: escaped."""
     plain = _plain(records)
     try:
-        return msgspec.json.encode(plain)
+        encoded = msgspec.json.encode(plain)
     except UnicodeEncodeError:
-        return json.dumps(msgspec.to_builtins(plain)).encode()
+        return json.dumps(msgspec.to_builtins(plain), indent=indent).encode()
+    return encoded if indent is None else msgspec.json.format(encoded, indent=indent)
 
 
 def _plain(value: Any, is_chunks: bool = False) -> Any:

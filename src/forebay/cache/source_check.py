@@ -122,17 +122,16 @@ def check_freshness(
     layer: str,
     table: ChunkTable,
     is_same: SameLook = SourceFile.same_identity,
-    made: Mapping[int, ChunkRecord] | None = None,
     listed: Iterable[SourceFile] = (),
 ) -> Freshness:
     """Look at every planned file; hash only those whose look changed.
 
     A file that was copied has another ctime and inode: what only reports passes `SourceFile.same_look`, so that it does
-    not read all of a source that was moved. `made` are chunks that this build wrote: they count as if listed. `listed`
-    are files as this verb found them after they were planned: one that was as planned is not looked at again.
+    not read all of a source that was moved. `listed` are files as this verb found them after they were planned: one
+    that was as planned is not looked at again.
     """
     planned = (file for _, file in plan.files.items())
-    return compare_content(store, source, plan, layer, table, differing_files(source, planned, listed, is_same), made)
+    return compare_content(store, source, plan, layer, table, differing_files(source, planned, listed, is_same))
 
 
 def compare_content(
@@ -144,7 +143,10 @@ def compare_content(
     differing: Iterable[tuple[SourceFile, SourceFile | Exception]],
     made: Mapping[int, ChunkRecord] | None = None,
 ) -> Freshness:
-    """What became of planned files that look different now, by their content."""
+    """What became of planned files that look different now, by their content.
+
+    `made` are chunks that this build wrote: they count as if listed.
+    """
     seen = SeenContent(store, source)
     past = SourceDigests(store, plan, layer, table, made or {}, seen)
     ends = cache(plan.ends)

@@ -123,7 +123,7 @@ def token_bytes(vocabulary: Vocabulary, named: frozenset[str] = frozenset()) -> 
     prefix, nfc = _normalizing(vocabulary, file, by_byte)
     table = [b""] * vocabulary.size
     for token, number in vocabulary.ids.items():
-        table[number] = _byte_level(vocabulary, token) if by_byte else _sentence_piece(token)
+        table[number] = _byte_level(token) if by_byte else _sentence_piece(token)
     for added in file.added_tokens:
         table[added.id] = added.content.encode()
     control = np.zeros(vocabulary.size, np.bool_)
@@ -135,7 +135,7 @@ def token_bytes(vocabulary: Vocabulary, named: frozenset[str] = frozenset()) -> 
     return TokenBytes(table, cut_out, control, special, prefix, nfc, stripping)
 
 
-def _byte_level(vocabulary: Vocabulary, token: str) -> bytes:
+def _byte_level(token: str) -> bytes:
     try:
         return bytes([_BYTES[char] for char in token])
     except KeyError:  # an added token, which is set after, or one that no text produces

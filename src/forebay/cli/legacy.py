@@ -85,27 +85,6 @@ def in_toml(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-def guide_table() -> str:
-    """The table of the guide."""
-    rows = [f"| `{flag}` | {_flag_became(flag, old)} | {old.remark} |" for flag, old in FLAGS.items()]
-    rows += [f"| `{name}` | {_key_became(old)} | {old.remark} |" for name, old in KEYS.items()]
-    return "\n".join(["| old | here | |", "|---|---|---|", *rows])
-
-
-def _flag_became(flag: str, old: OldFlag) -> str:
-    return f"`forebay {old.verb}`" if old.verb else f"`{flag}`"
-
-
-def _key_became(old: OldKey) -> str:
-    if not old.section:
-        return "no effect"
-    words = [
-        f"`{old.key}` in `[{old.section}]`",
-        *(f"`{before}` is `{in_toml(now)}`" for before, now in old.values.items() if before != in_toml(now)),
-    ]
-    return ", ".join(words)
-
-
 def naming_verbs(command: Command) -> Command:
     """Add hidden old flags that fail and name the verb that replaces them."""
     for flag, old in FLAGS.items():

@@ -364,9 +364,7 @@ def checked_kind(file: SettingsFile, known: Collection[str]) -> str:
     return kind
 
 
-def checked_section(
-    file: SettingsFile, section: str, structs: Mapping[str, type[Any]], defaults: Collection[str] = ()
-) -> dict[str, Any]:
+def checked_section(file: SettingsFile, section: str, structs: Mapping[str, type[Any]]) -> dict[str, Any]:
     """The values of a section, checked for unknown keys, wrong types and missing keys."""
     fields = declared(structs[section])
     given = {

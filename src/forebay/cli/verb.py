@@ -21,7 +21,6 @@ from importlib import import_module
 from typing import Any
 
 import click
-import msgspec
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 from rich.text import Text
@@ -425,7 +424,7 @@ def _written(write: Callable[[], None]) -> None:
 
 
 def _print_json(document: Any) -> None:
-    click.echo(_escaped(_numbers_on_one_line(msgspec.json.format(as_json(document), indent=2).decode())))
+    click.echo(_escaped(_numbers_on_one_line(as_json(document, indent=2).decode())))
 
 
 def _print_text(record: Any) -> None:

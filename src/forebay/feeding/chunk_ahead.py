@@ -274,13 +274,9 @@ def estimate_remote(
     batch_size: int = 32,
     seed: int = 0,
     window: Window | None = None,
-    columns: Sequence[str] | None = None,
 ) -> RemoteEstimate:
-    """Return what the node that needs most fetches, with window shuffle, in the first epoch and in later ones.
-
-    `columns` are those that training reads; by default all of the opened layers.
-    """
-    names = list(columns or cache.default_columns)
+    """Return what the node that needs most fetches, with window shuffle, in the first epoch and in later ones."""
+    names = list(cache.default_columns)
     ordering, window = _window_ordering(cache, names, seed, window)
     order, sizes, world = WindowOrder(_counts(cache), seed, window), cache.chunk_bytes(names), nodes * ranks_per_node
     needs = [_chunks_of_node(order, window, node, ranks_per_node, world) for node in range(nodes)]
@@ -328,8 +324,6 @@ def warm_tier(
     ranks_per_node: int = 1,
     seed: int = 0,
     window: Window | None = None,
-    columns: Sequence[str] | None = None,
-    threads: int = THREADS,
     on_progress: OnProgress | None = None,
 ) -> TierFill:
     """Fetch the chunks of a cache into its tier: all, or those that some lanes of the window shuffle need.
@@ -339,7 +333,7 @@ def warm_tier(
     store = cache.store
     if not isinstance(store, TieredStore):
         raise ValueError(f"'{cache.root}' was opened without a tier; pass tier= to open_cache")
-    names, started = list(columns or cache.default_columns), time.monotonic()
+    names, started = list(cache.default_columns), time.monotonic()
     chunks = np.arange(len(cache.chunk_numbers))
     if node is None and nodes > 1:
         raise ValueError(f"nodes={nodes} needs node=, from 0 to {nodes - 1}; leave out both to fetch all chunks")
@@ -358,7 +352,7 @@ def warm_tier(
             raise LaneMissing(cache.root, wrong[0], window.lanes)
         chunks = WindowOrder(_counts(cache), seed, window).chunks_of(lanes)
     kept: list[bool] = []
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(THREADS) as pool:
         for is_kept in pool.map(lambda chunk: cache.keep_chunk(chunk, names), chunks.tolist()):
             kept.append(is_kept)
             if on_progress is not None:

@@ -334,12 +334,6 @@ def check_stream(state: Mapping[str, Any], fields: type[msgspec.Struct]) -> None
         raise ValueError(f"'stream' of the state is not what state_dict() returned: {error}") from error
 
 
-def has_window(state: Mapping[str, Any]) -> bool:
-    """Whether the state of a stream, or of a cache in a mixture, has a window shuffle."""
-    inner = [span for part in state.get("mixture", ()) for span in part.get("spans", ())]
-    return any(one.get("window") is not None for one in (state, *inner))
-
-
 Choose = Callable[[Cache], Ordering]
 
 
@@ -699,14 +693,14 @@ def checked_count(field: str, number: object) -> int:
     return number
 
 
-def checked_state(state: Mapping[str, Any], *versions: int) -> Mapping[str, Any]:
-    """Return a state that has all fields of these versions, or that is of another version, which the caller refuses."""
+def checked_state(state: Mapping[str, Any], version: int) -> Mapping[str, Any]:
+    """Return a state that has all fields of this version, or that is of another version, which the caller refuses."""
     if not isinstance(state, Mapping):
         raise TypeError(
             f"the state is a {type(state).__name__}; pass the dict that state_dict() returned, from JSON: "
             "json.loads(text)"
         )
-    fields = STATE_FIELDS if state.get("version") in versions else STATE_FIELDS[:1]
+    fields = STATE_FIELDS if state.get("version") == version else STATE_FIELDS[:1]
     missing = [field for field in fields if field not in state]
     if missing:
         raise ValueError(f"not the state of a Loader: it lacks {', '.join(missing)}; pass what state_dict() returned")

@@ -463,16 +463,13 @@ def _encode_column(
         blocks: list[Buffer] = [raw[a:b] for a, b in pairwise(bounds)]
         data.append((column.name, DTYPES[column.dtype][0], values.shape, raw))
     else:
-        blocks = _compressed(compressor(column.codec, column.level), raw, bounds)
+        pack = compressor(column.codec, column.level)
+        blocks = [pack(raw[a:b]) for a, b in pairwise(bounds)]
         edges = np.cumsum([0, *map(len, blocks)], dtype=np.uint64)
         index.append((f"{column.name}.blocks", "U64", edges.shape, as_bytes(edges)))
         data.append((column.name, "U8", [int(edges[-1])], b"".join(blocks)))
     sums = np.array([xxhash.xxh3_64_intdigest(block) for block in blocks], np.uint64)
     index.append((f"{column.name}.sums", "U64", sums.shape, as_bytes(sums)))
-
-
-def _compressed(pack: Callable[[Buffer], Buffer], raw: memoryview, bounds: list[int]) -> list[Buffer]:
-    return [pack(raw[a:b]) for a, b in pairwise(bounds)]
 
 
 def item_size(tag: str) -> int:
@@ -500,7 +497,7 @@ class ChunkFile:
         self.view = view
         self.where = where
         self.layer, self.chunk, self.rows = sys.intern(meta.layer), meta.chunk, meta.rows
-        self.head_size = _check_tensors(meta, header.tensors, header.data_start, where)
+        self.head_size = _check_tensors(meta, header.tensors, where)
         self.tensors = Tensors(header.tensors)
         self.columns = _by_name(meta.columns)
         self._checks: dict[str, BlockCheck] = {}
@@ -794,7 +791,7 @@ def _by_name(columns: tuple[Column, ...]) -> Mapping[str, Column]:
     return MappingProxyType({column.name: column for column in columns})
 
 
-def _check_tensors(meta: ChunkMeta, tensors: dict[str, Tensor], data_start: int, where: str) -> int:
+def _check_tensors(meta: ChunkMeta, tensors: dict[str, Tensor], where: str) -> int:
     """Check that the tensors are those that the metadata declares, and return the end of the index."""
     index: dict[str, Shape] = {}
     data: dict[str, Shape] = {}

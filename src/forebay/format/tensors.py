@@ -97,7 +97,6 @@ class Header:
 
     metadata: dict[str, Any]
     tensors: dict[str, Tensor]
-    data_start: int
 
 
 def as_bytes(array: Array) -> memoryview:
@@ -146,7 +145,7 @@ def parse_header(view: View, where: str, max_bytes: int = MAX_HEADER_BYTES) -> H
         position = tensors[name].stop
     if position != len(view):
         raise NotForebay(where, f"it has {len(view):,} bytes but its header describes {position:,}")
-    return Header(metadata, tensors, data_start)
+    return Header(metadata, tensors)
 
 
 def header_size(start: bytes) -> int:

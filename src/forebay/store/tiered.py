@@ -541,7 +541,8 @@ def _described(error: BaseException) -> dict[str, Any]:
         return {"error": "StoreUnavailable", "arguments": [error.address, error.what, error.cause, error.advice]}
     if isinstance(error, StoreRefused):
         return {"error": "StoreRefused", "arguments": [str(error)]}
-    return {"error": type(error).__name__, "arguments": [str(error)]}
+    detail = error.args[0] if isinstance(error, Missing) else error  # a KeyError puts quotes around its text
+    return {"error": type(error).__name__, "arguments": [str(detail)]}
 
 
 def _raised(address: str, answer: dict[str, Any]) -> Exception:

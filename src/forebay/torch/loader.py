@@ -44,7 +44,6 @@ from forebay.feeding.stream import (
     checked_whole,
     choose_ordering,
     decoded_columns,
-    has_window,
     refuse_decoding_again,
 )
 from forebay.masks.documents import LabelStyle
@@ -56,8 +55,7 @@ from forebay.torch.batches import Batch, Buffers
 from forebay.torch.packed_batch import Derived
 from forebay.torch.ranks import RANK_TIMEOUT, Agreement, current_ranks, sum_over
 
-STATE_VERSION = 3  # version 2 had another window shuffle, version 1 also other shuffles of few rows
-_SAME_WITHOUT_WINDOW = 2  # states of this version are still valid if no window shuffle is in them
+STATE_VERSION = 3
 
 
 class Loader:
@@ -483,8 +481,8 @@ class Loader:
             self._on_growth(growth)
 
     def _check_version(self, state: Mapping[str, Any]) -> None:
-        version = checked_state(state, STATE_VERSION, _SAME_WITHOUT_WINDOW)["version"]
-        if version == STATE_VERSION or (version == _SAME_WITHOUT_WINDOW and not has_window(state["stream"])):
+        version = checked_state(state, STATE_VERSION)["version"]
+        if version == STATE_VERSION:
             return
         following = state["epoch"] + 1 if isinstance(state.get("epoch"), int) else "…"
         raise StateMismatch(

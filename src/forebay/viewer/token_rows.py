@@ -68,7 +68,6 @@ class TokenRow(Record, frozen=True, kw_only=True):
     generation: int
     chunk: int
     row_in_chunk: int
-    chunk_first_row: int
     chunk_rows: int
     length: int  # of the whole row, in tokens
     first: int  # the place in the row of the first token below
@@ -102,7 +101,6 @@ def token_row(shown: ShownCache, query: Query) -> TokenRow:
         generation=cache.generation.number,
         chunk=name.chunk,
         row_in_chunk=name.row,
-        chunk_first_row=int(cache.chunk_starts[at]),
         chunk_rows=int(cache.chunk_starts[at + 1] - cache.chunk_starts[at]),
         parts=parts,
         **made,

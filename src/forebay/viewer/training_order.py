@@ -65,7 +65,6 @@ class TrainingOrder(Record, frozen=True, kw_only=True):
     order: list[int]  # the rows at these positions
     global_order: list[int]
     nodes: tuple[NodeBytes, ...]
-    nodes_left_out: int
     tiers: tuple[TierBytes, ...]
     cache_bytes: int
     note: str = ""
@@ -108,7 +107,6 @@ def training_order(shown: ShownCache, query: Query) -> TrainingOrder:
         order=stream.locate(epoch, positions).rows.tolist(),
         global_order=whole.rows_at(epoch, positions).tolist(),
         nodes=nodes[:64],
-        nodes_left_out=max(0, world - 64),
         tiers=_tiers(cache, world, seed, size),
         cache_bytes=int(_chunk_bytes(cache).sum()),
         note=note,

@@ -332,20 +332,13 @@ def painter(dtype: torch.dtype, pad_color: Color, scaling: Scaling) -> Painter:
 
 
 def mirrored(content: Planes) -> Planes:
-    """Flip content left–right. In numpy, eight bytes at a time: all bytes reversed, then the order of the lines."""
+    """Flip content left–right."""
     if compiled.native is not None and content.shape[2]:
         lines = np.ascontiguousarray(content)
         flipped = np.empty_like(lines)
         compiled.native.mirror(flipped, lines, content.shape[2])
         return flipped
-    flat = np.ascontiguousarray(content).reshape(-1)
-    odd = len(flat) % 8
-    backwards = np.empty_like(flat)
-    words = backwards[: len(flat) - odd].view(np.uint64)
-    np.copyto(words, flat[odd:].view(np.uint64)[::-1])
-    words.byteswap(inplace=True)
-    backwards[len(flat) - odd :] = flat[:odd][::-1]
-    return backwards.reshape(content.shape)[::-1, ::-1]
+    return content[:, :, ::-1]
 
 
 def _whole_lines(

@@ -122,3 +122,14 @@ def test_large_files_are_not_counted_on_more_than_there_are(tmp_path: Path) -> N
         (tmp_path / f"raw/{number:03}.txt").write_text("word " * size)
     estimate = fb.estimate(fb.sources.files(tmp_path / "raw"), fb.RawRecipe())
     assert estimate.rows == pytest.approx(400, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "sizes", [[100, 1000] * 120, [100] * 180 + [3000] * 60, range(10, 2410, 10), [100, 200, 3000] * 80]
+)
+def test_files_that_are_taken_whole_are_sampled_evenly_however_their_sizes_are_ordered(tmp_path, sizes):
+    for number, size in enumerate(sizes):
+        (tmp_path / f"{number:03d}.bin").write_bytes(bytes(size))
+    estimate = fb.estimate(fb.sources.files(tmp_path), fb.RawRecipe())
+    assert estimate.rows == pytest.approx(240, rel=0.05)
+    assert estimate.raw_bytes == pytest.approx(sum(sizes), rel=0.05)

@@ -20,7 +20,7 @@ from tests.image_caches import write_pictures
 from tests.recipes import LengthLayer, ObedientRecipe, order_line, orders, write_orders
 
 import forebay as fb
-from forebay.building.planning import HEADS, SourceListing
+from forebay.building.planning import HEADS, SAMPLE_PLACES, SourceListing
 from forebay.format import layout
 from forebay.source import Listing
 from forebay.sources import LineSource, paths
@@ -275,7 +275,7 @@ def test_a_file_is_opened_once_to_try_and_once_to_make_and_looked_at_as_often_as
         return dict(calls)
 
     build = partial(fb.build, root, source, recipe, workers=0)
-    assert calls_of(fb.estimate, source, recipe) == {"look": 30, "open": HEADS + 23}  # of 24 places, two in one file
+    assert calls_of(fb.estimate, source, recipe) == {"look": 30, "open": HEADS + SAMPLE_PLACES}
     assert calls_of(build) == {"look": 5 * 30, "open": HEADS + 2 * 30}
     assert calls_of(build) == {"look": 30, "open": HEADS}
     assert calls_of(fb.status, root) == {"look": 30}

@@ -336,6 +336,7 @@ def test_what_is_passed_of_a_source_that_counts_samples_is_not_told_as_bytes(pic
     told = {moment.phase: moment.read_bytes for moment in moments}
     assert {"planning", "building"} < set(told)
     assert told.pop("verifying") > 10_000
+    assert told.pop("planning") == sum(file.size for file in source.files()), "planning counts the bytes of files"
     assert not any(told.values())
 
 

@@ -25,7 +25,7 @@ import forebay as fb
 from forebay.cache.claims import PlanningClaim, read_claims
 from forebay.cache.plan import KeptResults, load_plan
 from forebay.cache.records import Progress
-from forebay.errors import CacheNotFound, SourceUnreadable
+from forebay.errors import CacheNotFound, SourceUnreadable, TokenizerUnusable
 from forebay.format import layout
 from forebay.preview.console import Lines
 from forebay.store import LocalStore, MemoryStore
@@ -153,6 +153,40 @@ def test_who_waits_for_a_planner_that_gives_up_plans_and_reports_its_own_error(t
     with pytest.raises(SourceUnreadable, match=r"03\.txt\.gz"):
         fb.build(store, source, RECIPE, workers=0, on_progress=while_waiting(lambda: store.delete(key)))
     assert list(store.entries("")) == []
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_root_that_a_planner_made_is_removed_by_the_last_that_fails(tmp_path, notes, is_there):
+    source, root = write_source(tmp_path / "source"), tmp_path / "cache"
+    (tmp_path / "source/03.txt.gz").write_bytes(b"not gzip at all")
+    if is_there:
+        root.mkdir()
+    else:
+        key = claim_elsewhere(LocalStore(root))
+    with pytest.raises(SourceUnreadable):
+        fb.build(root, source, RECIPE, workers=0, on_progress=while_waiting(lambda: LocalStore(root).delete(key)))
+    assert root.exists() == is_there, "an empty folder that somebody made stays"
+
+
+def test_who_waited_counts_the_time_of_planning_from_its_turn():
+    store = MemoryStore()
+    key = claim_elsewhere(store)
+    planner = PlanningClaim(store, 0, "here", 3600.0, files=1, size=1)
+    for _ in planner.waits():
+        store.delete(key)
+    (claim,) = read_claims(store, None).values()
+    planner.release_all()
+    assert (claim.host, claim.seconds) == ("here", 0.0), "it has waited for a tenth of a second at least"
+
+
+def test_a_tokenizer_that_is_missing_is_named_before_a_plan_is_waited_for(tmp_path):
+    store, waits = MemoryStore(), list[Progress]()
+    claim_elsewhere(store)
+    (tmp_path / "lines.jsonl").write_text('{"text": "a line"}\n')
+    source, recipe = fb.sources.jsonl(tmp_path / "lines.jsonl"), fb.TokenRecipe(tokenizer=str(tmp_path / "none.json"))
+    with pytest.raises(TokenizerUnusable):
+        fb.build(store, source, recipe, workers=0, lease_seconds=0.2, on_progress=waits.append)
+    assert waits == []
 
 
 def test_of_two_that_grow_together_the_second_waits_for_the_segment_of_the_first(tmp_path, notes):

@@ -25,6 +25,13 @@ def test_documents_come_slice_by_slice_and_are_named_by_slice_and_place():
     }  # fmt: skip
 
 
+def test_planning_counts_slices_and_no_bytes(tmp_path):
+    seen, source = list[fb.Progress](), fb.sources.function(functions.numbered, slices=9)
+    fb.build(tmp_path, source, TextRecipe(chunk_rows=5), workers=0, on_progress=seen.append)
+    planned = [one for one in seen if one.phase == "planning"]
+    assert {(one.total, one.read_bytes, one.total_bytes) for one in planned} == {(9, 0, 0)}
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_cache_is_built_and_grown_by_more_slices(tmp_path, workers):
     fb.build(tmp_path, fb.sources.function(functions.numbered, slices=9), TextRecipe(chunk_rows=5), workers=workers)

@@ -88,6 +88,7 @@ from forebay.recipe import (
     LayerRecipe,
     Recipe,
     RecipeDocument,
+    dependencies_of,
     fields_of,
     hooks_of,
     input_layers,
@@ -194,7 +195,8 @@ def silent(progress: Progress) -> None:
 def show_planning(
     options: BuildOptions, planner: PlanningClaim | None, done: int, total: int, passed: int, size: int
 ) -> None:
-    """Show how far planning is, here and to the builders that wait for the plan."""
+    """Show how far planning is, here and to the builders that wait for the plan; slices of a function have no bytes."""
+    passed, size = (passed, size) if size > total else (0, 0)
     progress = Progress(phase="planning", done=done, total=total, unit="files", read_bytes=passed, total_bytes=size)
     if planner is not None:
         planner.show(progress)
@@ -301,6 +303,8 @@ def build_layer(
                     engine.preload(preload_document(recipe), 1 if request.memory_limit else request.slots(engine))
         _try_machines(engine, snapshot, recipe, listing)
         is_new = snapshot.newest is None and listing is not None and not reads_of(recipe)
+        if is_new:
+            dependencies_of(recipe)  # a tokenizer that is missing here is named before another's plan is waited for
         # Claimed before the plan is first looked for: whoever made one had this claim before.
         turn = turn_to_plan(store, request, 0, listing.files) if is_new and listing else nullcontext()
         with clock.during("planning"), turn as planner:

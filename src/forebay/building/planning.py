@@ -419,7 +419,7 @@ def sample_places(
     """A few small parts at each of 24 places, evenly by weight: in files, or in some ranges of files.
 
     A stream is only read from its beginning: the places in it make one part there, as long as all of them. A place is
-    likelier in a large file than in a small one: a fair sample begins after a file that cannot be cut, not with it.
+    likelier in a large file than in a small one: a fair sample has other files for those that it would take whole.
     """
     if ranges is None:
         weights = np.fromiter(map(source.weight, files), np.int64, len(files))
@@ -437,11 +437,17 @@ def sample_places(
         index = min(int(np.searchsorted(ends, at, side="right")), len(weights) - 1)
         found.setdefault(index, []).append(at - int(ends[index] - weights[index]))
     places: list[list[Part]] = []
+    largest = nth(int(weights.argmax()))
+    is_cut = is_fair and largest.weight > piece and _is_cut(source, largest, piece)  # or none is: so it is with images
+    wholes = {index for index in found if is_fair and (weights[index] <= piece or not is_cut)}
     for index, offsets in found.items():
-        following = map(nth, range(index, min(index + MOST_FILES_PER_PLACE, len(weights))))
-        for parts in _in_file(source, following, offsets, piece, is_fair):
-            if parts and parts not in places:
-                places.append(parts)
+        if index not in wholes:
+            following = map(nth, range(index, min(index + MOST_FILES_PER_PLACE, len(weights))))
+            places += _in_file(source, following, offsets, piece)
+    pool = np.flatnonzero(weights <= piece) if is_cut else np.arange(len(weights) if wholes else 0)
+    for chosen in _evenly(weights[pool], piece, sum(len(found[index]) for index in wholes)):
+        places.append([part for index in pool[chosen].tolist() for part in _piece(source, nth(index), 0, piece)])
+    places = [parts for at, parts in enumerate(places) if parts and parts not in places[:at]]
     return _within(places, max(budget, LITTLE_WEIGHT[source.unit]))
 
 
@@ -454,14 +460,23 @@ def _within(places: list[list[Part]], budget: int) -> list[list[Part]]:
     return [places[(2 * at + 1) * len(places) // (2 * most)] for at in range(most)]
 
 
-def _in_file(
-    source: Source, following: Iterator[Part], offsets: list[int], piece: int, is_fair: bool
-) -> Iterator[list[Part]]:
+def _evenly(weights: Array, piece: int, count: int) -> Iterator[Array]:
+    """The files of some places: neighbours of about `piece`, at every place as many, so that each file is as likely.
+
+    The first ones of the places are even by size: large and small files may alternate.
+    """
+    size = min(len(weights), MOST_FILES_PER_PLACE, max(1, round(piece * len(weights) / max(1, int(weights.sum())))))
+    by_size = np.argsort(weights, kind="stable")
+    for place in range(count):
+        first = by_size[(2 * place + 1) * len(weights) // (2 * count)]
+        yield np.arange(first, first + size) % len(weights)
+
+
+def _in_file(source: Source, following: Iterator[Part], offsets: list[int], piece: int) -> Iterator[list[Part]]:
     """The parts of the places that fall into the first of some files or ranges."""
     first = next(following)
-    if first.weight <= piece or (is_fair and not _is_cut(source, first, piece)):
-        runs = chain(following, [first]) if is_fair else chain([first], following)
-        yield _run(source, runs, piece)
+    if first.weight <= piece:
+        yield _run(source, chain([first], following), piece)
     elif first.file.stream:
         yield _piece(source, first, 0, int(piece * len(offsets) * WITHOUT_LOOKUPS))
     else:

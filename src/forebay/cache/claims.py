@@ -30,7 +30,6 @@ builder that plans has no other heartbeat than its claim, which it rewrites with
 """
 
 import itertools
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -43,7 +42,7 @@ from typing import Annotated, Literal
 import msgspec
 import psutil
 
-from forebay.cache.plan import remove_planning_folder
+from forebay.cache.plan import is_made_to_plan, remove_planning_folder
 from forebay.cache.records import OnProgress, Progress
 from forebay.errors import ForebayError, NotForebay, StoreRefused
 from forebay.format import layout
@@ -557,7 +556,7 @@ class PlanningClaim(Claims):
     def __init__(self, store: Store, segment: int, host: str, lease_seconds: float, files: int, size: int) -> None:
         super().__init__(store, None, host, lease_seconds)
         self.waited = False  # so that what was read of the plan before is old
-        self._segment, self._beat, self._began = segment, 0, time.monotonic()
+        self._segment, self._beat, self._began = segment, 0, 0.0  # when it was its turn
         self._progress = Progress(phase="planning", done=0, total=files, unit="files", total_bytes=size)
         self._stopped = threading.Event()
         self._heart = threading.Thread(target=self._keep_alive, name="forebay-planner", daemon=True)
@@ -575,6 +574,7 @@ class PlanningClaim(Claims):
         ended, began = 0, time.monotonic()
         while ended < PLANNERS_AWAITED:
             if self.take(self._segment):
+                self._began = time.monotonic()
                 _PLANNERS[self._build] = threading.get_ident()
                 self._heart.start()
                 return
@@ -638,7 +638,7 @@ class PlanningClaim(Claims):
             total_files=now.total,
             bytes=now.read_bytes,
             total_bytes=now.total_bytes,
-            seconds=round(time.monotonic() - self._began, 1),
+            seconds=round(time.monotonic() - self._began, 1) if self._began else 0.0,
         )
         return msgspec.json.encode(claim)
 
@@ -670,9 +670,7 @@ def planning_turn(
 
     With a key every builder plans: none trusts a plan that no tagged generation covers.
     """
-    root = store.local_path("")
-    is_new = root is not None and not os.path.exists(root)
-    claim = PlanningClaim(store, segment, host, lease_seconds, files, size)
+    is_new, claim = is_made_to_plan(store), PlanningClaim(store, segment, host, lease_seconds, files, size)
     waits = claim.waits() if hmac_key() is None else iter(())
     try:
         for progress in iter(partial(_next_wait, waits), None):

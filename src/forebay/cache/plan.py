@@ -780,8 +780,7 @@ class KeptResults:
     """Answers by question; that one cannot be kept, or is damaged, only means that the work is done again."""
 
     def __init__(self, store: Store) -> None:
-        self._store, root = store, store.local_path("")
-        self._is_new = root is not None and not os.path.exists(root)
+        self._store, self._is_new = store, is_made_to_plan(store)
         self._asked: set[str] = set()
         self._there: set[str] = set()  # of those, what was found or kept
         self.is_used = hmac_key() is None  # with a key, a plan is signed: nothing that is not signed may shape it
@@ -832,6 +831,16 @@ def keeping_results(store: Store) -> Iterator[KeptResults]:
             kept.remove()
         raise
     kept.remove(is_planned=True)
+
+
+def is_made_to_plan(store: Store) -> bool:
+    """Whether a cache has no folder yet, or one in which only planning has begun, so that planners made it."""
+    root = store.local_path("")
+    if root is None or not os.path.exists(root):
+        return root is not None
+    with suppress(OSError):
+        return [f"{name}/" for name in os.listdir(root) if name[0] != "."] == [layout.PLANNING]
+    return False
 
 
 def remove_planning_folder(store: Store, with_root: bool) -> None:

@@ -156,12 +156,11 @@ def test_who_waits_for_a_planner_that_gives_up_plans_and_reports_its_own_error(t
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_the_root_that_a_planner_made_is_removed_by_the_last_that_fails(tmp_path, notes, is_there):
+def test_a_planner_that_fails_removes_the_root_only_if_it_made_it(tmp_path, notes, is_there):
     source, root = write_source(tmp_path / "source"), tmp_path / "cache"
     (tmp_path / "source/03.txt.gz").write_bytes(b"not gzip at all")
     if is_there:
         root.mkdir()
-    else:
         key = claim_elsewhere(LocalStore(root))
     with pytest.raises(SourceUnreadable):
         fb.build(root, source, RECIPE, workers=0, on_progress=while_waiting(lambda: LocalStore(root).delete(key)))

@@ -834,13 +834,9 @@ def keeping_results(store: Store) -> Iterator[KeptResults]:
 
 
 def is_made_to_plan(store: Store) -> bool:
-    """Whether a cache has no folder yet, or one in which only planning has begun, so that planners made it."""
+    """Whether a cache has no folder yet, so that whoever plans it makes one."""
     root = store.local_path("")
-    if root is None or not os.path.exists(root):
-        return root is not None
-    with suppress(OSError):
-        return [f"{name}/" for name in os.listdir(root) if name[0] != "."] == [layout.PLANNING]
-    return False
+    return root is not None and not os.path.exists(root)
 
 
 def remove_planning_folder(store: Store, with_root: bool) -> None:

@@ -459,7 +459,7 @@ def _by_number(char: str) -> str:
 def _numbers_on_one_line(text: str) -> str:
     r"""Indented JSON with every list of numbers on one line; strings contain no newlines.
 
-    >>> _numbers_on_one_line(msgspec.json.format('{"ids":[1,-2.5],"of":["a"]}'))
+    >>> _numbers_on_one_line('{\n  "ids": [\n    1,\n    -2.5\n  ],\n  "of": [\n    "a"\n  ]\n}')
     '{\n  "ids": [1, -2.5],\n  "of": [\n    "a"\n  ]\n}'
     """
     return _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)

@@ -203,6 +203,7 @@ _ENVIRONMENT = {
 }
 _FIRST_PAUSE = 0.05  # seconds before a dead worker is replaced, doubled with every death in a row
 _MOST_PAUSE = 5.0
+_REPORT_SECONDS = 0.2  # for a seed to say which process it has forked; one that is still loading does not
 _BOOT = "import sys; sys.path[:] = {path!r}; from forebay.engine.local import {call}; {call}({fd})"
 
 
@@ -398,6 +399,8 @@ class ForkedWorker:
 
     def kill(self) -> None:
         number = self.pid
+        if not number and self._code is None and select.select([self._reports], [], [], _REPORT_SECONDS)[0]:
+            number = self.pid  # a worker may be at work before the seed gets to say which process it is
         if not number:
             self._seed.end()  # it is still loading, and this worker was not forked
         elif self._read.count(b"\n") == 1 and not self._is_at_end:

@@ -48,9 +48,7 @@ setup: $(VENV)/.dev  ## a .venv with everything that test, bench and demo need
 demo: $(VENV)/.core  ## the whole thing on data every machine has
 	$(BIN)/forebay demo
 
-test:  ## set-up, then check
-	@$(MAKE) --no-print-directory --jobs 2 setup chromium
-	@$(MAKE) --no-print-directory check
+test: setup check  ## set-up, then check
 
 # The pages of `forebay view` are tested in a browser. Where it cannot be installed, their tests are skipped and say so.
 chromium:

@@ -42,7 +42,7 @@ PATIENCE = 300_000  # milliseconds: on a loaded machine a page may take long
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """Debian's Chromium, which `make test` installs where it can."""
+    """Debian's Chromium, which `make test-slow` installs where it can."""
     chromium = which("chromium") or which("chromium-browser") or which("google-chrome")
     if chromium is None or find_spec("playwright") is None:
         missing = "chromium or playwright is missing: apt-get install chromium, pip install playwright"

@@ -166,7 +166,7 @@ class Builders:
         self.path = write_orders(folder / "source.txt", orders(chunks, **by_chunk))
         self.running: list[WarmProcess] = []
 
-    def start(self, processes: int = 1, publish_seconds: float = 0.1, **build: Any) -> None:
+    def start(self, processes: int = 1, publish_seconds: float = 0.1, lease_seconds: float = 1.5, **build: Any) -> None:
         for _ in range(processes):
             self.running.append(
                 start_builder(
@@ -176,7 +176,7 @@ class Builders:
                     {"seconds": 0.05},
                     workers=1,
                     publish_seconds=publish_seconds,
-                    lease_seconds=1.5,
+                    lease_seconds=lease_seconds,
                     **build,
                 )
             )
@@ -354,7 +354,9 @@ def test_a_builder_that_gets_sigterm_while_lists_are_handed_over_loses_what_was_
     """With a key, whatever is not listed is made again: each chunk that was lost would be counted twice."""
     monkeypatch.setenv(VARIABLE, KEY)
     builders = Builders(tmp_path, 100)
-    builders.start(4)
+    builders.start(
+        4, lease_seconds=20.0
+    )  # on a busy machine one may be silent for seconds, and what it made is not taken
     assert builders.wait_for_lists()
     lister = builders.lister()
     stopped = lister if who == "lister" else next(one for one in builders.running if one is not lister)

@@ -691,6 +691,40 @@ def test_runs_are_copied_alike_with_and_without_the_compiled_loop(monkeypatch: p
         assert out.tolist() == [5, 6, 0, 1]
 
 
+@given(
+    st.lists(st.integers(0, 40), max_size=12),
+    st.sampled_from([(), (7,), (65_535,)]),
+    st.sampled_from([(), (9,)]),
+    st.sampled_from([np.uint16, np.uint32]),
+)
+def test_documents_are_framed_alike_with_and_without_the_compiled_loop(
+    lengths: list[int], begin: tuple[int, ...], end: tuple[int, ...], dtype: type
+) -> None:
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    ids = (np.arange(offsets[-1]) * 7919 % 65_536).astype(np.uint32)
+    frame = packing.Frame(begin, end, 1 << 16, np.dtype(dtype))
+    mine, mine_lengths = frame.around(ids, offsets)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "_native_frame", None)
+        theirs, their_lengths = frame.around(ids, offsets)
+    assert mine.dtype == theirs.dtype == dtype
+    np.testing.assert_array_equal(mine, theirs)
+    np.testing.assert_array_equal(mine_lengths, their_lengths)
+
+
+def test_documents_that_do_not_fit_their_output_are_refused_before_anything_is_written() -> None:
+    out, ids = np.zeros(5, np.uint16), np.arange(1, 4, dtype=np.uint32)
+    for item_bytes, offsets, end in ((2, [0, 3], -1), (2, [0, 2], 9), (2, [0, 4], 9), (2, [1, 3], 9), (3, [0, 3], 9)):
+        with pytest.raises(ValueError, match="room for the ids"):
+            native.frame_documents(out, item_bytes, ids, np.array(offsets), -1, end)
+    for falling in ([0, 3, 1, 3], [0, -1, 3], [0, 1 << 62, 3], []):
+        with pytest.raises(ValueError, match="room for the ids"):
+            native.frame_documents(out, 2, ids, np.array(falling, np.int64), -1, 9)
+    assert not out.any()
+    native.frame_documents(out, 2, ids, np.array([0, 1, 3]), -1, 9)
+    assert out.tolist() == [1, 9, 2, 3, 9]
+
+
 @pytest.mark.skipif(not native.can_decode(), reason="this system has no libzstd: Python's zstandard decodes")
 def test_helpers_decode_the_same_blocks_up_to_the_first_bad_one(helpers: int) -> None:
     raw = [np.random.default_rng(at).integers(0, 9, 70 + 997 * at).astype(np.uint8) for at in range(20)]

@@ -1702,6 +1702,57 @@ end:
     return result;
 }
 
+/* frame_documents(out, item_bytes, ids, offsets, begin, end): write the ids of documents one after the other, each between
+   the ids `begin` and `end`; -1 for none.
+
+   out          2 or 4 bytes an id, of which it has the lowest bytes
+   ids          uint32
+   offsets      int64 [documents + 1]: where the ids of each document begin, and where the last one ends */
+
+static FAST void narrow_16(uint16_t *out, const uint32_t *ids, Py_ssize_t count) {
+    for (Py_ssize_t at = 0; at < count; at++) out[at] = (uint16_t)ids[at];
+}
+
+static char *put_ids(char *out, Py_ssize_t item_bytes, const uint32_t *ids, Py_ssize_t count) {
+    if (item_bytes == 2)
+        narrow_16((uint16_t *)out, ids, count);
+    else
+        memcpy(out, ids, (size_t)count * sizeof(*ids));
+    return out + count * item_bytes;
+}
+
+static PyObject *frame_documents(PyObject *self, PyObject *args) {
+    PyObject *objects[3], *result = NULL;
+    Py_ssize_t item_bytes;
+    long long begin, end;
+    Buffers buffers = {.count = 0};
+    if (!PyArg_ParseTuple(args, "OnOOLL", &objects[0], &item_bytes, &objects[1], &objects[2], &begin, &end)) return NULL;
+    for (int at = 0; at < 3; at++)
+        if (take(&buffers, objects[at], at ? PyBUF_SIMPLE : PyBUF_WRITABLE) < 0) goto end;
+    const uint32_t *ids = buffers.all[1].buf, first = (uint32_t)begin, last = (uint32_t)end;
+    const int64_t *offsets = buffers.all[2].buf;
+    Py_ssize_t count = buffers.all[1].len / (Py_ssize_t)sizeof(*ids);
+    Py_ssize_t documents = buffers.all[2].len / (Py_ssize_t)sizeof(*offsets) - 1;
+    int sound = (item_bytes == 2 || item_bytes == 4) && documents >= 0 && offsets[0] == 0 && offsets[documents] == count;
+    for (Py_ssize_t at = 0; sound && at < documents; at++) sound = offsets[at] <= offsets[at + 1];
+    if (!sound || buffers.all[0].len != (count + documents * ((begin >= 0) + (end >= 0))) * item_bytes) {
+        failed("out must have room for the ids of all documents, and offsets must rise to the end of ids");
+        goto end;
+    }
+    char *out = buffers.all[0].buf;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t at = 0; at < documents; at++) {
+        if (begin >= 0) out = put_ids(out, item_bytes, &first, 1);
+        out = put_ids(out, item_bytes, ids + offsets[at], offsets[at + 1] - offsets[at]);
+        if (end >= 0) out = put_ids(out, item_bytes, &last, 1);
+    }
+    Py_END_ALLOW_THREADS
+    result = Py_NewRef(Py_None);
+end:
+    release(&buffers);
+    return result;
+}
+
 static PyMethodDef methods[] = {
     {"set_helpers", set_helpers, METH_VARARGS, "Let further threads take part in the work of calls of this thread."},
     {"count_helpers", count_helpers, METH_NOARGS, "Return how many further threads take part in the work of this one."},
@@ -1728,6 +1779,7 @@ static PyMethodDef methods[] = {
     {"token_places", token_places, METH_VARARGS, "Write where tokens begin in a text; False if they are not its bytes."},
     {"best_fit", best_fit, METH_VARARGS, "Write the bin of each item, best fit, for lengths that do not rise."},
     {"copy_runs", copy_runs, METH_VARARGS, "Copy runs of bytes from one buffer to another."},
+    {"frame_documents", frame_documents, METH_VARARGS, "Write the ids of documents between a begin and an end."},
     {NULL, NULL, 0, NULL},
 };
 

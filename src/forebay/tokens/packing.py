@@ -412,6 +412,7 @@ def _steps(part: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
 BATCH_DOCUMENTS = 1024
 # Not in a library that was built before they were written.
 _native_best_fit, _native_copy_runs = getattr(native, "best_fit", None), getattr(native, "copy_runs", None)
+_native_frame = getattr(native, "frame_documents", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,6 +430,10 @@ class Frame:
         inner = np.diff(offsets)
         lengths = inner + len(self.begin) + len(self.end)
         framed = np.empty(int(lengths.sum()), self.dtype)
+        if _native_frame is not None and ids.dtype == np.uint32:
+            begin, end = (number[0] if number else -1 for number in (self.begin, self.end))
+            _native_frame(framed, framed.itemsize, np.ascontiguousarray(ids), offsets, begin, end)
+            return framed, lengths
         if len(lengths) == 1:  # it may be long
             framed[: len(self.begin)], framed[len(framed) - len(self.end) :] = self.begin, self.end
             framed[len(self.begin) : len(framed) - len(self.end)] = ids
@@ -467,10 +472,10 @@ def encode_documents(samples: Iterable[Sample], encoder: PiecewiseEncoder, frame
     numbers: list[int] = []
     found = Documents(ids, lengths[0], lengths[0], [])
     for batch in _batches(samples, encoder, found, numbers):
-        encoded = _encoded(batch, encoder, frame)
+        encoded = encoder.encode(batch)
         refused = _refused(*encoded, frame)
         if refused:
-            encoded = _encoded(_without_refused(refused, batch, found, numbers), encoder, frame)
+            encoded = encoder.encode(_without_refused(refused, batch, found, numbers))
         del batch  # before more memory is taken, and before the next one is read
         framed, each = frame.around(*encoded)
         del encoded
@@ -540,21 +545,17 @@ def _text(sample: Sample, encoder: PiecewiseEncoder) -> str | Failure:
     return data if problem is None else Failure(sample.id, "too-large", problem)
 
 
-def _encoded(batch: list[str], encoder: PiecewiseEncoder, frame: Frame) -> tuple[Array, Array]:
-    ids, offsets = encoder.encode(batch)
-    if len(ids) and int(ids.max()) >= frame.size:
-        raise TokenizerUnusable("", f"it returned the id {int(ids.max()):,}, but its vocabulary has {frame.size:,} ids")
-    return ids, offsets
-
-
 _NO_TOKEN = ("empty", "the tokenizer makes no token of its text")  # of blanks, where it strips them
 _FORGED = ("control-token", "the tokenizer makes a control token of its text")
 
 
 def _refused(ids: Array, offsets: Array, frame: Frame) -> dict[int, tuple[str, str]]:
     """The texts without a token, and those with a control token: some models encode its text like any other word."""
+    largest = int(ids.max(initial=0))
+    if len(ids) and largest >= frame.size:
+        raise TokenizerUnusable("", f"it returned the id {largest:,}, but its vocabulary has {frame.size:,} ids")
     found = dict.fromkeys(np.flatnonzero(offsets[1:] == offsets[:-1]).tolist(), _NO_TOKEN)
-    if frame.control and len(ids) and int(ids.max()) >= min(frame.control):
+    if frame.control and largest >= min(frame.control):
         places = np.flatnonzero(np.isin(ids, list(frame.control)))
         found |= dict.fromkeys(np.unique(np.searchsorted(offsets, places, side="right") - 1).tolist(), _FORGED)
     return found

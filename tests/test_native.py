@@ -732,9 +732,8 @@ def test_helpers_decode_the_same_blocks_up_to_the_first_bad_one(helpers: int) ->
 
     def decoded(**wrong: int) -> tuple[int, list[np.ndarray]]:
         outs = [np.zeros(len(each) + wrong.get(f"room_{at}", 0), np.uint8) for at, each in enumerate(raw)]
-        sizes = np.array([len(frame) - wrong.get(f"cut_{at}", 0) for at, frame in enumerate(frames)])
-        addresses = np.array([frame.ctypes.data for frame in frames])
-        return native.finish(native.start_decoding(addresses, sizes, outs)), outs
+        cut = [frame[: len(frame) - wrong.get(f"cut_{at}", 0)] for at, frame in enumerate(frames)]
+        return native.finish(native.start_decoding(cut, outs)), outs
 
     count, outs = decoded()
     assert count == 20
@@ -756,9 +755,27 @@ def test_helpers_decode_the_same_blocks_up_to_the_first_bad_one(helpers: int) ->
         assert decoded()[0] == at
 
 
+@pytest.mark.skipif(not native.can_decode(), reason="this system has no libzstd: Python's zstandard decodes")
+def test_frames_and_outputs_that_are_being_decoded_stay_in_memory(helpers: int) -> None:
+    raw = [np.random.default_rng(at).integers(0, 9, 70_000).astype(np.uint8) for at in range(20)]
+    outs = [bytearray(len(each)) for each in raw]
+    work = native.start_decoding([zstandard.compress(each.tobytes()) for each in raw], outs)
+    with pytest.raises(BufferError):  # it has a buffer that is in use
+        outs[0].append(0)
+    assert [len(zstandard.compress(bytes(70_000))) for _ in range(20)]  # freed memory would be used again
+    assert native.finish(work) == 20
+    assert outs == [each.tobytes() for each in raw]
+    del work
+    abandoned = native.start_decoding([zstandard.compress(each.tobytes()) for each in raw], outs)
+    del abandoned  # waits for helpers
+    outs[0].append(0)
+
+
 def test_decoding_refuses_lists_of_different_lengths() -> None:
-    with pytest.raises(ValueError, match="an address, a size and an output each"):
-        native.start_decoding(np.zeros(2, np.int64), np.zeros(1, np.int64), [bytearray(1)])
+    with pytest.raises(ValueError, match="each frame needs an output"):
+        native.start_decoding([b"", b""], [bytearray(1)])
+    with pytest.raises((BufferError, TypeError)):  # nothing is written to what cannot be
+        native.start_decoding([b"", b""], [bytearray(1), b" "])
 
 
 def test_rows_outside_of_their_decoded_block_have_no_address() -> None:

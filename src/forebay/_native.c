@@ -909,14 +909,13 @@ end:
 }
 
 /* can_decode() -> bool         whether the system has libzstd; else blocks are decoded by Python's zstandard
-   start_decoding(addresses, sizes, outs) -> work
+   start_decoding(frames, outs) -> work
 
    Decode zstd frames, one piece of work each: helpers need no GIL for it. `finish` returns how many were decoded up to
    the first that is damaged, does not fill its output exactly, is followed by anything, or has a format before that of
-   zstd 0.8: libraries of systems decode those by code that nobody looks after. The frames stay where they are until then.
+   zstd 0.8: libraries of systems decode those by code that nobody looks after.
 
-   addresses, sizes     int64: of the frames
-   outs                 a list of writable buffers */
+   frames, outs     lists of buffers; those of outs are writable */
 
 typedef struct {
     void *(*create)(void);
@@ -951,16 +950,15 @@ static PyObject *can_decode(PyObject *self, PyObject *args) { return PyBool_From
 
 typedef struct {
     Work work;
-    Buffers frames;
-    Py_buffer *outs;
-    Py_ssize_t count; /* outs that were taken */
+    Py_buffer *buffers; /* the frames, then the outputs */
+    Py_ssize_t taken;
 } Decoding;
 
 static int decode_piece(Work *work, Py_ssize_t piece) {
     const Decoding *all = (const Decoding *)work;
-    const Py_buffer *out = &all->outs[piece];
-    const void *frame = (const void *)(intptr_t)((const int64_t *)all->frames.all[0].buf)[piece];
-    size_t size = (size_t)((const int64_t *)all->frames.all[1].buf)[piece];
+    const Py_buffer *stored = &all->buffers[piece], *out = stored + work->pieces;
+    const void *frame = stored->buf;
+    size_t size = (size_t)stored->len;
     if (size < sizeof(MAGIC) || memcmp(frame, MAGIC, sizeof(MAGIC)) || zstd.stored(frame, size) != size) return 0;
     if (zstd.content(frame, size) != (unsigned long long)out->len) return 0;
     pthread_mutex_lock(&helpers.lock);
@@ -977,27 +975,28 @@ static int decode_piece(Work *work, Py_ssize_t piece) {
 
 static void release_decoding(Work *work) {
     Decoding *all = (Decoding *)work;
-    while (all->count) PyBuffer_Release(&all->outs[--all->count]);
-    PyMem_Free(all->outs);
-    release(&all->frames);
+    while (all->taken) PyBuffer_Release(&all->buffers[--all->taken]);
+    PyMem_Free(all->buffers);
 }
 
 static PyObject *decoded_count(Work *work) { return PyLong_FromSsize_t(work->failed); }
 
 static int take_decoding(Decoding *all, PyObject *args) {
-    PyObject *addresses, *sizes, *outs;
-    if (!PyArg_ParseTuple(args, "OOO!", &addresses, &sizes, &PyList_Type, &outs)) return -1;
-    if (take(&all->frames, addresses, PyBUF_SIMPLE) < 0 || take(&all->frames, sizes, PyBUF_SIMPLE) < 0) return -1;
-    Py_ssize_t count = PyList_Size(outs), bytes = count * (Py_ssize_t)sizeof(int64_t);
-    if (all->frames.all[0].len != bytes || all->frames.all[1].len != bytes || !load_zstd())
-        return failed("frames must have an address, a size and an output each, and the system libzstd");
-    all->outs = PyMem_Calloc((size_t)count + 1, sizeof(Py_buffer));
-    if (!all->outs) {
+    PyObject *frames, *outs;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &frames, &PyList_Type, &outs)) return -1;
+    Py_ssize_t count = PyList_Size(outs);
+    if (PyList_Size(frames) != count || !load_zstd()) return failed("each frame needs an output, and the system libzstd");
+    all->buffers = PyMem_Calloc(2 * (size_t)count + 1, sizeof(Py_buffer));
+    if (!all->buffers) {
         PyErr_NoMemory();
         return -1;
     }
-    for (; all->count < count; all->count++)
-        if (PyObject_GetBuffer(PyList_GetItem(outs, all->count), &all->outs[all->count], PyBUF_WRITABLE) < 0) return -1;
+    for (; all->taken < 2 * count; all->taken++) {
+        int is_out = all->taken >= count;
+        PyObject *buffer = PyList_GetItem(is_out ? outs : frames, all->taken - (is_out ? count : 0));
+        if (!buffer || PyObject_GetBuffer(buffer, &all->buffers[all->taken], is_out ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
+            return -1;
+    }
     all->work.failed = all->work.pieces = count;
     return 0;
 }

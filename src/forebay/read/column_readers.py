@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from forebay import compiled
 from forebay.columns import Array, Column, Ragged, join
-from forebay.format.chunk import CodecError, most_bytes
+from forebay.format.chunk import ChunkFile, CodecError, most_bytes
 from forebay.read.chunk_maps import Maps, RowLocations, cut_batches, reorder, slices
 from forebay.read.gather import (
     SHORT_ROW,
@@ -33,10 +33,10 @@ from forebay.read.gather import (
     Facts,
     RowAddresses,
     Where,
-    address_of,
     batches_of_addresses,
     value_addresses,
 )
+from forebay.store.base import Buffer
 
 
 def slices_of(column: Column, rows: Array | Ragged, starts: NDArray[np.int64], length: int) -> Array:
@@ -104,6 +104,7 @@ class CompressedReader:
     ) -> None:
         self._column = column
         self._rows = rows
+        self._block_rows, self._item_bytes = column.block_rows, column.item_bytes
         self._max_block_bytes = max_block_bytes
         self._maps = maps
         self._checks = checks
@@ -280,43 +281,47 @@ class CompressedReader:
 
         Helpers decode the first blocks while the memory of the next ones is prepared, and while those are kept.
         """
-        begun: deque[tuple[list[Array], list[DecodedBlock], object]] = deque()
+        begun: deque[tuple[list[DecodedBlock], object]] = deque()
         done = 0
-        try:
-            for some in slices(len(numbers), _STARTED_TOGETHER) if decodes_without_lock(self._column) else ():
-                frames, blocks = self._prepared(numbers[some])
-                if blocks:
-                    places, sizes = np.array([address_of(each) for each in frames]), np.array([*map(len, frames)])
-                    outs = [block.values.reshape(-1).view(np.uint8) for block in blocks]
-                    work = compiled.native.start_decoding(places, sizes, outs)
-                    begun.append((frames, blocks, work))
-                if len(blocks) < some.stop - some.start:
-                    break
-            while begun:
-                frames, blocks, work = begun[0]
-                sound = compiled.native.finish(work)
-                begun.popleft()
-                yield from blocks[:sound]
-                done += sound
-                if sound < len(blocks):
-                    break
-        finally:
-            for _, _, work in begun:  # frames stay where they are until then
-                compiled.native.finish(work)
+        for some in slices(len(numbers), _STARTED_TOGETHER) if decodes_without_lock(self._column) else ():
+            blocks, work = self._begun(numbers[some])
+            begun.append((blocks, work))
+            if len(blocks) < some.stop - some.start:
+                break
+        while begun:
+            blocks, work = begun.popleft()
+            sound = compiled.native.finish(work)
+            yield from blocks[:sound]
+            done += sound
+            if sound < len(blocks):
+                break
         yield from map(self._decode, numbers[done:])
 
-    def _prepared(self, numbers: list[int]) -> tuple[list[Array], list[DecodedBlock]]:
-        """The stored frames of blocks and the memory for their values, up to the first of an impossible size."""
-        frames, blocks, column = list[Array](), list[DecodedBlock](), self._column
-        for number in numbers:
-            position, block = self._checks.find(number - self._reserved)
-            stored, count = self._maps.get(position).stored_block(column.name, block)
-            if not 0 < count * column.item_bytes <= min(self._max_block_bytes, most_bytes("zstd", len(stored))):
+    def _begun(self, numbers: list[int]) -> tuple[list[DecodedBlock], object]:
+        """Blocks that helpers decode from now on, up to the first of an impossible size, and their work."""
+        positions, within = self._checks.find_all(np.array(numbers) - self._reserved)
+        name, dtype, shape = self._column.name, self._column.array_dtype, self._column.shape
+        frames, outs, blocks = list[Buffer](), list[Array](), list[DecodedBlock]()
+        for position, block in zip(positions.tolist(), within.tolist(), strict=True):
+            file = self._maps.get(position)
+            start, stop = file.check(name).span(block)
+            first, count = self._extent(file, block)
+            size = count * self._item_bytes
+            if not 0 < size <= min(self._max_block_bytes, most_bytes("zstd", stop - start)):
                 break
-            frames.append(np.frombuffer(stored, np.uint8))
-            values = np.empty((count, *column.shape), column.array_dtype)
-            blocks.append(DecodedBlock(values, self._first_value(position, block)))
-        return frames, blocks
+            frames.append(file.view[start:stop])
+            outs.append(np.empty(size, np.uint8))
+            blocks.append(DecodedBlock(np.ndarray((count, *shape), dtype, outs[-1]), first))
+        return blocks, compiled.native.start_decoding(frames, outs)
+
+    def _extent(self, file: ChunkFile, block: int) -> tuple[int, int]:
+        """The first value of a block in its chunk, and how many it has."""
+        low = block * self._block_rows
+        high = min(low + self._block_rows, file.rows)
+        if self._edges is not None:
+            offsets = file.offsets(self._column.name)
+            low, high = int(offsets[low]), int(offsets[high])
+        return low, high - low
 
     def _decode(self, number: int) -> DecodedBlock:
         position, block = self._checks.find(number - self._reserved)
@@ -325,12 +330,7 @@ class CompressedReader:
             values = file.decode_block(self._column.name, block, self._max_block_bytes)
         except CodecError as error:
             raise self._checks.corrupt(file, block, error) from error
-        return DecodedBlock(values, self._first_value(position, block))
-
-    def _first_value(self, position: int, block: int) -> int:
-        """The index of a block's first value in its chunk."""
-        row = block * self._column.block_rows
-        return int(self._maps.get(position).offsets(self._column.name)[row]) if self._edges else row
+        return DecodedBlock(values, self._extent(file, block)[0])
 
 
 class ColumnReader(Protocol):

@@ -589,11 +589,13 @@ def _refuse_strangers(ranks: Ranks, caches: Sequence[Cache]) -> None:
 def _refuse_beside(stream: Stream, **passed: bool) -> None:
     """Raise for arguments that a stream decides itself, and that would have no effect."""
     names = [name for name, is_passed in passed.items() if is_passed]
-    if names:
-        raise ValueError(
-            f"{', '.join(names)} cannot be passed with a {type(stream).__name__}, which has its own order and "
-            f"generations; pass it to the {type(stream).__name__} if it takes it"
-        )
+    if not names:
+        return
+    kind, way = type(stream).__name__, "leave it out"
+    if isinstance(stream, Mixture):
+        ways = {"selection": "Ingredient(cache, selection=…)", "on_growth": "growth='epoch' with it"}
+        way = f"pass {' and '.join(dict.fromkeys(ways.get(name, f'Mixture.of(…, {name}=…)') for name in names))}"
+    raise ValueError(f"{', '.join(names)} cannot be passed with a {kind}, which has its own order and rows; {way}")
 
 
 def change_weights(loader: Loader, weights: Sequence[float]) -> None:

@@ -133,6 +133,8 @@ class Agreement:
     """Compares facts between the ranks of one loader. Ranks that were passed as arguments are not compared."""
 
     def __init__(self, ranks: Ranks, timeout: float) -> None:
+        if not isinstance(timeout, int | float) or not timeout > 0:
+            raise ValueError(f"rank_timeout must be a number of seconds above 0 (got {timeout!r})")
         self._ranks, self._timeout = ranks, timeout
         self._name: str | None = None
         self._questions = itertools.count()

@@ -269,6 +269,19 @@ def test_an_exported_model_is_saved_and_takes_batches_of_any_size(registered, tm
         torch.testing.assert_close(loaded(x, mask), model(x, mask=mask))
 
 
+@pytest.mark.long  # it compiles kernels with a C++ compiler
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # of torch for torch
+def test_an_exported_model_with_flex_attention_is_compiled_into_a_file(registered, tmp_path):
+    model, x = stack("flex").eval(), torch.randn(2, LENGTH, DIM)
+    with torch.no_grad():
+        program = torch.export.export(model, (x, document_block_mask(*FIRST)))
+        path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+        loaded = torch._inductor.aoti_load_package(path)
+        for case in (FIRST, OTHER):
+            expected = by_lengths(stack("dense"), x, case)
+            torch.testing.assert_close(loaded(x, document_block_mask(*case)), expected, atol=1e-5, rtol=0)
+
+
 def test_a_second_registration_is_refused():
     """torch's own leaves the tensors of a mask_mod out while it exports."""
     pytree.register_pytree_node(BlockMask, BlockMask._flatten, BlockMask._unflatten)

@@ -74,7 +74,7 @@ class Loader:
 
     micro_batches yield lists of this many batches, for gradient accumulation; the position counts whole lists
     shuffle       "auto", "global", "window" (sized by `window`) or None
-    selection     a `Split` or `Where`
+    selection     a `Split`, a `Where`, or `Present("layer")` for the rows that layers have
     drop_last     leave out the rows that fill no batch; if False, the last batch is filled up on all ranks (row_weight)
     restart       start from the first batch at every `iter`, with the same batches, and keep no state: for validation
     columns       columns to add as they are stored, those of layers with presence bits; encodings of prompts, for every

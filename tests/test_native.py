@@ -2,11 +2,12 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -264,6 +265,92 @@ def test_a_fault_in_a_helper_is_reported_as_one_in_any_thread(tmp_path: Path) ->
     ended = subprocess.run(command, timeout=120, check=False, capture_output=True, text=True)
     assert ended.returncode == -signal.SIGBUS
     assert "Bus error" in ended.stderr
+
+
+# Whenever a test says so: no thread can be begun, helpers have waited for long, and it is later.
+SYSTEM = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <time.h>
+int refuse, refused, waited, later;
+typedef int Create(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+int pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*run)(void *), void *with) {
+    refused += refuse;
+    return refuse ? EAGAIN : ((Create *)dlsym(RTLD_NEXT, "pthread_create"))(thread, how, run, with);
+}
+int pthread_cond_timedwait(pthread_cond_t *changed, pthread_mutex_t *lock, const struct timespec *until) {
+    return waited ? ETIMEDOUT : pthread_cond_wait(changed, lock);
+}
+time_t time(time_t *unused) { return 1000 + later; }
+"""
+WITH_SYSTEM = """
+import ctypes, os, sys
+import numpy as np
+from forebay.compiled import native
+system = ctypes.CDLL(sys.argv[1])
+refuse, refused, waited, later = (ctypes.c_int.in_dll(system, name) for name in "refuse refused waited later".split())
+rows = np.random.default_rng(0).integers(0, 256, (500, 3001)).astype(np.uint8)
+places = rows.ctypes.data + np.arange(500) * 3001
+before = len(os.listdir("/proc/self/task"))
+native.set_helpers(2)
+
+
+def work():
+    copied = np.zeros_like(rows)
+    native.finish(native.start_gathering(copied, places, 3001))
+    assert np.array_equal(copied, rows)
+    return helpers()
+
+
+def helpers():
+    return len(os.listdir("/proc/self/task")) - before
+
+
+"""
+
+
+@pytest.fixture(scope="module")
+def with_system(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], None]:
+    """Run lines in a process whose threads and clock they control."""
+    compiler = shutil.which("cc")
+    if sys.platform != "linux" or compiler is None:
+        pytest.skip("needs Linux and a C compiler")
+    library = tmp_path_factory.mktemp("system") / "system.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=SYSTEM, text=True, check=True)
+
+    def run(lines: str) -> None:
+        command = [sys.executable, "-c", WITH_SYSTEM + lines, str(library)]
+        subprocess.run(command, timeout=600, check=True, env=os.environ | {"LD_PRELOAD": str(library)})
+
+    return run
+
+
+def test_work_is_done_where_no_thread_can_be_begun(with_system: Callable[[str], None]) -> None:
+    """Two seconds later it is tried again, and not at every work."""
+    with_system("""
+refuse.value = 1
+assert [work() for _ in range(50)] == [0] * 50 and refused.value == 1
+later.value = 2
+assert [work() for _ in range(50)] == [0] * 50 and refused.value == 2
+refuse.value = 0
+assert [work() for _ in range(50)] == [0] * 50
+later.value = 4
+assert work() == 2
+""")
+
+
+def test_helpers_that_have_waited_for_long_end_and_others_begin(with_system: Callable[[str], None]) -> None:
+    with_system("""
+for _ in range(20):
+    waited.value = 0
+    assert work() == 2
+    waited.value = 1
+    work()
+    while helpers():
+        pass
+""")
 
 
 def test_work_of_one_piece_wakes_nobody(helpers: int) -> None:

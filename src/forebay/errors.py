@@ -729,29 +729,38 @@ class StateMismatch(ForebayError):
 
 
 class RanksDisagree(ForebayError):
-    """`differs` maps a name to rank 0's value, the first rank that differs, and its value."""
+    """`differs` maps a name to the value of the first rank, another rank that differs, and its value."""
 
-    def __init__(self, differs: Mapping[str, tuple[object, int, object]]) -> None:
-        self.differs = dict(differs)
+    def __init__(self, differs: Mapping[str, tuple[object, int, object]], first_rank: int = 0) -> None:
+        self.differs, self.first_rank = dict(differs), first_rank
         shown = "; ".join(
-            f"{name} is {first!r} on rank 0 and {other!r} on rank {rank}"
+            f"{name} is {first!r} on rank {first_rank} and {other!r} on rank {rank}"
             for name, (first, rank, other) in differs.items()
         )
+        is_opened = not any("generations" in name or "content" in name for name in differs)
+        opened = "" if is_opened else "open the same generation on every rank (fb.open_cache(root, generation=…)), "
         super().__init__(
-            f"the ranks of this loader would make different batches: {shown}; open the same generation on every rank "
-            "(fb.open_cache(root, generation=…)), make the same loaders with the same arguments in the same order, and "
-            "pass rank=0, world_size=1 to a loader that only one rank has"
+            f"the ranks of this loader would make different batches: {shown}; {opened}make the same loaders with the "
+            "same arguments in the same order, and pass rank=0, world_size=1 to a loader that only one rank has"
         )
 
 
 class RanksMissing(ForebayError):
-    def __init__(self, ranks: Sequence[int], world_size: int, seconds: float) -> None:
+    """`own` is the rank that raises this; `group` says that ranks of a larger world share the loader."""
+
+    def __init__(
+        self, ranks: Sequence[int], world_size: int, seconds: float, own: int | None = None, group: bool = False
+    ) -> None:
         self.ranks, self.world_size, self.seconds = list(ranks), world_size, seconds
-        named = ", ".join(map(str, ranks))
+        world = f"a group of {world_size}" if group else str(world_size)
+        named = f"rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, ranks))} of {world}"
+        what = f"waited {seconds:g} s for {named} to iterate this loader"
+        if own in self.ranks:
+            late = f"rank {own} of {world} iterates this loader too late"
+            what = f"{late}: the others waited {seconds:g} s for it and gave up"
         super().__init__(
-            f"waited {seconds:g} s for rank {named} of {world_size} to iterate this loader; every rank must iterate "
-            "the same loaders in the same order: pass rank=0, world_size=1 to a loader that only one rank has, or a "
-            "larger rank_timeout if ranks are slow"
+            f"{what}; every rank must iterate the same loaders in the same order: pass rank=0, world_size=1 to a "
+            "loader that only one rank has, or a larger rank_timeout if ranks are slow"
         )
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,12 @@ def test_labels_belong_to_token_caches(tmp_path: Path, tokens: fb.Cache) -> None
     with pytest.raises(ValueError, match="derive passed"):
         CacheDataset(tokens, columns=["tokens"], collate="stored", derive=["positions"])
     assert len(loader(numbers, labels=None, derive=[])) > 0
+
+
+@pytest.mark.parametrize("wrong", [0, -1.0, float("nan"), "60", timedelta(seconds=60)])
+def test_a_timeout_of_ranks_is_seconds(tokens: fb.Cache, wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"rank_timeout must be a number of seconds above 0 \(got "):
+        loader(tokens, rank_timeout=wrong)
 
 
 def test_a_mixture_has_its_own_order_seed_and_generations(tokens: fb.Cache) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from PIL import Image
+from torch.nn.attention.flex_attention import BlockMask
 
 from forebay.torch.attention.backends import _kernels
 
@@ -33,6 +35,7 @@ def drawn(tmp_path_factory) -> Path:
         for block in blocks:
             exec(compile(block, str(GUIDE), "exec"), names)
     _kernels.clear()
+    pytree._deregister_pytree_node(BlockMask)  # as other tests of this process find it
     return folder
 
 

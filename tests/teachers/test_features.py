@@ -105,7 +105,9 @@ def test_a_layer_that_is_not_timed_says_so(tmp_path: Path) -> None:
     cache = fb.open_cache(root)
     with pytest.raises(LayerNotTimed, match=r"'letters' of .* holds no features at timesteps"):
         features(cache, "letters")
-    with pytest.raises(ColumnNotFound, match="it has: letters, long"):
+    with pytest.raises(ColumnNotFound, match="has no column 'words'; it has: letters, long"):
+        shared(cache, "words")
+    with pytest.raises(ValueError, match=r"'data' of .* is stored for every row: cache\.read\("):
         shared(cache, "data")
     with pytest.raises(LayerIncomplete):
         shared(cache, "letters").read([9])

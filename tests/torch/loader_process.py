@@ -404,13 +404,22 @@ def split_in_two_ways(root: str, meeting: str, rank: str) -> None:
     apart = str(raised.value)
     with pytest.raises(ValueError, match=r"ranks along tp share a model and need the same rows.*mesh\['dp'\]"):
         Loader(cache, global_batch_size=4, device_mesh=mesh)
+    with pytest.raises(
+        ValueError, match=r"ranks along tp share a model .* or rank=0, world_size=1 where there is none"
+    ):
+        Loader(cache, global_batch_size=4, device_mesh=mesh["tp"])
+    missing = ""
+    if mesh.get_local_rank("dp") == 0:
+        with pytest.raises(RanksMissing) as late:
+            next(iter(Loader(cache, global_batch_size=4, device_mesh=mesh["dp"], rank_timeout=0.2)))
+        missing = str(late.value)
     replicated = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
     assert Loader(cache, global_batch_size=4, device_mesh=replicated).ranks.world_size == 4
     alone = init_device_mesh("cpu", (4, 1), mesh_dim_names=("dp", "tp"))
     assert Loader(cache, global_batch_size=4, device_mesh=alone).ranks.world_size == 4
     distributed.barrier()
     distributed.destroy_process_group()
-    print(json.dumps([mesh.get_coordinate(), rows, counts, apart]))
+    print(json.dumps([mesh.get_coordinate(), rows, counts, apart, missing]))
 
 
 def train_in_ranks(root: str, meeting: str, rank: str, wrapper: str) -> None:

@@ -306,11 +306,13 @@ def test_batches_before_one_with_too_many_documents_are_handed_out(
     assert {rows.shape for rows in made} == {(1, limit)}
 
 
-def test_what_only_packed_batches_have_is_refused_elsewhere(tokens: fb.Cache) -> None:
+def test_what_only_packed_batches_have_is_refused_elsewhere(tokens: fb.Cache, weighed: fb.Cache) -> None:
     with pytest.raises(ValueError, match="max_documents passed"):
         Loader(tokens, global_batch_size=2, columns=["tokens"], collate="stored", max_documents=3)
-    with pytest.raises(ValueError, match="need labels"):
+    with pytest.raises(ValueError, match=r"^derive=\['num_label_tokens'\] needs labels \(got labels=None\)"):
         Loader(tokens, global_batch_size=2, labels=None, derive=["num_label_tokens"])
+    with pytest.raises(ValueError, match=r"^loss_mask='mask' needs labels"):
+        Loader(weighed, global_batch_size=2, labels=None, loss_mask="mask")
     assert numbers_of(batches(tokens, labels=None, derive=()))
 
 

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from tests.token_caches import token_cache
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import scaled_dot_product_attention
 
 import forebay as fb
-from forebay.torch import Loader, derive_on_device, document_leaks, transformers_inputs
+from forebay.torch import Loader, derive_on_device, document_leaks, register_block_masks, transformers_inputs
 
 LENGTH, VOCABULARY = 48, 61
 SEQ_LENS = torch.tensor([[20, 15, 0], [30, 7, 11]], dtype=torch.int32)
@@ -116,6 +118,23 @@ def test_flex_attention_takes_the_block_mask():
         torch.testing.assert_close(whole(**inputs).logits, expected, atol=1e-5, rtol=0)
     with pytest.raises(ValueError, match="flex_attention"):
         model("gpt2", "flex_attention")
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_a_model_that_was_exported_with_its_block_mask_keeps_other_documents_apart():
+    register_block_masks()
+    try:
+        network = model("llama", "flex_attention").eval()
+        other = {**BATCH, "seq_lens": torch.flip(SEQ_LENS, (0,))}
+        with torch.no_grad():
+            program = torch.export.export(network, (), transformers_inputs(other, "flex_attention"))
+        exported, inputs = program.module(), transformers_inputs(BATCH, "flex_attention")
+        assert not document_leaks(logits_with(exported, inputs), BATCH["tokens"], SEQ_LENS)
+        with torch.no_grad():
+            expected = each_document_alone(model("llama", "sdpa"))
+            torch.testing.assert_close(exported(**inputs).logits, expected, atol=1e-5, rtol=0)
+    finally:
+        pytree._deregister_pytree_node(BlockMask)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])

@@ -449,6 +449,8 @@ def _weights(ingredients: Sequence[Ingredient], sizes: Sequence[int]) -> tuple[t
     if given and len(repeats) == len(given):
         rows = [round(Fraction(str(repeat)) * size) for repeat, size in zip(repeats, sizes, strict=True)]
         return tuple(rows), sum(rows)
+    if not given:
+        raise ValueError("a mixture needs at least one cache: Mixture.of([Ingredient(cache, weight=1.0)])")
     raise ValueError(f"pass caches that all have a weight, or all a repeat; (weight, repeat) are {given}")
 
 

@@ -433,7 +433,9 @@ class SharedColumn:
             shared = [
                 name.removesuffix(SHARED_ROW_SUFFIX) for name in cache.columns if name.endswith(SHARED_ROW_SUFFIX)
             ]
-            raise ColumnNotFound(cache.root, f"{column}{SHARED_ROW_SUFFIX}", shared)
+            if column in cache.columns:
+                raise ValueError(f"'{column}' of '{cache.root}' is stored for every row: cache.read([…], ['{column}'])")
+            raise ColumnNotFound(cache.root, column, shared)
         self.cache, self.column = cache, column
         self._layer = next(name for name in cache.generation.recipes if column in _names(cache, name))
         teacher = cache.recipe(self._layer).fields.get("teacher") or {}

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         image_block_mask,
         move_mask,
         prefix_block_mask,
+        register_block_masks,
         transformers_inputs,
     )
     from forebay.torch.attention.leaks import Leak, PaddingLeak, document_leaks, padding_leaks
@@ -86,7 +87,7 @@ _HOMES = {
     **dict.fromkeys(("Located", "Stream"), "forebay.feeding.stream"),
     **dict.fromkeys(("TorchFeatures", "features"), "forebay.torch.distill.timed_features"),
     "Transform": "forebay.torch.assemble",
-    "transformers_inputs": "forebay.torch.attention.block_mask",
+    **dict.fromkeys(("register_block_masks", "transformers_inputs"), "forebay.torch.attention.block_mask"),
 }
 __all__ = [
     "AspectBucket", "BatchTable", "BlockMaskCache", "BlockMaskStatistics", "BucketLoader", "CacheDataset", "Canvases",
@@ -96,7 +97,8 @@ __all__ = [
     "SeedAttention", "ShuffleQuality", "Split", "Stream", "TorchFeatures", "Transform", "Where", "Window",
     "aspect_buckets", "causal_block_mask", "change_weights", "derive_on_device", "document_block_mask",
     "document_leaks", "features", "image_block_mask", "masks_on_device", "move_mask", "normalize_on_device",
-    "open_mixture", "padding_leaks", "prefix_block_mask", "show_batch", "show_mask", "transformers_inputs",
+    "open_mixture", "padding_leaks", "prefix_block_mask", "register_block_masks", "show_batch", "show_mask",
+    "transformers_inputs",
 ]  # fmt: skip
 
 

@@ -74,7 +74,7 @@ class Loader:
 
     micro_batches yield lists of this many batches, for gradient accumulation; the position counts whole lists
     shuffle       "auto", "global", "window" (sized by `window`) or None
-    selection     a `Split` or `Where`
+    selection     a `Split`, a `Where`, or `Present("layer")` for the rows that layers have
     drop_last     leave out the rows that fill no batch; if False, the last batch is filled up on all ranks (row_weight)
     restart       start from the first batch at every `iter`, with the same batches, and keep no state: for validation
     columns       columns to add as they are stored, those of layers with presence bits; encodings of prompts, for every
@@ -589,11 +589,13 @@ def _refuse_strangers(ranks: Ranks, caches: Sequence[Cache]) -> None:
 def _refuse_beside(stream: Stream, **passed: bool) -> None:
     """Raise for arguments that a stream decides itself, and that would have no effect."""
     names = [name for name, is_passed in passed.items() if is_passed]
-    if names:
-        raise ValueError(
-            f"{', '.join(names)} cannot be passed with a {type(stream).__name__}, which has its own order and "
-            f"generations; pass it to the {type(stream).__name__} if it takes it"
-        )
+    if not names:
+        return
+    kind, way = type(stream).__name__, "leave it out"
+    if isinstance(stream, Mixture):
+        ways = {"selection": "Ingredient(cache, selection=…)", "on_growth": "growth='epoch' with it"}
+        way = f"pass {' and '.join(dict.fromkeys(ways.get(name, f'Mixture.of(…, {name}=…)') for name in names))}"
+    raise ValueError(f"{', '.join(names)} cannot be passed with a {kind}, which has its own order and rows; {way}")
 
 
 def change_weights(loader: Loader, weights: Sequence[float]) -> None:

@@ -97,7 +97,8 @@ class PackedTargets:
         if unknown:
             raise choice_error("each name of derive", unknown[0], get_args(Derived))
         if self.labels is None and ("num_label_tokens" in self.derive or self.loss_mask is not None):
-            raise ValueError("num_label_tokens and loss_mask need labels (got labels=None)")
+            needs = "derive=['num_label_tokens']" if self.loss_mask is None else f"loss_mask={self.loss_mask!r}"
+            raise ValueError(f"{needs} needs labels (got labels=None); pass labels='shifted' or 'unshifted'")
         if self.max_documents is not None and checked_whole("max_documents", self.max_documents) < 1:
             raise ValueError(f"max_documents must be at least 1 (got {self.max_documents})")
 

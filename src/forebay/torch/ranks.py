@@ -82,12 +82,13 @@ def _checked_mesh(mesh: DeviceMesh) -> DeviceMesh:
         raise TypeError(f"device_mesh is {mesh!r}; pass the data-parallel part of a DeviceMesh: mesh['dp']")
     names = mesh.mesh_dim_names or ()
     splitting = [name for name, side in zip(names, mesh.mesh.shape, strict=False) if name in _SPLITS_MODEL and side > 1]
-    if len(names) > 1 and splitting:
+    if splitting:
         data = [name for name in names if name not in _SPLITS_MODEL]
-        part = ", ".join(map(repr, data)) or "'dp'"
+        part = f"device_mesh=mesh[{', '.join(map(repr, data)) or repr('dp')}]"
         raise ValueError(
             f"device_mesh has the dimensions {', '.join(names)}, but ranks along {', '.join(splitting)} share a model "
-            f"and need the same rows; pass the data-parallel part: device_mesh=mesh[{part}]"
+            f"and need the same rows; pass the data-parallel part: {part}"
+            + ("" if data else ", or rank=0, world_size=1 where there is none")
         )
     return mesh
 
@@ -132,6 +133,8 @@ class Agreement:
     """Compares facts between the ranks of one loader. Ranks that were passed as arguments are not compared."""
 
     def __init__(self, ranks: Ranks, timeout: float) -> None:
+        if not isinstance(timeout, int | float) or not timeout > 0:
+            raise ValueError(f"rank_timeout must be a number of seconds above 0 (got {timeout!r})")
         self._ranks, self._timeout = ranks, timeout
         self._name: str | None = None
         self._questions = itertools.count()
@@ -148,9 +151,10 @@ class Agreement:
                 store.set(f"{key}/verdict", json.dumps(self._compared(store, key)))
             verdict = json.loads(self._awaited(store, f"{key}/verdict"))
         if verdict["missing"]:
-            raise RanksMissing(verdict["missing"], self._ranks.world_size, verdict["seconds"])
+            raise self._missing(verdict["missing"], verdict["seconds"])
         if verdict["differs"]:
-            raise RanksDisagree({name: (first, rank, other) for name, first, rank, other in verdict["differs"]})
+            differs = {name: (first, self._named(rank), other) for name, first, rank, other in verdict["differs"]}
+            raise RanksDisagree(differs, self._named(0))
 
     def first(self, number: int) -> int:
         """Return the number of rank 0; every rank must call this."""
@@ -170,7 +174,16 @@ class Agreement:
         try:
             yield
         except distributed.DistError as error:
-            raise RanksMissing([0], self._ranks.world_size, round(time.monotonic() - started, 1)) from error
+            raise self._missing([0], round(time.monotonic() - started, 1)) from error
+
+    def _named(self, rank: int) -> int:
+        """Return the number of a rank in the whole world, which is the one that a user knows."""
+        return self._ranks.members[rank] if self._ranks.members else rank
+
+    def _missing(self, missing: Sequence[int], seconds: float) -> RanksMissing:
+        ranks = self._ranks
+        named, own = [self._named(rank) for rank in missing], self._named(ranks.rank)
+        return RanksMissing(named, ranks.world_size, seconds, own, group=bool(ranks.members))
 
     def _store(self) -> RankStore | None:
         """Return the store of the default process group, if these ranks are in it."""
@@ -207,15 +220,17 @@ class Agreement:
     def _awaited(self, store: RankStore, key: str) -> bytes:
         came = f"{key.rpartition('/')[0]}/0"  # if rank 0 came, it says whom it waits for
         if not _wait_for(store, [key], self._timeout + _GRACE, lambda: None if store.check([came]) else self._say([0])):
-            raise RanksMissing([0], self._ranks.world_size, self._timeout + _GRACE)
+            raise self._missing([0], self._timeout + _GRACE)
         return store.get(key)
 
     def _say(self, missing: Sequence[int]) -> None:
         """Print whom this rank waits for: another one may have failed, or be without this loader."""
-        named, ranks = ", ".join(map(str, missing)), self._ranks
+        named, ranks = ", ".join(str(self._named(rank)) for rank in missing), self._ranks
+        world = f"a group of {ranks.world_size}" if ranks.members else ranks.world_size
+        whom = f"rank{'s' if len(missing) > 1 else ''} {named} of {world}"
         print(
-            f"forebay: rank {ranks.rank} waits for rank {named} of {ranks.world_size} to iterate this loader, for at "
-            f"most {self._timeout:g} s (rank_timeout)",
+            f"forebay: rank {self._named(ranks.rank)} waits for {whom} to iterate this loader, for at most "
+            f"{self._timeout:g} s (rank_timeout)",
             file=sys.stderr,
             flush=True,
         )

@@ -909,7 +909,12 @@ end:
 }
 
 /* can_decode() -> bool         whether the system has libzstd; else blocks are decoded by Python's zstandard
+<<<<<<< HEAD
    start_decoding(frames, outs) -> work
+=======
+   zstd_version() -> str        of that library; empty where there is none
+   start_decoding(addresses, sizes, outs) -> work
+>>>>>>> left15
 
    Decode zstd frames, one piece of work each: helpers need no GIL for it. `finish` returns how many were decoded up to
    the first that is damaged, does not fill its output exactly, is followed by anything, or has a format before that of
@@ -923,6 +928,7 @@ typedef struct {
     unsigned long long (*content)(const void *frame, size_t size);
     size_t (*stored)(const void *frame, size_t size);
     size_t (*forget)(void *context);
+    const char *(*version)(void);
 } Zstd;
 
 static Zstd zstd;
@@ -940,13 +946,18 @@ static int load_zstd(void) {
         *(void **)&found.content = dlsym(library, "ZSTD_getFrameContentSize");
         *(void **)&found.stored = dlsym(library, "ZSTD_findFrameCompressedSize");
         *(void **)&found.forget = dlsym(library, "ZSTD_freeDCtx");
-        if (found.create && found.decode && found.content && found.stored && found.forget) zstd = found;
+        *(void **)&found.version = dlsym(library, "ZSTD_versionString");
+        if (found.create && found.decode && found.content && found.stored && found.forget && found.version) zstd = found;
     }
     was_tried = 1;
     return zstd.create != NULL;
 }
 
 static PyObject *can_decode(PyObject *self, PyObject *args) { return PyBool_FromLong(load_zstd()); }
+
+static PyObject *zstd_version(PyObject *self, PyObject *args) {
+    return PyUnicode_FromString(load_zstd() ? zstd.version() : "");
+}
 
 typedef struct {
     Work work;
@@ -1769,6 +1780,7 @@ static PyMethodDef methods[] = {
     {"ragged_addresses", ragged_addresses, METH_VARARGS, "As fixed_addresses, and how many values the rows have."},
     {"decoded_addresses", decoded_addresses, METH_VARARGS, "Write where rows of decoded blocks are; return how many are not."},
     {"can_decode", can_decode, METH_NOARGS, "Return whether the system has a library for start_decoding."},
+    {"zstd_version", zstd_version, METH_NOARGS, "Return the version of that library, an empty text without one."},
     {"start_decoding", start_decoding, METH_VARARGS, "Decode zstd frames; `finish` returns how many, up to a bad one."},
     {"pack_rows", pack_rows, METH_VARARGS, "Write tokens, lengths, labels and positions of packed rows."},
     {"start_packing", start_packing, METH_VARARGS, "As pack_rows, and return at once; `finish` returns the result."},

@@ -6,6 +6,7 @@ Everything here takes the root of a cache (a folder's path or a store) and answe
 import errno
 import os
 import sys
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import wraps
@@ -24,11 +25,13 @@ from forebay.building.layer_build import (
     check_is_source,
     replace_layers,
     silent,
+    with_workers,
     worker_count,
 )
-from forebay.building.planning import SourceListing, estimate_build, missing_chunks
+from forebay.building.planning import MissingChunks, SourceListing, estimate_build, missing_chunks
 from forebay.building.refresh_cache import refresh_cache
 from forebay.building.repair_cache import repair_before_build, repair_cache
+from forebay.building.task import start_seconds
 from forebay.cache.catalog import Snapshot, load_generation, read_cache_document, read_recipe_document
 from forebay.cache.claims import LEASE_SECONDS
 from forebay.cache.clean import clean_cache, drop_layers
@@ -57,6 +60,7 @@ from forebay.cache.records import (
 )
 from forebay.cache.status import SHOWN_FAILURES, Depth, cache_status, find_gaps, planned_status, summarize_cache
 from forebay.cache.verify import newest_sound, verify_generation
+from forebay.engine import LocalEngine
 from forebay.engine.base import Engine
 from forebay.errors import CacheNotFound, RecipeMismatch, TierUnusable, UnknownKind, choice_error
 from forebay.feeding.chunk_ahead import estimate_remote as feeding_estimate
@@ -70,6 +74,7 @@ from forebay.read.cache import check_pins, open_cache
 from forebay.recipe import AnyRecipe, Recipe, RecipeHooks, dependencies_of, differing_fields, fingerprint, hooks_of
 from forebay.source import Source, listed_once
 from forebay.store import Root, open_store
+from forebay.store.base import Store
 from forebay.store.tier_folder import TierFolder
 
 ShowProgress = bool | OnProgress | None
@@ -340,15 +345,36 @@ def estimate(
     """What a build will take, estimated from a sample: at most 5 % of the source, but at least a few whole documents.
 
     If a cache that this recipe began is at `into`, the figures are of its missing chunks, in an inclusive range of
-    them. Of images, the tags of all are read as well, unless the recipe names its vocabulary.
+    them. Of images, the tags of all are read as well, unless the recipe names its vocabulary. `seconds` is of the whole
+    build on this machine; unless `workers` is 0, a worker process is started to measure how long that takes.
     """
+    started = time.perf_counter()
     check_is_recipe(recipe)
     store = None if into is None else open_store(into)
     listing = SourceListing(check_is_source(source), store)
     name = layer or layer_name(recipe)
     settled, said = resolve_recipe(store, listing, recipe, name)
     lacks = None if store is None else missing_chunks(store, settled, name, start_chunk, end_chunk)
-    return estimate_build(listing, settled, store, worker_count(workers), skip_unreadable, said, lacks)
+    return _estimated(listing, settled, store, workers, skip_unreadable, said, lacks, started)
+
+
+def _estimated(
+    listing: SourceListing,
+    recipe: Recipe,
+    store: Store | None,
+    workers: int | None,
+    skip_unreadable: bool,
+    said: Sequence[str],
+    lacks: MissingChunks | None,
+    started: float,
+) -> Estimate:
+    """`estimate_build` with the start of workers, which is measured where a build would start some."""
+    workers = with_workers(BuildRequest(workers=workers), recipe, listing.source).workers
+    count, is_work = worker_count(workers), lacks is None or bool(lacks.chunks)
+    starting = start_seconds(LocalEngine(), recipe) if workers != 0 and is_work else 0.0
+    return estimate_build(
+        listing, recipe, store, count, skip_unreadable, said, lacks, started=started, starting=starting
+    )
 
 
 def dry_run(
@@ -368,6 +394,7 @@ def dry_run(
     are None if there is no plan yet. `estimate` is what they will take. Another recipe's layer is an error, as in
     `build`. For teacher layers, use `fb.teachers.estimate_teachers`.
     """
+    started = time.perf_counter()
     check_is_recipe(recipe)
     store, name = open_store(root), layer or layer_name(recipe)
     listing = SourceListing(check_is_source(source), store)
@@ -384,7 +411,7 @@ def dry_run(
         kind=recipe.kind,
         planned=lacks.planned if lacks else None,
         missing=lacks.chunks if lacks else None,
-        estimate=estimate_build(listing, settled, store, worker_count(workers), skip_unreadable, said, lacks),
+        estimate=_estimated(listing, settled, store, workers, skip_unreadable, said, lacks, started),
     )
 
 

@@ -79,7 +79,22 @@ def _python() -> Iterator[Check]:
     yield Check(
         group="Python", name="compiled loops", state="ok" if compiled.native else "note", detail=loops, command=""
     )
+    yield _system_zstd()
     yield _check("Python", "platform", f"{platform.system()} {platform.release()}, {platform.machine()}")
+
+
+def _system_zstd() -> Check:
+    """Whether the helper threads of a loader decode zstd without the interpreter's lock, and with which library."""
+    if compiled.native is None:
+        found, detail = "", "not used without the compiled loops"
+    elif found := compiled.native.zstd_version():
+        detail = f"{found}: the threads of a loader decode zstd columns side by side"
+    else:
+        detail = (
+            "not found: Python decodes zstd columns instead, and a loader with several threads reads them more slowly; "
+            "install the system's libzstd (on Debian and Ubuntu: apt install libzstd1)"
+        )
+    return Check(group="Python", name="libzstd", state="ok" if found else "note", detail=detail, command="")
 
 
 def _libraries() -> Iterator[Check]:

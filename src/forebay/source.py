@@ -12,6 +12,7 @@ Files of a source in columns: some 40 bytes for each, where a list of objects ta
 A listing of millions is collected in columns, and a plan keeps the same columns on disk.
 """
 
+import os
 import zlib
 from abc import abstractmethod
 from array import array
@@ -90,6 +91,19 @@ def settling_seconds(touched_ns: int, now_ns: int) -> float:
     """
     step = next((step for step in _COARSE_STEPS_NS if touched_ns % step == 0), _CLOCK_STEP_NS)
     return max(0, min(step, touched_ns + step - now_ns)) / 1e9
+
+
+def without_waiting(path: str, flags: int) -> int:
+    """Open a file of a source; a pipe that took its place is opened at once, and has nothing to read.
+
+    >>> with open("/dev/null", "rb", opener=without_waiting) as file:
+    ...     file.read()
+    b''
+    """
+    try:
+        return os.open(path, flags | os.O_NONBLOCK)
+    except BlockingIOError:  # another process, such as a file server, must give up its lease first
+        return os.open(path, flags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,6 +441,10 @@ class Source(Protocol):
         of samples: their bytes are then read from `found` alone.
         """
         return ""
+
+    def check_beside(self, planned: SourceFile, found: SourceFile) -> None:
+        """Raise `SourceChanged` if what describes a file, such as its sidecar, has another name than was planned."""
+        return None
 
     def listing(self, apart: str = "") -> Listing:
         """`files()`, and how many files of its folders are not read; those below the folder `apart` do not count."""

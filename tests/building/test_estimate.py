@@ -1,15 +1,35 @@
 """Estimating: what a build will take, from a small sample."""
 
 import gzip
+import json
+import os
 import random
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from tests.layer_recipes import LineRecipe, tree, write_lines
 
 import forebay as fb
-from forebay.building.planning import SAMPLED_SHARE
+from forebay.building.planning import LOOKED_AGAIN, SAMPLED_SHARE
 from forebay.errors import SourceNotFound
+from forebay.source import Listing
+from forebay.sources import LineSource
+
+
+class SlowStart(LineRecipe, frozen=True, kw_only=True):
+    """A recipe that takes a while to load, and notes in which process and how long."""
+
+    kind: ClassVar[str] = "slow-start"
+
+    notes: str
+
+    def preload(self) -> None:
+        started = time.perf_counter()
+        time.sleep(0.2)
+        Path(self.notes).write_text(json.dumps([os.getpid(), time.perf_counter() - started]))
 
 
 @pytest.mark.parametrize("files", [pytest.param(1, marks=pytest.mark.long), 7])
@@ -112,6 +132,63 @@ def test_what_is_missing_is_sampled_itself(tmp_path: Path) -> None:
     assert (left.chunks, dry.missing) == (report.made, tuple(range(7, after.planned_chunks)))
     assert left.rows == pytest.approx(report.made_rows, rel=0.1)
     assert left.stored_bytes == pytest.approx(after.bytes - before.bytes, rel=0.1)
+
+
+def test_the_time_has_the_start_of_a_worker_if_a_build_starts_one(tmp_path: Path) -> None:
+    write_lines(tmp_path / "raw/a.txt", 0, 100)
+    source, recipe = fb.sources.lines(tmp_path / "raw"), SlowStart(notes=str(tmp_path / "notes"))
+    root, notes = tmp_path / "cache", tmp_path / "notes"
+    assert fb.estimate(source, recipe, workers=0).workers == 1
+    assert not notes.exists()
+    for is_dry_run in (False, True):
+        if is_dry_run:
+            estimate = fb.dry_run(root, source, recipe, workers=2).estimate
+        else:
+            estimate = fb.estimate(source, recipe, workers=2)
+        process, seconds = json.loads(notes.read_text())
+        assert process != os.getpid()
+        assert estimate.seconds > seconds
+        notes.unlink()
+    fb.build(root, source, recipe, workers=0)
+    assert fb.estimate(source, recipe, into=root, workers=2).chunks == 0
+    assert not notes.exists()
+
+
+def test_a_recipe_that_no_worker_can_open_is_estimated_as_well(tmp_path: Path) -> None:
+    class Local(LineRecipe, frozen=True, kw_only=True):
+        kind: ClassVar[str] = "local"
+
+    write_lines(tmp_path / "raw/a.txt", 0, 100)
+    assert fb.estimate(fb.sources.lines(tmp_path / "raw"), Local(), workers=2).rows == 100
+
+
+def test_the_time_has_every_look_at_the_files_and_the_cutting_of_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(100):
+        write_lines(tmp_path / f"raw/{number:03}.txt", 0, 5)
+    source, listing, cuts = fb.sources.lines(tmp_path / "raw"), LineSource.listing, LineSource.cuts
+    waits: dict[str, list[float]] = {"listing": [], "cuts": []}
+
+    def wait(name: str, seconds: float) -> None:
+        started = time.perf_counter()
+        time.sleep(seconds)
+        waits[name].append(time.perf_counter() - started)
+
+    def slow_listing(source: LineSource, apart: str = "") -> Listing:
+        wait("listing", 0.05)
+        return listing(source, apart)
+
+    def slow_cuts(*arguments: Any) -> Iterator[int]:
+        wait("cuts", 0.002)
+        return cuts(*arguments)
+
+    monkeypatch.setattr(LineSource, "listing", slow_listing)
+    monkeypatch.setattr(LineSource, "cuts", slow_cuts)
+    seconds = fb.estimate(source, LineRecipe(), workers=0).seconds
+    assert len(waits["listing"]) == 1
+    assert len(waits["cuts"]) < 100
+    assert seconds > (1 + LOOKED_AGAIN) * waits["listing"][0] + 100 * min(waits["cuts"])
 
 
 def test_large_files_are_not_counted_on_more_than_there_are(tmp_path: Path) -> None:

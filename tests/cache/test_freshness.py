@@ -4,20 +4,24 @@ import gzip
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import pytest
+from tests.image_caches import TAGS, sample_id, write_pictures
 from tests.layer_recipes import LineRecipe, flip, number_cache, tree, write_lines
 
 import forebay as fb
+from forebay.building.chunk_maker import ChunkSamples
 from forebay.cache.plan import decode_segment, load_plan
 from forebay.cache.source_check import check_content, check_freshness
 from forebay.errors import SourceChanged
 from forebay.format import layout
-from forebay.source import SourceFile, settling_seconds
+from forebay.recipe import Rows
+from forebay.source import Listing, Sample, SourceFile, settling_seconds
 from forebay.sources.jsonl import LineSource
 from forebay.store.base import Buffer
 
@@ -99,6 +103,136 @@ def test_content_exchanged_during_a_build_with_its_times_put_back_ends_it(tmp_pa
     assert numbers.tolist() == list(range(100000, 100000 + 4 * made))  # all old
     with pytest.raises(SourceChanged, match=r"'a\.txt' has other content than was planned"):
         fb.build(tmp_path / "cache", source, LineRecipe(), workers=0)
+
+
+MOMENTS: dict[str, Callable[[], object]] = {}  # what happens once, while a chunk is made
+
+
+def at_moments(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """Samples; those of a chunk with what MOMENTS has for before the first is read, after it, and after the last."""
+    moments = MOMENTS if isinstance(samples, ChunkSamples) else {}
+    moments.pop("before", str)()
+    for sample in samples:
+        moments.pop("while", str)()
+        yield sample
+    moments.pop("after", str)()
+
+
+class WatchedLines(LineRecipe, frozen=True, kw_only=True):
+    kind: ClassVar[str] = "watched-lines"
+
+    def make(self, samples: Iterable[Sample]) -> Rows:
+        return super().make(at_moments(samples))
+
+
+class WatchedImages(fb.ImageRecipe, frozen=True, kw_only=True):
+    kind: ClassVar[str] = "watched-images"
+
+    def make(self, samples: Iterable[Sample]) -> Rows:
+        return super().make(at_moments(samples))
+
+
+class WatchedBytes(fb.RawRecipe, frozen=True, kw_only=True):
+    kind: ClassVar[str] = "watched-bytes"
+
+    def make(self, samples: Iterable[Sample]) -> Rows:
+        return super().make(at_moments(samples))
+
+
+def before_the_second_chunk(happens: Callable[[], object]) -> Callable[[fb.Progress], None]:
+    """Listen to a build, and do something once, when its first chunk is made."""
+    left = [happens]
+
+    def listen(progress: fb.Progress) -> None:
+        if progress.phase == "building" and progress.done == 1 and left:
+            left.pop()()
+
+    return listen
+
+
+@pytest.mark.parametrize("moment", ["before", "while", "after"])
+def test_a_file_that_is_exchanged_before_while_or_after_it_is_read_leaves_no_chunk(tmp_path: Path, moment: str) -> None:
+    path, root = tmp_path / "raw/a.txt", tmp_path / "cache"
+    write_lines(path, 100000, 20)
+    listen = before_the_second_chunk(lambda: MOMENTS.update({moment: lambda: exchange(path)}))
+    with pytest.raises(SourceChanged, match=r"'a\.txt' has other content than was planned"):
+        fb.build(root, fb.sources.lines(tmp_path / "raw"), WatchedLines(), workers=0, on_progress=listen)
+    assert not MOMENTS
+    assert [path.name for path in sorted((root / "layers/watched-lines").glob("0*"))] == ["000000.safetensors"]
+
+
+def test_a_file_that_cannot_be_read_because_it_has_changed_is_named_as_changed(tmp_path: Path) -> None:
+    path = tmp_path / "raw/a.txt.gz"
+    write_lines(path, 100000, 20)
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    MOMENTS["before"] = lambda: path.write_bytes(b"not compressed")
+    with pytest.raises(SourceChanged, match=r"'a\.txt\.gz' has 14 bytes, \d+ were planned"):
+        fb.build(tmp_path / "cache", fb.sources.lines(tmp_path / "raw"), WatchedLines(), workers=0)
+    assert not MOMENTS
+
+
+@pytest.mark.parametrize("kind", ["files", "lines", "lines.gz", "images"])
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "raw"
+    if kind == "images":
+        folder.mkdir()
+        source, recipe = fb.sources.images(write_pictures(folder, 3)), WatchedImages(size=32)
+        path = folder / sample_id(0)
+    else:
+        path = folder / ("a.txt.gz" if kind == "lines.gz" else "a.txt")
+        write_lines(path, 100000, 20)
+        path.write_bytes(gzip.compress(path.read_bytes()) if kind == "lines.gz" else path.read_bytes())
+        source, recipe = getattr(fb.sources, kind.removesuffix(".gz"))(folder), WatchedBytes()
+
+    def exchange_for_pipe() -> None:
+        path.unlink()
+        os.mkfifo(path)
+
+    MOMENTS["before"] = exchange_for_pipe
+    with pytest.raises((SourceChanged, fb.errors.BuildFailed), match=r"not a regular file|changed"):
+        fb.build(tmp_path / "cache", source, recipe, workers=0)
+    assert not MOMENTS
+
+
+class Timeless(LineSource):
+    """Lines on a file system that keeps neither ctimes nor inodes."""
+
+    def look(self, path: str) -> SourceFile:
+        return msgspec.structs.replace(super().look(path), ctime_ns=0, inode=0)
+
+    def listing(self, apart: str = "") -> Listing:
+        found = super().listing(apart)
+        return found._replace(files=[msgspec.structs.replace(file, ctime_ns=0, inode=0) for file in found.files])
+
+
+@pytest.mark.parametrize("kind", ["sidecar", "no ctime"])
+def test_what_shows_no_edit_once_it_is_put_back_is_not_made_into_a_row_while_it_is_edited(
+    tmp_path: Path, kind: str
+) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    if kind == "sidecar":
+        path, source = raw / "001.json", fb.sources.images(write_pictures(raw, 2))
+        recipe, other = WatchedImages(size=32, chunk_bytes=1, tags=TAGS), b'{"tags": []}'
+    else:
+        for name in "ab":
+            write_lines(raw / f"{name}.txt", 100000, 4)
+        path, source, recipe, other = raw / "b.txt", Timeless(str(raw), ("*.txt",)), WatchedLines(), b"100009\n" * 4
+    content, status = path.read_bytes(), path.stat()
+
+    def put_back() -> None:
+        path.write_bytes(content)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    def edit() -> None:
+        path.write_bytes(other)
+        MOMENTS["after"] = put_back
+
+    fb.build(tmp_path / "cache", source, recipe, workers=0, on_progress=before_the_second_chunk(edit))
+    assert not MOMENTS
+    fb.build(tmp_path / "other", source, recipe, workers=0)
+    chunk = layout.chunk(recipe.kind, 1)
+    assert (tmp_path / "cache" / chunk).read_bytes() == (tmp_path / "other" / chunk).read_bytes()
 
 
 class PlanNoticed(fb.LocalStore):

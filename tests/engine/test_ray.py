@@ -7,6 +7,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -144,7 +145,8 @@ def test_a_node_on_which_every_chunk_fails_is_named_and_all_chunks_are_made(tmp_
     finally:
         cluster.remove_node(node, allow_graceful=False)
     assert (report.made, report.failed) == (60, {})
-    (said,) = [note for note in report.notes if " is left out: 3 chunks failed there" in note]
+    # A further chunk may be under way there when the third has failed.
+    (said,) = [note for note in report.notes if re.search(r" is left out: [3-9] chunks failed there", note)]
     assert f"({node.node_id[:6]})" in said
     assert "FileNotFoundError" in said
 

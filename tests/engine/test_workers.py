@@ -37,7 +37,7 @@ from tests.builders import (
 from tests.recipes import NOTES, HesitantStore, LengthLayer, ObedientRecipe, makes, orders, write_orders
 
 import forebay as fb
-from forebay.building import layer_build
+from forebay.building import planning
 from forebay.building.task import preload_document
 from forebay.engine.base import WORKER, ChunkWorker, Died, Done, Failed, MemoryGovernor, TaskDocument
 from forebay.engine.local import LocalEngine, WorkerSeed
@@ -430,7 +430,7 @@ def test_what_several_workers_load_is_loaded_once_and_they_are_forked():
 
 @linux_only
 def test_a_build_by_forked_workers_has_the_bytes_of_one_in_this_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(layer_build, "LONG_WORK_BYTES", 0)  # otherwise nothing is loaded before the build is planned
+    monkeypatch.setattr(planning, "LONG_WORK_BYTES", 0)  # otherwise nothing is loaded before the build is planned
     forked, fork = [], WorkerSeed.fork
     monkeypatch.setattr(WorkerSeed, "fork", lambda *asked: forked.append(asked) or fork(*asked))
     lines = (json.dumps({"text": f"document {number}, " * (number % 90 + 1)}) for number in range(400))

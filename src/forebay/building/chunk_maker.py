@@ -132,19 +132,23 @@ class BaseJob:
         if self.source.reads_planned_files:
             reading = [replace(part, file=self._expected(part.file)) for part in readable]
         else:
-            before = self._checked_files(parts)
+            before = self._expected_files(parts)
         duplicates = self._duplicates(chunk)
         samples = ChunkSamples(self.source, reading, duplicates)
-        rows = self._made(chunk, samples)
-        samples.check_exhausted()
-        if duplicates is not None and not duplicates.saw_what_was_planned():
-            changed = dict.fromkeys((part.file.path for part in parts), "has other samples than were planned")
-            raise SourceChanged(self.store.address, changed)
+        try:
+            rows = self._made(chunk, samples)
+            samples.check_exhausted()
+            if duplicates is not None and not duplicates.saw_what_was_planned():
+                changed = dict.fromkeys((part.file.path for part in parts), "has other samples than were planned")
+                raise SourceChanged(self.store.address, changed)
+            read = dict(zip(readable, samples.digests, strict=True))
+            sums = [part_sum(self.source, part, read.get(part)) for part in parts]
+        except Exception:
+            self._check_unchanged(before)  # a file that has changed explains whatever went wrong
+            raise
+        self._check_unchanged(before)
         if rows.present is not None:
             raise RecipeInvalid(f"the recipe '{self.recipe.kind}' makes base rows; leave out those it cannot make")
-        read = dict(zip(readable, samples.digests, strict=True))
-        sums = [part_sum(self.source, part, read.get(part)) for part in parts]
-        self._check_unchanged(before)
         _check_recipe(self, self._kept)
         return encode_chunk(
             rows.columns,
@@ -200,14 +204,22 @@ class BaseJob:
             raise RecipeInvalid(f"chunk {chunk} is planned without duplicates, but its recipe has no `identity`")
         return DuplicateFilter(identity, planned)
 
-    def _checked_files(self, parts: list[Part]) -> dict[str, SourceFile]:
-        """Return the files to read as they are now; raise if one is not as planned."""
-        found = {part.file.path: self.source.look(part.file.path) for part in parts}
-        wait_until_settled(found.values())
+    def _expected_files(self, parts: list[Part]) -> dict[str, SourceFile]:
+        """How the files of a chunk must look after they were read: nobody has written to one that looks as planned.
+
+        Neither size nor times of a sidecar, which an etag has, show that; nor a look without a ctime. Such files are
+        looked at before they are read, too.
+        """
+        expected = {part.file.path: self._expected(part.file) for part in parts}
         for part in parts:
-            if not found[part.file.path].same_identity(self._expected(part.file)):
-                raise SourceChanged(self.store.address, {part.file.path: CHANGED_MEANWHILE})
-        return found
+            self.source.check_beside(part.file, expected[part.file.path])
+        for path, file in expected.items():
+            if file.etag or not file.ctime_ns or not file.inode:
+                expected[path] = self.source.look(path)
+                if not expected[path].same_identity(file):
+                    raise SourceChanged(self.store.address, {path: CHANGED_MEANWHILE})
+        wait_until_settled(expected.values())
+        return expected
 
     def _expected(self, planned: SourceFile) -> SourceFile:
         """What a file of a part looked like when it was last compared with the plan."""

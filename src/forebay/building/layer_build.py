@@ -36,7 +36,7 @@ from forebay.building.builder import (
     Weigh,
 )
 from forebay.building.chunk_maker import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob, has_file
-from forebay.building.planning import OnCut, SourceListing
+from forebay.building.planning import OnCut, SourceListing, is_long_work
 from forebay.building.task import CensusTakers, MachineTrial, preload_document
 from forebay.cache.catalog import (
     UNPUBLISHED,
@@ -267,7 +267,6 @@ class LayerBuild:
         return replace(self, notes=(*notes, *self.notes))
 
 
-LONG_WORK_BYTES = 64 * 1024 * 1024
 # Checks the chunks that are there, repairs them, and returns what there is to say of it.
 CheckFirst = Callable[[Store, Source | None, AnyRecipe, Engine, BuildOptions], tuple[str, ...]]
 
@@ -297,7 +296,7 @@ def build_layer(
         clock = PhaseClock()
         if listing is not None:
             with clock.during("listing"):
-                is_long = _is_long_work(listing)
+                is_long = is_long_work(listing.files)
             if is_long and snapshot.newest is None:
                 with suppress(ForebayError):  # what has no document is refused when the work starts
                     engine.preload(preload_document(recipe), 1 if request.memory_limit else request.slots(engine))
@@ -386,11 +385,6 @@ def _try_machines(engine: Engine, snapshot: Snapshot, recipe: AnyRecipe, listing
             engine.start(MachineTrial(store, source, recipe, file, sign), 0)
         finally:
             engine.stop()
-
-
-def _is_long_work(listing: SourceListing) -> bool:
-    """Whether there is enough to do that workers should start while it is planned."""
-    return sum(file.size for file in listing.files) >= LONG_WORK_BYTES
 
 
 def _prepared(

@@ -182,7 +182,7 @@ class Trial:
     """What a recipe made of a small part of the source."""
 
     weight: int
-    seconds: float
+    seconds: float  # to read, make, encode and hash it
     samples: int
     failures: int
     rows: float  # that so much would fill in a large chunk
@@ -271,6 +271,7 @@ def _try_places(source: Source, places: Sequence[Sequence[Part]], recipe: Recipe
     samples = sum(glance.count for glance in used)
     failures = [*(failure for glance in used for failure in glance.failures), *rows.failures]
     encoded = _encoded(rows, recipe.columns(), samples)
+    encoded.sha256()
     seconds = time.perf_counter() - started
     expected = hooks_of(recipe).rows_from(rows.statistics)
     return Trial(
@@ -665,12 +666,17 @@ class SourceListing:
 
     def __init__(self, source: Source, store: Store | None = None) -> None:
         self.source, self._store = source, store
+        self.seconds = 0.0  # that it took
 
     @cached_property
     def _found(self) -> Listing:
-        if self._store is not None and not self.source.is_walked():
-            return Listing(list(_planned_files(self.source, load_plan(self._store))), {})
-        return self.source.listing(self._store.address if self._store else "")
+        started = time.perf_counter()
+        try:
+            if self._store is not None and not self.source.is_walked():
+                return Listing(list(_planned_files(self.source, load_plan(self._store))), {})
+            return self.source.listing(self._store.address if self._store else "")
+        finally:
+            self.seconds = time.perf_counter() - started
 
     @property
     def files(self) -> Sequence[SourceFile]:
@@ -717,6 +723,8 @@ def bytes_by_codec(trial: Trial, recipe: Recipe) -> dict[str, int]:
 
 SAMPLED_SHARE = 0.0375  # the rest of 5 % goes into finding where samples begin and end
 MOST_SAMPLED = {"bytes": 32 * 1024 * 1024, "samples": 8192}
+LONG_WORK_BYTES = 64 * 1024 * 1024
+LOOKED_AGAIN = 3  # times that a build looks at every file after it was listed: docs/architecture.md
 LONGER_JUDGED = 4  # how many times planning's sample an estimate may read, where a sample takes long
 WITH_DUPLICATES = "duplicates are counted as if they stayed: only a build, which reads all, finds out how many they are"
 
@@ -729,12 +737,17 @@ def estimate_build(
     skip_unreadable: bool = False,
     said: Sequence[str] = (),
     missing: "MissingChunks | None" = None,
+    *,
+    started: float,
+    starting: float,
 ) -> Estimate:
     """Sample at most 5 % of the source, but a few whole documents, and scale; `said` are notes of the recipe.
 
-    Of a cache that is begun, what it lacks is sampled, and scaled.
+    Of a cache that is begun, what it lacks is sampled, and scaled. From `started` on, the source was listed and the
+    recipe resolved, as a build does, and a worker was `starting` until it could begin.
     """
     source, files = listing.source, listing.files
+    before = time.perf_counter() - started - starting
     if not files:
         raise SourceNotFound(str(source.describe()))
     unreadable = Unreadable(skip_unreadable)
@@ -743,13 +756,18 @@ def estimate_build(
     most = total * SAMPLED_SHARE if missing is None else min(missing.of_weight * SAMPLED_SHARE, total / 2)
     budget = max(1, min(_most_sampled(source, recipe), int(most)))
     trial = try_readable(source, files, recipe, unreadable, budget, missing.ranges if missing else None)
-    chunks = max(1, ceil(total / chunk_weight(recipe.chunk_target(), trial, source.unit)))
-    chunks = chunks if missing is None else len(missing.chunks)
+    shares = total / chunk_weight(recipe.chunk_target(), trial, source.unit) if missing is None else len(missing.chunks)
+    chunks = max(1, ceil(shares)) if missing is None else len(missing.chunks)
     heads = chunks * trial.head_bytes
     stored = round(trial.scaled(trial.stored_bytes, total) + heads)
     free = store.free_bytes() if store else None
     reason, _, example = trial.reasons.most_frequent() if trial.failures else ("", 0, "")
     workers = min(workers, max(1, chunks))  # a chunk is made by one
+    planning = _planning_seconds(source, files, recipe, trial, total) if missing is None else 0.0
+    if missing is None and is_long_work(files):
+        starting = max(0.0, starting - planning)  # meanwhile
+    looks = LOOKED_AGAIN * listing.seconds * (not source.reads_planned_files and chunks > 0)
+    making = trial.scaled(trial.seconds, total) * _share_of_one(shares, workers)
     return Estimate(
         files=len(files),
         source_weight=total,
@@ -762,7 +780,7 @@ def estimate_build(
         by_codec={
             codec: round(trial.scaled(size, total) + heads) for codec, size in bytes_by_codec(trial, recipe).items()
         },
-        seconds=trial.scaled(trial.seconds, total) / workers,
+        seconds=before + planning + starting + looks + making,
         workers=workers,
         failures=round(trial.scaled(trial.failures, total)),
         statistics=_scaled_statistics(trial, total),
@@ -779,6 +797,37 @@ def estimate_build(
             *([missing.note] if missing else []),
         ),
     )
+
+
+def is_long_work(files: Iterable[SourceFile]) -> bool:
+    """Whether there is enough to do that workers should start while it is planned."""
+    return sum(file.size for file in files) >= LONG_WORK_BYTES
+
+
+def _share_of_one(chunks: float, workers: int) -> float:
+    """The share of the work that the busiest worker has: a chunk is made by one.
+
+    >>> _share_of_one(4, workers=2), _share_of_one(3, workers=2), _share_of_one(2.5, workers=2), _share_of_one(0.5, 2)
+    (0.5, 0.6666666666666666, 0.6, 1.0)
+    """
+    whole = int(chunks)
+    rounds = whole // workers + (1 if whole % workers else chunks - whole)
+    return rounds / chunks if chunks else 0.0
+
+
+def _planning_seconds(source: Source, files: Sequence[SourceFile], recipe: Recipe, trial: Trial, total: int) -> float:
+    """How long planning takes after the source was listed: its own trial, and cutting all files, by a few of them."""
+    tried = min(1.0, _planning_budget(source, total, recipe) / trial.weight) * trial.seconds
+    if source.unit == "samples":  # of which planning reads no more than was read to weigh them
+        return tried
+    started, cut, piece = time.perf_counter(), 0, LITTLE_WEIGHT["bytes"]
+    for file in files[:: max(1, len(files) // HEADS)]:
+        with suppress(SourceUnreadable):
+            stop = next(source.cuts(file, 0, piece, piece), 0)
+            cut += stop if file.stream else source.weight(file)  # a stream is read to its end
+        if cut >= total * SAMPLED_SHARE and file.stream:
+            break
+    return tried + (time.perf_counter() - started) / cut * total if cut else tried
 
 
 @dataclass(frozen=True, slots=True)

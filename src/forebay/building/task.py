@@ -11,8 +11,10 @@ The draft of the plan and what is found in each chunk are kept beside the plan u
 import json
 import os
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pkgutil import resolve_name
@@ -119,6 +121,38 @@ def preload_document(recipe: AnyRecipe) -> TaskDocument:
 
 def preload_recipe(body: Mapping[str, Any]) -> None:
     hooks_of(open_recipe(body)).preload()
+
+
+@dataclass(frozen=True, slots=True)
+class StartTrial:
+    """A task of which a chunk is nothing: it shows how long a worker takes until it can begin."""
+
+    recipe: AnyRecipe
+
+    def begin(self, chunk: int) -> Callable[[], None]:
+        return lambda: None
+
+    def document(self) -> TaskDocument:
+        return TaskDocument(opener="forebay.building.task:open_start", body=recipe_document(self.recipe))
+
+
+def open_start(body: Mapping[str, Any]) -> StartTrial:
+    preload_recipe(body)
+    return StartTrial(open_recipe(body))
+
+
+def start_seconds(engine: Engine, recipe: AnyRecipe) -> float:
+    """Start a worker, wait until it could make a chunk, and return how long that took; 0 where it cannot be started."""
+    started = time.perf_counter()
+    with closing(engine):
+        try:
+            engine.start(StartTrial(recipe), 1)
+        except ForebayError:  # a build says what is wrong
+            return 0.0
+        engine.submit(engine.idle()[0], 0)
+        while not engine.poll(POLL_SECONDS):
+            pass
+        return time.perf_counter() - started
 
 
 def recipe_document(recipe: AnyRecipe) -> dict[str, Any]:

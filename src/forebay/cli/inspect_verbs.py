@@ -395,9 +395,9 @@ def _server(shown: list[Any], host: str | None, port: int) -> Any:
 def doctor(cache: str | None) -> Finding | DoctorReport:
     """Check the installation, the machine, the disk and, if one is named, a cache.
 
-    Lists versions, extras and the commands that install missing ones; CPU, memory and disk; whether credentials are
-    set, never their values. Tries a create-only write next to CACHE, or in this folder. Exits 1 if there is a problem,
-    each with the next command.
+    Lists versions, extras and the commands that install missing ones; the compiled loops and the system's libzstd,
+    without which loaders are slower; CPU, memory and disk; whether credentials are set, never their values. Tries a
+    create-only write next to CACHE, or in this folder. Exits 1 if there is a problem, each with the next command.
 
     \b
     Example: forebay doctor

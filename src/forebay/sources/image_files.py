@@ -27,6 +27,7 @@ from forebay.source import (
     Unit,
     is_shallow,
     listing_of,
+    without_waiting,
 )
 from forebay.sources.bucket_files import entries_of, read_object
 from forebay.sources.paths import (
@@ -316,6 +317,11 @@ class ImageSource(LocalFiles):
         return iter(range(start + 1, 2))
 
     def read(self, part: Part) -> Iterable[Sample | Failure]:
+        if not is_url(self.root):  # in a build, the file is looked at after it was read
+            self.check_beside(part.file, self.look(part.file.path))
+        return self.read_hashed(part, PartDigest())
+
+    def glance(self, part: Part) -> Iterable[Sample | Failure]:
         return self.read_hashed(part, PartDigest())
 
     @property
@@ -325,8 +331,6 @@ class ImageSource(LocalFiles):
 
     def read_hashed(self, part: Part, digest: PartDigest) -> Iterator[Sample | Failure]:
         file = part.file
-        if not is_url(self.root):
-            self._check_sidecar(file)
         content = read_image(self.root, file, self.max_sample_bytes)
         if isinstance(content, Failure):
             yield content
@@ -348,12 +352,11 @@ class ImageSource(LocalFiles):
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         return _with_sidecar(image_digest(self.root, file), file, self._beside(file))
 
-    def _check_sidecar(self, file: SourceFile) -> None:
-        """Raise `SourceChanged` if the image has another sidecar than planned."""
-        planned, found = sidecar_in(file), sidecar_in(self.look(file.path))
-        if (planned and planned.path) != (found and found.path):
-            how = f"has {_named(found)}, but {_named(planned)} was planned"
-            raise SourceChanged(self.root, {file.path: how})
+    def check_beside(self, planned: SourceFile, found: SourceFile) -> None:
+        before, now = sidecar_in(planned), sidecar_in(found)
+        if (before and before.path) != (now and now.path):
+            how = f"has {_named(now)}, but {_named(before)} was planned"
+            raise SourceChanged(self.root, {planned.path: how})
 
     def _said(self, file: SourceFile, beside: "bytes | SidecarUnreadable") -> dict[str, Any]:
         """The metadata of an image, by what its sidecar holds."""
@@ -437,7 +440,7 @@ def read_image(root: str, file: SourceFile, max_sample_bytes: int) -> bytes | Fa
 def _first_bytes(root: str, name: str, count: int, etag: str) -> bytes:
     """The first bytes of a file; an object with another etag than was planned raises `SourceChanged`."""
     if not is_url(root):
-        with open(full_path(root, name), "rb") as stored:
+        with open(full_path(root, name), "rb", opener=without_waiting) as stored:
             return stored.read(count)
     try:
         content, found = read_object(full_path(root, name), count)

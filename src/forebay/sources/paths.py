@@ -32,7 +32,17 @@ import msgspec
 import xxhash
 
 from forebay.errors import SourceInvalid, SourceNotFound, SourceUnreadable
-from forebay.source import Failure, FileTable, Listing, Source, SourceFile, Unit, listing_of, not_read
+from forebay.source import (
+    Failure,
+    FileTable,
+    Listing,
+    Source,
+    SourceFile,
+    Unit,
+    listing_of,
+    not_read,
+    without_waiting,
+)
 from forebay.sources.bucket_files import (
     as_file,
     common_url,
@@ -439,7 +449,7 @@ def full_path(root: str, name: str) -> str:
 
 def open_file(path: str) -> BinaryIO:
     """A file or an object for reading, without a buffer between."""
-    return open_object(path) if is_url(path) else open(path, "rb", buffering=0)
+    return open_object(path) if is_url(path) else open(path, "rb", buffering=0, opener=without_waiting)
 
 
 def _fixed_folder(pattern: str) -> str:

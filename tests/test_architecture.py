@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"errors", "recipe", "store"},
     "building": INDEX | {"read", "engine", "kinds"},
     "hub": {"errors", "first_answer"},
-    "sources": WORDS | {"hub", "store"},  # of store, the objects of a bucket
+    "sources": WORDS | {"compiled", "hub", "store"},  # of store, the objects of a bucket
     "raw": WORDS,
     "tokens": WORDS | {"compiled", "hub", "format"},  # reads its constants as tensors
     "masks": {"compiled", "errors"},

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -797,6 +798,24 @@ def test_documents_are_framed_alike_with_and_without_the_compiled_loop(
     assert mine.dtype == theirs.dtype == dtype
     np.testing.assert_array_equal(mine, theirs)
     np.testing.assert_array_equal(mine_lengths, their_lengths)
+
+
+_LINES = st.lists(
+    st.sampled_from([b"{}", b"{1}", b"\n", b"\r\n", b"}", b"{", b"\r", b"x", b"\n{", b"}\n{"]), max_size=12
+)
+
+
+@given(_LINES.map(b"".join), st.integers(0, 9), st.sampled_from([bytes, bytearray]))
+@example(b"\n{", 0, bytes)
+@example(b"\r\n{", 0, bytes)
+@example(b"{}\n{}\r\n{}\n", 0, bytes)
+def test_lines_begin_where_the_loop_in_python_says(block: bytes, at: int, kind: type) -> None:
+    jsonl = import_module("forebay.sources.jsonl")  # the package has a function of that name
+    mine = jsonl._line_starts(kind(block), at)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jsonl, "native", None)
+        theirs = jsonl._line_starts(kind(block), at)
+    assert mine == theirs
 
 
 def test_documents_that_do_not_fit_their_output_are_refused_before_anything_is_written() -> None:

@@ -1763,6 +1763,37 @@ end:
     return result;
 }
 
+/* line_starts(block, at) -> list or None
+
+   Return where the lines of a block of JSON lines begin, the first at 0; a newline before `at` is not looked for. None
+   unless each line ends with "}" and the next one begins with "{". */
+
+static PyObject *line_starts(PyObject *self, PyObject *args) {
+    PyObject *block, *starts = NULL;
+    Py_ssize_t at;
+    Buffers buffers = {.count = 0};
+    if (!PyArg_ParseTuple(args, "On", &block, &at) || take(&buffers, block, PyBUF_SIMPLE) < 0) return NULL;
+    const char *text = buffers.all[0].buf, *newline;
+    Py_ssize_t size = buffers.all[0].len, begin = 0;
+    int is_sound = at >= 0;
+    starts = PyList_New(0);
+    while (starts && is_sound) {
+        PyObject *start = PyLong_FromSsize_t(begin);
+        if (!start || PyList_Append(starts, start) < 0) Py_CLEAR(starts);
+        Py_XDECREF(start);
+        newline = starts && at < size ? memchr(text + at, '\n', (size_t)(size - at)) : NULL;
+        Py_ssize_t end = newline ? newline - text : size;
+        if (end >= size - 1) break;
+        is_sound = text[end + 1] == '{' && ((end >= 1 && text[end - 1] == '}') ||
+                                            (end >= 2 && text[end - 1] == '\r' && text[end - 2] == '}'));
+        begin = at = end + 1;
+    }
+    release(&buffers);
+    if (!starts || is_sound) return starts;
+    Py_DECREF(starts);
+    return Py_NewRef(Py_None);
+}
+
 static PyMethodDef methods[] = {
     {"set_helpers", set_helpers, METH_VARARGS, "Let further threads take part in the work of calls of this thread."},
     {"count_helpers", count_helpers, METH_NOARGS, "Return how many further threads take part in the work of this one."},
@@ -1791,6 +1822,7 @@ static PyMethodDef methods[] = {
     {"best_fit", best_fit, METH_VARARGS, "Write the bin of each item, best fit, for lengths that do not rise."},
     {"copy_runs", copy_runs, METH_VARARGS, "Copy runs of bytes from one buffer to another."},
     {"frame_documents", frame_documents, METH_VARARGS, "Write the ids of documents between a begin and an end."},
+    {"line_starts", line_starts, METH_VARARGS, "Return where JSON lines begin; None if one is not a whole object."},
     {NULL, NULL, 0, NULL},
 };
 

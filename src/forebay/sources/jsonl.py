@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay.compiled import native
 from forebay.errors import SourceInvalid
 from forebay.source import Failure, Part, PartDigest, Sample, SourceFile, TextBatch
 from forebay.sources.compression import preview_stream
@@ -92,6 +93,8 @@ def _line_starts(block: Block, at: int) -> list[int]:
     No value spans such lines, because inside a value no `{` follows a `}` directly. So if a block has as many values
     as lines, every line has one.
     """
+    if native is not None:
+        return native.line_starts(block, at) or []
     starts = [0]
     end = block.find(b"\n", at)
     last = len(block) - 1

@@ -70,11 +70,13 @@ def whole_pieces(
             content, seam, passed = content[end:], b"", 0
         end = last_end(seam + content, separator) - len(seam)
         if end > 0:
-            full: list[Block] = [content[:end]]
-            if held:
-                held += full.pop()
-                full, held = [held], bytearray()
-            content, seam = content[end:], b""
+            full: list[Block] = []
+            if len(held) > _BLOCK:
+                held += memoryview(content)[:end]  # in its place: a copy would take as much again
+                full.append(held)
+            else:
+                full.append(b"".join((held, memoryview(content)[:end])))
+            held, content, seam = bytearray(), content[end:], b""
             yield from _within(full, separator, limit)
         held += content
         seam = (seam + content)[-reach:] if reach else b""

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.image_caches import TAGS, sample_id, write_pictures
 from tests.layer_recipes import LineRecipe, flip, number_cache, tree, write_lines
@@ -136,7 +138,8 @@ class WatchedBytes(fb.RawRecipe, frozen=True, kw_only=True):
     kind: ClassVar[str] = "watched-bytes"
 
     def make(self, samples: Iterable[Sample]) -> Rows:
-        return super().make(at_moments(samples))
+        texts = ((one.id, one.data) for one in at_moments(samples))
+        return super().make(Sample(name, data.encode() if isinstance(data, str) else data) for name, data in texts)
 
 
 def before_the_second_chunk(happens: Callable[[], object]) -> Callable[[fb.Progress], None]:
@@ -159,6 +162,47 @@ def test_a_file_that_is_exchanged_before_while_or_after_it_is_read_leaves_no_chu
         fb.build(root, fb.sources.lines(tmp_path / "raw"), WatchedLines(), workers=0, on_progress=listen)
     assert not MOMENTS
     assert [path.name for path in sorted((root / "layers/watched-lines").glob("0*"))] == ["000000.safetensors"]
+
+
+@pytest.mark.parametrize("kind", ["lines", "parquet"])
+@pytest.mark.parametrize("returns", [True, False], ids=["put back after the chunk is read", "left"])
+@pytest.mark.parametrize("is_link", [True, False], ids=["link", "folder"])
+def test_a_path_that_leads_to_another_file_while_a_chunk_is_made_leaves_no_chunk(
+    tmp_path: Path, kind: str, returns: bool, is_link: bool
+) -> None:
+    """Nobody touches the planned file, which looks as planned when it is back; nor is the other one kept open."""
+    raw, other, root = tmp_path / "raw", tmp_path / "other", tmp_path / "cache"
+    for folder, first in ((raw, 100000), (other, 200000)):
+        for number in range(6):  # more than are kept open
+            path = folder / f"{number}.{kind}"
+            write_lines(path, first + 4 * number, 4)
+            if kind == "parquet":
+                pq.write_table(pa.table({"text": path.read_text().split()}), path)
+            os.utime(path, ns=(10**18, 10**18))
+    if is_link:
+        raw.rename(tmp_path / "planned")
+        raw.symlink_to("planned")
+
+    def exchange_folders() -> None:
+        raw.rename(tmp_path / "aside")
+        other.rename(raw)
+        (tmp_path / "aside").rename(other)
+
+    def lead_elsewhere() -> None:
+        exchange_folders()
+        MOMENTS.update({"after": exchange_folders} if returns else {})
+
+    source, recipe, listen = (
+        getattr(fb.sources, kind)(raw),
+        WatchedBytes(chunk_rows=4),
+        before_the_second_chunk(lead_elsewhere),
+    )
+    with pytest.raises(SourceChanged, match="has other content than was planned"):
+        fb.build(root, source, recipe, workers=0, on_progress=listen)
+    MOMENTS.pop("after", exchange_folders)()
+    fb.build(root, source, recipe, workers=0)
+    texts = fb.open_cache(root).read(range(24), columns=["data"])["data"]
+    assert [int(bytes(text)) for text in texts] == list(range(100000, 100024))
 
 
 def test_a_file_that_cannot_be_read_because_it_has_changed_is_named_as_changed(tmp_path: Path) -> None:

@@ -317,7 +317,7 @@ class ImageSource(LocalFiles):
         return iter(range(start + 1, 2))
 
     def read(self, part: Part) -> Iterable[Sample | Failure]:
-        if not is_url(self.root):  # in a build, the file is looked at after it was read
+        if not is_url(self.root):  # a build looks at it itself
             self.check_beside(part.file, self.look(part.file.path))
         return self.read_hashed(part, PartDigest())
 

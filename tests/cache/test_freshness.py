@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -24,6 +25,7 @@ from forebay.errors import SourceChanged
 from forebay.format import layout
 from forebay.recipe import Rows
 from forebay.source import Listing, Sample, SourceFile, settling_seconds
+from forebay.sources import parquet_sources
 from forebay.sources.jsonl import LineSource
 from forebay.store.base import Buffer
 
@@ -215,27 +217,41 @@ def test_a_file_that_cannot_be_read_because_it_has_changed_is_named_as_changed(t
     assert not MOMENTS
 
 
-@pytest.mark.parametrize("kind", ["files", "lines", "lines.gz", "images"])
-def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("becomes", ["pipe", "pipe that somebody writes to", "device"])
+@pytest.mark.parametrize("kind", ["files", "lines", "lines.gz", "parquet", "images", "sidecar"])
+def test_a_pipe_or_device_in_the_place_of_a_file_is_refused_and_neither_waited_for_nor_read(
+    tmp_path: Path, kind: str, becomes: str
+) -> None:
     folder = tmp_path / "raw"
-    if kind == "images":
+    if kind in ("images", "sidecar"):
         folder.mkdir()
-        source, recipe = fb.sources.images(write_pictures(folder, 3)), WatchedImages(size=32)
-        path = folder / sample_id(0)
+        source, recipe = fb.sources.images(write_pictures(folder, 1)), WatchedImages(size=32, tags=TAGS)
+        path = folder / (sample_id(0) if kind == "images" else "000.json")
     else:
-        path = folder / ("a.txt.gz" if kind == "lines.gz" else "a.txt")
+        path = folder / {"lines.gz": "a.txt.gz", "parquet": "a.parquet"}.get(kind, "a.txt")
         write_lines(path, 100000, 20)
-        path.write_bytes(gzip.compress(path.read_bytes()) if kind == "lines.gz" else path.read_bytes())
+        if kind == "lines.gz":
+            path.write_bytes(gzip.compress(path.read_bytes()))
+        if kind == "parquet":
+            pq.write_table(pa.table({"text": path.read_text().split()}), path)
         source, recipe = getattr(fb.sources, kind.removesuffix(".gz"))(folder), WatchedBytes()
 
-    def exchange_for_pipe() -> None:
-        path.unlink()
-        os.mkfifo(path)
+    with ExitStack() as writing:
 
-    MOMENTS["before"] = exchange_for_pipe
-    with pytest.raises((SourceChanged, fb.errors.BuildFailed), match=r"not a regular file|changed"):
-        fb.build(tmp_path / "cache", source, recipe, workers=0)
-    assert not MOMENTS
+        def exchange_for_it() -> None:
+            path.unlink()
+            if becomes == "device":
+                return path.symlink_to("/dev/zero")
+            os.mkfifo(path)
+            if becomes != "pipe":
+                writing.callback(os.close, os.open(path, os.O_RDWR))
+            return None
+
+        MOMENTS["before"] = exchange_for_it
+        parquet_sources._opened.cache_clear()  # which planning left open
+        with pytest.raises((SourceChanged, fb.errors.BuildFailed), match=r"not a regular file|changed"):
+            fb.build(tmp_path / "cache", source, recipe, workers=0)
+        assert not MOMENTS
 
 
 class Timeless(LineSource):

@@ -27,7 +27,7 @@ from forebay.source import (
     Unit,
     is_shallow,
     listing_of,
-    without_waiting,
+    open_regular,
 )
 from forebay.sources.bucket_files import entries_of, read_object
 from forebay.sources.paths import (
@@ -440,7 +440,7 @@ def read_image(root: str, file: SourceFile, max_sample_bytes: int) -> bytes | Fa
 def _first_bytes(root: str, name: str, count: int, etag: str) -> bytes:
     """The first bytes of a file; an object with another etag than was planned raises `SourceChanged`."""
     if not is_url(root):
-        with open(full_path(root, name), "rb", opener=without_waiting) as stored:
+        with open(full_path(root, name), "rb", opener=open_regular) as stored:
             return stored.read(count)
     try:
         content, found = read_object(full_path(root, name), count)

@@ -13,6 +13,7 @@ A listing of millions is collected in columns, and a plan keeps the same columns
 """
 
 import os
+import stat
 import zlib
 from abc import abstractmethod
 from array import array
@@ -93,17 +94,16 @@ def settling_seconds(touched_ns: int, now_ns: int) -> float:
     return max(0, min(step, touched_ns + step - now_ns)) / 1e9
 
 
-def without_waiting(path: str, flags: int) -> int:
-    """Open a file of a source; a pipe that took its place is opened at once, and has nothing to read.
-
-    >>> with open("/dev/null", "rb", opener=without_waiting) as file:
-    ...     file.read()
-    b''
-    """
+def open_regular(path: str, flags: int) -> int:
+    """Open a file of a source; what took its place, such as a pipe, is neither waited for nor read: it raises."""
     try:
-        return os.open(path, flags | os.O_NONBLOCK)
+        descriptor = os.open(path, flags | os.O_NONBLOCK)
     except BlockingIOError:  # another process, such as a file server, must give up its lease first
-        return os.open(path, flags)
+        descriptor = os.open(path, flags)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise SourceUnreadable(path, "it is not a regular file")
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,7 +249,7 @@ def test_no_file_is_opened_for_the_notes_of_a_source_that_is_not_walked(tmp_path
 def test_a_file_is_opened_once_to_try_and_once_to_make_and_looked_at_as_often_as_something_is_guarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A build looks when it lists, after planning, after a chunk and at the end: docs/architecture.md.
+    """A build looks when it lists, after planning, before and after a chunk and at the end: docs/architecture.md.
 
     The first samples of `HEADS` files are also read to compare encoders.
     """
@@ -276,14 +276,14 @@ def test_a_file_is_opened_once_to_try_and_once_to_make_and_looked_at_as_often_as
 
     build = partial(fb.build, root, source, recipe, workers=0)
     assert calls_of(fb.estimate, source, recipe) == {"look": 30, "open": HEADS + SAMPLE_PLACES}
-    assert calls_of(build) == {"look": 4 * 30, "open": HEADS + 2 * 30}
+    assert calls_of(build) == {"look": 5 * 30, "open": HEADS + 2 * 30}
     assert calls_of(build) == {"look": 30, "open": HEADS}
     assert calls_of(fb.status, root) == {"look": 30}
     assert calls_of(fb.verify, root) == {"look": 30}
 
 
 @pytest.mark.parametrize("has_sidecars", [True, False])
-def test_an_image_is_looked_at_before_a_chunk_only_if_it_has_a_sidecar(
+def test_an_image_is_looked_at_as_often_as_any_file_also_with_a_sidecar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_sidecars: bool
 ) -> None:
     """To find the tags of all, every sidecar is opened, and the images that are tried have theirs opened again."""
@@ -311,4 +311,4 @@ def test_an_image_is_looked_at_before_a_chunk_only_if_it_has_a_sidecar(
     calls.clear()
     fb.build(tmp_path / "cache", source, recipe, workers=0)
     made = Counter(image=count, sidecar=count if has_sidecars else 0)
-    assert calls == Counter(look=(5 if has_sidecars else 4) * count) + opens + made
+    assert calls == Counter(look=5 * count) + opens + made

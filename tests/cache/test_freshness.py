@@ -5,11 +5,14 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.image_caches import TAGS, sample_id, write_pictures
 from tests.layer_recipes import LineRecipe, flip, number_cache, tree, write_lines
@@ -22,6 +25,7 @@ from forebay.errors import SourceChanged
 from forebay.format import layout
 from forebay.recipe import Rows
 from forebay.source import Listing, Sample, SourceFile, settling_seconds
+from forebay.sources import parquet_sources
 from forebay.sources.jsonl import LineSource
 from forebay.store.base import Buffer
 
@@ -136,7 +140,8 @@ class WatchedBytes(fb.RawRecipe, frozen=True, kw_only=True):
     kind: ClassVar[str] = "watched-bytes"
 
     def make(self, samples: Iterable[Sample]) -> Rows:
-        return super().make(at_moments(samples))
+        texts = ((one.id, one.data) for one in at_moments(samples))
+        return super().make(Sample(name, data.encode() if isinstance(data, str) else data) for name, data in texts)
 
 
 def before_the_second_chunk(happens: Callable[[], object]) -> Callable[[fb.Progress], None]:
@@ -161,6 +166,47 @@ def test_a_file_that_is_exchanged_before_while_or_after_it_is_read_leaves_no_chu
     assert [path.name for path in sorted((root / "layers/watched-lines").glob("0*"))] == ["000000.safetensors"]
 
 
+@pytest.mark.parametrize("kind", ["lines", "parquet"])
+@pytest.mark.parametrize("returns", [True, False], ids=["put back after the chunk is read", "left"])
+@pytest.mark.parametrize("is_link", [True, False], ids=["link", "folder"])
+def test_a_path_that_leads_to_another_file_while_a_chunk_is_made_leaves_no_chunk(
+    tmp_path: Path, kind: str, returns: bool, is_link: bool
+) -> None:
+    """Nobody touches the planned file, which looks as planned when it is back; nor is the other one kept open."""
+    raw, other, root = tmp_path / "raw", tmp_path / "other", tmp_path / "cache"
+    for folder, first in ((raw, 100000), (other, 200000)):
+        for number in range(6):  # more than are kept open
+            path = folder / f"{number}.{kind}"
+            write_lines(path, first + 4 * number, 4)
+            if kind == "parquet":
+                pq.write_table(pa.table({"text": path.read_text().split()}), path)
+            os.utime(path, ns=(10**18, 10**18))
+    if is_link:
+        raw.rename(tmp_path / "planned")
+        raw.symlink_to("planned")
+
+    def exchange_folders() -> None:
+        raw.rename(tmp_path / "aside")
+        other.rename(raw)
+        (tmp_path / "aside").rename(other)
+
+    def lead_elsewhere() -> None:
+        exchange_folders()
+        MOMENTS.update({"after": exchange_folders} if returns else {})
+
+    source, recipe, listen = (
+        getattr(fb.sources, kind)(raw),
+        WatchedBytes(chunk_rows=4),
+        before_the_second_chunk(lead_elsewhere),
+    )
+    with pytest.raises(SourceChanged, match="has other content than was planned"):
+        fb.build(root, source, recipe, workers=0, on_progress=listen)
+    MOMENTS.pop("after", exchange_folders)()
+    fb.build(root, source, recipe, workers=0)
+    texts = fb.open_cache(root).read(range(24), columns=["data"])["data"]
+    assert [int(bytes(text)) for text in texts] == list(range(100000, 100024))
+
+
 def test_a_file_that_cannot_be_read_because_it_has_changed_is_named_as_changed(tmp_path: Path) -> None:
     path = tmp_path / "raw/a.txt.gz"
     write_lines(path, 100000, 20)
@@ -171,27 +217,41 @@ def test_a_file_that_cannot_be_read_because_it_has_changed_is_named_as_changed(t
     assert not MOMENTS
 
 
-@pytest.mark.parametrize("kind", ["files", "lines", "lines.gz", "images"])
-def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("becomes", ["pipe", "pipe that somebody writes to", "device"])
+@pytest.mark.parametrize("kind", ["files", "lines", "lines.gz", "parquet", "images", "sidecar"])
+def test_a_pipe_or_device_in_the_place_of_a_file_is_refused_and_neither_waited_for_nor_read(
+    tmp_path: Path, kind: str, becomes: str
+) -> None:
     folder = tmp_path / "raw"
-    if kind == "images":
+    if kind in ("images", "sidecar"):
         folder.mkdir()
-        source, recipe = fb.sources.images(write_pictures(folder, 3)), WatchedImages(size=32)
-        path = folder / sample_id(0)
+        source, recipe = fb.sources.images(write_pictures(folder, 1)), WatchedImages(size=32, tags=TAGS)
+        path = folder / (sample_id(0) if kind == "images" else "000.json")
     else:
-        path = folder / ("a.txt.gz" if kind == "lines.gz" else "a.txt")
+        path = folder / {"lines.gz": "a.txt.gz", "parquet": "a.parquet"}.get(kind, "a.txt")
         write_lines(path, 100000, 20)
-        path.write_bytes(gzip.compress(path.read_bytes()) if kind == "lines.gz" else path.read_bytes())
+        if kind == "lines.gz":
+            path.write_bytes(gzip.compress(path.read_bytes()))
+        if kind == "parquet":
+            pq.write_table(pa.table({"text": path.read_text().split()}), path)
         source, recipe = getattr(fb.sources, kind.removesuffix(".gz"))(folder), WatchedBytes()
 
-    def exchange_for_pipe() -> None:
-        path.unlink()
-        os.mkfifo(path)
+    with ExitStack() as writing:
 
-    MOMENTS["before"] = exchange_for_pipe
-    with pytest.raises((SourceChanged, fb.errors.BuildFailed), match=r"not a regular file|changed"):
-        fb.build(tmp_path / "cache", source, recipe, workers=0)
-    assert not MOMENTS
+        def exchange_for_it() -> None:
+            path.unlink()
+            if becomes == "device":
+                return path.symlink_to("/dev/zero")
+            os.mkfifo(path)
+            if becomes != "pipe":
+                writing.callback(os.close, os.open(path, os.O_RDWR))
+            return None
+
+        MOMENTS["before"] = exchange_for_it
+        parquet_sources._opened.cache_clear()  # which planning left open
+        with pytest.raises((SourceChanged, fb.errors.BuildFailed), match=r"not a regular file|changed"):
+            fb.build(tmp_path / "cache", source, recipe, workers=0)
+        assert not MOMENTS
 
 
 class Timeless(LineSource):

@@ -132,7 +132,7 @@ class BaseJob:
         if self.source.reads_planned_files:
             reading = [replace(part, file=self._expected(part.file)) for part in readable]
         else:
-            before = self._expected_files(parts)
+            before = self._checked_files(parts)
         duplicates = self._duplicates(chunk)
         samples = ChunkSamples(self.source, reading, duplicates)
         try:
@@ -204,22 +204,18 @@ class BaseJob:
             raise RecipeInvalid(f"chunk {chunk} is planned without duplicates, but its recipe has no `identity`")
         return DuplicateFilter(identity, planned)
 
-    def _expected_files(self, parts: list[Part]) -> dict[str, SourceFile]:
-        """How the files of a chunk must look after they were read: nobody has written to one that looks as planned.
+    def _checked_files(self, parts: list[Part]) -> dict[str, SourceFile]:
+        """Return the files to read as they are now; raise if one is not as planned.
 
-        Neither size nor times of a sidecar, which an etag has, show that; nor a look without a ctime. Such files are
-        looked at before they are read, too.
+        Looking at them after they were read is not enough: a folder or a link on the way may have led elsewhere.
         """
-        expected = {part.file.path: self._expected(part.file) for part in parts}
+        found = {part.file.path: self.source.look(part.file.path) for part in parts}
+        wait_until_settled(found.values())
         for part in parts:
-            self.source.check_beside(part.file, expected[part.file.path])
-        for path, file in expected.items():
-            if file.etag or not file.ctime_ns or not file.inode:
-                expected[path] = self.source.look(path)
-                if not expected[path].same_identity(file):
-                    raise SourceChanged(self.store.address, {path: CHANGED_MEANWHILE})
-        wait_until_settled(expected.values())
-        return expected
+            self.source.check_beside(part.file, found[part.file.path])
+            if not found[part.file.path].same_identity(self._expected(part.file)):
+                raise SourceChanged(self.store.address, {part.file.path: CHANGED_MEANWHILE})
+        return found
 
     def _expected(self, planned: SourceFile) -> SourceFile:
         """What a file of a part looked like when it was last compared with the plan."""

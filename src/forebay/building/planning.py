@@ -724,7 +724,7 @@ def bytes_by_codec(trial: Trial, recipe: Recipe) -> dict[str, int]:
 SAMPLED_SHARE = 0.0375  # the rest of 5 % goes into finding where samples begin and end
 MOST_SAMPLED = {"bytes": 32 * 1024 * 1024, "samples": 8192}
 LONG_WORK_BYTES = 64 * 1024 * 1024
-LOOKED_AGAIN = 3  # times that a build looks at every file after it was listed: docs/architecture.md
+LOOKED_AGAIN = 4  # times that a build looks at every file after it was listed: docs/architecture.md
 LONGER_JUDGED = 4  # how many times planning's sample an estimate may read, where a sample takes long
 WITH_DUPLICATES = "duplicates are counted as if they stayed: only a build, which reads all, finds out how many they are"
 

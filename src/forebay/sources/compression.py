@@ -27,7 +27,7 @@ import xxhash
 import zstandard
 
 from forebay.errors import SourceUnreadable
-from forebay.source import SourceFile, without_waiting
+from forebay.source import SourceFile, open_regular
 from forebay.sources.bucket_files import open_object, read_at
 from forebay.store.base import is_url
 
@@ -321,7 +321,7 @@ def most_unpacked(file: SourceFile, max_sample_bytes: int) -> int:
 
 
 def _stored_file(path: str) -> BinaryIO:
-    return open_object(path) if is_url(path) else open(path, "rb", buffering=0, opener=without_waiting)
+    return open_object(path) if is_url(path) else open(path, "rb", buffering=0, opener=open_regular)
 
 
 def _decompressed(file: BinaryIO, path: str) -> IO[bytes]:

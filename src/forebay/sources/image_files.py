@@ -27,7 +27,7 @@ from forebay.source import (
     Unit,
     is_shallow,
     listing_of,
-    without_waiting,
+    open_regular,
 )
 from forebay.sources.bucket_files import entries_of, read_object
 from forebay.sources.paths import (
@@ -317,7 +317,7 @@ class ImageSource(LocalFiles):
         return iter(range(start + 1, 2))
 
     def read(self, part: Part) -> Iterable[Sample | Failure]:
-        if not is_url(self.root):  # in a build, the file is looked at after it was read
+        if not is_url(self.root):  # a build looks at it itself
             self.check_beside(part.file, self.look(part.file.path))
         return self.read_hashed(part, PartDigest())
 
@@ -440,7 +440,7 @@ def read_image(root: str, file: SourceFile, max_sample_bytes: int) -> bytes | Fa
 def _first_bytes(root: str, name: str, count: int, etag: str) -> bytes:
     """The first bytes of a file; an object with another etag than was planned raises `SourceChanged`."""
     if not is_url(root):
-        with open(full_path(root, name), "rb", opener=without_waiting) as stored:
+        with open(full_path(root, name), "rb", opener=open_regular) as stored:
             return stored.read(count)
     try:
         content, found = read_object(full_path(root, name), count)

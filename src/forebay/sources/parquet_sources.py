@@ -26,7 +26,7 @@ import xxhash
 
 from forebay.columns import Array
 from forebay.errors import LibraryMissing, SourceUnreadable
-from forebay.source import Annotated, Failure, Part, Sample, SourceFile, Unit, settling_seconds, without_waiting
+from forebay.source import Annotated, Failure, Part, Sample, SourceFile, Unit, open_regular, settling_seconds
 from forebay.sources.bucket_files import ObjectReader, entry_of
 from forebay.sources.compression import most_unpacked
 from forebay.sources.image_files import stamp
@@ -101,7 +101,7 @@ def open_any_parquet(place: str | RawIOBase, path: str) -> ParquetFile:
 
 def _check_footer_size(place: str, path: str) -> None:
     """Refuse a footer that pyarrow would read into memory, and expand, whatever its length is."""
-    with open(place, "rb", opener=without_waiting) as file:
+    with open(place, "rb", opener=open_regular) as file:
         file.seek(-min(_TAIL_BYTES, os.fstat(file.fileno()).st_size), os.SEEK_END)
         size = int.from_bytes(file.read()[:4], "little")
     if size > MAX_FOOTER_BYTES:
@@ -297,7 +297,7 @@ def _pages(parquet: ParquetFile, chunk: FooterColumn, path: str) -> list[Page]:
     place = _places.get(parquet)
     if place is None:
         return []
-    descriptor = os.open(place, os.O_RDONLY)
+    descriptor = open_regular(place, os.O_RDONLY)
     try:
         if (stop := chunk.start + chunk.stored) > os.fstat(descriptor).st_size:
             raise SourceUnreadable(

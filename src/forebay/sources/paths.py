@@ -41,7 +41,7 @@ from forebay.source import (
     Unit,
     listing_of,
     not_read,
-    without_waiting,
+    open_regular,
 )
 from forebay.sources.bucket_files import (
     as_file,
@@ -449,7 +449,7 @@ def full_path(root: str, name: str) -> str:
 
 def open_file(path: str) -> BinaryIO:
     """A file or an object for reading, without a buffer between."""
-    return open_object(path) if is_url(path) else open(path, "rb", buffering=0, opener=without_waiting)
+    return open_object(path) if is_url(path) else open(path, "rb", buffering=0, opener=open_regular)
 
 
 def _fixed_folder(pattern: str) -> str:

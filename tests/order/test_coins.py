@@ -95,6 +95,8 @@ def test_coins_are_evenly_spread_and_independent_of_their_neighbours() -> None:
 def test_a_flip_comes_as_often_as_asked(probability: float) -> None:
     flips = Coins(0, 0, row_keys(np.zeros(20_000, np.int64), np.arange(20_000))).flip("drop", probability)
     assert abs(flips.mean() - probability) < 0.015
+    assert probability in (flips.mean(), 0.1, 0.5)  # never and always are exact
+    assert flips.dtype == np.bool_
 
 
 @settings(deadline=None)

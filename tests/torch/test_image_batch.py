@@ -44,6 +44,7 @@ from forebay.torch import (
     Mixture,
     RandomResizedCrop,
     aspect_buckets,
+    assemble,
     masks_on_device,
     normalize_on_device,
 )
@@ -198,6 +199,13 @@ def test_the_last_batch_has_one_shape_on_every_rank(caches: dict[str, fb.Cache])
     assert {batch["pixels"].shape[0] for batch in last} == {1}
     assert sum(float(batch["row_weight"].sum()) for batch in last) == COUNT % 4
     assert len(by_sample(last)) == COUNT % 4
+
+
+def test_images_are_named_by_the_bytes_of_their_ids(caches: dict[str, fb.Cache]) -> None:
+    cache = caches["raw"]
+    for rows in (np.array([3, 0, 2, 3]), np.arange(len(cache)), np.arange(0)):
+        expected = sample_keys(each.tobytes() for each in cache.views(rows, "id"))
+        np.testing.assert_array_equal(assemble.by_sample(cache, rows), expected)
 
 
 def named(batches: list[dict[str, Tensor]]) -> Rows:

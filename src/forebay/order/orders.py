@@ -587,6 +587,8 @@ class Coins:
         """Return one bool per row, True with this probability."""
         if not 0 <= probability <= 1:
             raise ValueError(f"probability must be from 0 to 1 (got {probability})")
+        if probability in (0, 1):  # whatever is drawn
+            return np.full(len(self.rows), probability == 1)
         return self.uniform(purpose) < probability
 
     def integers(self, purpose: str, low: int, high: int, shape: tuple[int, ...] = ()) -> NDArray[np.int64]:

@@ -531,10 +531,13 @@ class PlainRaggedReader:
             self._values.of_values(place.positions, starts, stops)
         finally:
             self._maps.end_reading(ticket)
+        flats: dict[int, Array] = {}
         where = zip(place.positions.tolist(), place.rows.tolist(), starts.tolist(), stops.tolist(), strict=True)
         for position, row, start, stop in where:
             self._checks.ensure_row(position, row)
-            yield self._maps.get(position).flat(self._column.name)[start:stop]
+            if position not in flats:
+                flats[position] = self._maps.get(position).flat(self._column.name)
+            yield flats[position][start:stop]
 
     def _by_value(self, bases: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Array:
         """One gather for all values: for short rows, a loop over rows costs more than copying."""

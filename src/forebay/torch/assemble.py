@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 import numpy as np
@@ -391,7 +392,13 @@ def by_row(cache: Cache, rows: Numbers) -> Words:
 def by_sample(cache: Cache, rows: Numbers) -> Words:
     """Return a number per row from its sample id, or from the row if the recipe names no column of sample ids."""
     column = cache.recipe(cache.generation.base).sample_ids
-    return sample_keys(each.tobytes() for each in cache.views(rows, column)) if column else by_row(cache, rows)
+    if not column:
+        return by_row(cache, rows)
+    ids = cache.read(rows, [column])[column]
+    if not isinstance(ids, Ragged):
+        return sample_keys(each.tobytes() for each in ids)
+    content, offsets = ids.values.tobytes(), (ids.offsets * (ids.values.nbytes // max(1, len(ids.values)))).tolist()
+    return sample_keys(content[start:stop] for start, stop in pairwise(offsets))
 
 
 def row_coins(

@@ -243,6 +243,7 @@ class BytePainter(Painter):
 
     def __init__(self, pad_color: Color) -> None:
         self.pad: Array = np.array(pad_color, np.uint8)
+        self._pad_values = self.pad.tolist()
 
     def paint(self, lines: Array, content: Planes, left: int) -> None:
         right = left + content.shape[2]
@@ -254,7 +255,7 @@ class BytePainter(Painter):
         if compiled.native is None or not canvas.flags.c_contiguous:
             return super().paint_canvas(canvas, content, box)
         planes = np.ascontiguousarray(content)
-        return compiled.native.start_painting(canvas, canvas.shape[1:], planes, box, self.pad.tolist(), streamed)
+        return compiled.native.start_painting(canvas, canvas.shape[1:], planes, box, self._pad_values, streamed)
 
 
 class FloatPainter(Painter):
@@ -265,6 +266,7 @@ class FloatPainter(Painter):
     def __init__(self, pad_color: Color, scaling: Scaling) -> None:
         self._pad_color, self._scaling = pad_color, scaling
         self.pad: Array = _scaled_pad(pad_color, scaling)
+        self._values = tuple(each.ravel().tolist() for each in (self.pad, scaling.scale, scaling.shift))
 
     def paint(self, lines: Array, content: Planes, left: int) -> None:
         for rows, pixels in _whole_lines(content, left, lines.shape[2], self._pad_color, _CACHED_VALUES):
@@ -273,10 +275,8 @@ class FloatPainter(Painter):
     def paint_canvas(self, canvas: Array, content: Planes, box: Box, *, streamed: bool = False) -> object | None:
         if compiled.native is None or not canvas.flags.c_contiguous:
             return super().paint_canvas(canvas, content, box)
-        planes, scaling = np.ascontiguousarray(content), self._scaling
-        scale, shift = scaling.scale.ravel().tolist(), scaling.shift.ravel().tolist()
-        values = (self.pad.tolist(), scale, shift)
-        return compiled.native.start_painting_scaled(canvas, canvas.shape[1:], planes, box, *values)
+        planes = np.ascontiguousarray(content)
+        return compiled.native.start_painting_scaled(canvas, canvas.shape[1:], planes, box, *self._values)
 
 
 class HalfPainter(Painter):

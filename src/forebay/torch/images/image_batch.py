@@ -283,8 +283,9 @@ class ImageBatch:
             )
 
     def _contents(self, stored: Iterable[Array], boxes: Boxes, flipped: NDArray[np.bool_]) -> Iterator[Planes]:
-        for row, box, flip in zip(stored, boxes, flipped.tolist(), strict=True):
-            content = self.recipe.unpacked({self.recipe.stored_column: row, "box": box})
+        unpack = self.recipe.content_of
+        for row, (_, _, width, height), flip in zip(stored, boxes.tolist(), flipped.tolist(), strict=True):
+            content = unpack(row, width, height)
             yield mirrored(content) if flip else content
 
     def _boxes(self, stored: Boxes, flipped: NDArray[np.bool_]) -> Boxes:

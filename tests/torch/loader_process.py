@@ -445,7 +445,9 @@ def train_in_ranks(root: str, meeting: str, rank: str, wrapper: str) -> None:
         losses.append(float(loader.sum_over_ranks(loss.detach())))
     distributed.barrier()
     distributed.destroy_process_group()
-    print(json.dumps(losses))
+    print(json.dumps(losses), flush=True)
+    # Freeing DDP may wait for ever: torch joins a thread of gloo with the GIL held, and that thread waits for the GIL.
+    os._exit(0)
 
 
 def join_later(root: str, meeting: str, rank: str) -> None:

@@ -56,6 +56,7 @@ class TestImages(RecipeContract):
         "stored_column",
         "tags_of",
         "unpacked",
+        "planes_of",
         "vocabulary",
     )
     bad = Sample("text.png", Annotated(b"no picture"))

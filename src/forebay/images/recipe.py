@@ -439,9 +439,9 @@ class ImageRecipe(
     def unpacked(self, row: Mapping[str, Array]) -> Planes:
         """Return the content `[3, height, width]` of a stored row; with raw storage, a view of its bytes."""
         width, height = row["box"][2:].tolist()
-        return self.content_of(row[self.stored_column], width, height)
+        return self.planes_of(row[self.stored_column], width, height)
 
-    def content_of(self, stored: Array, width: int, height: int) -> Planes:
+    def planes_of(self, stored: Array, width: int, height: int) -> Planes:
         """As `unpacked`, for the stored bytes and the size of their box."""
         if not 1 <= min(width, height) <= max(width, height) <= self.size:
             raise ValueError(f"a box of {width} × {height} pixels is not in a canvas of {self.size}; {_NOT_MADE_HERE}")

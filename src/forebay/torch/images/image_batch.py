@@ -283,7 +283,7 @@ class ImageBatch:
             )
 
     def _contents(self, stored: Iterable[Array], boxes: Boxes, flipped: NDArray[np.bool_]) -> Iterator[Planes]:
-        unpack = self.recipe.content_of
+        unpack = self.recipe.planes_of
         for row, (_, _, width, height), flip in zip(stored, boxes.tolist(), flipped.tolist(), strict=True):
             content = unpack(row, width, height)
             yield mirrored(content) if flip else content

@@ -809,6 +809,10 @@ _LINES = st.lists(
 @example(b"\n{", 0, bytes)
 @example(b"\r\n{", 0, bytes)
 @example(b"{}\n{}\r\n{}\n", 0, bytes)
+@example(b"{}\nx", 0, bytes)
+@example(b"x\n{}", 0, bytes)
+@example(b"x\r\n{}", 0, bytes)
+@example(b"{}\n{}", 3, bytes)
 def test_lines_begin_where_the_loop_in_python_says(block: bytes, at: int, kind: type) -> None:
     jsonl = import_module("forebay.sources.jsonl")  # the package has a function of that name
     mine = jsonl._line_starts(kind(block), at)

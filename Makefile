@@ -7,13 +7,15 @@ CODE := src tests benchmarks examples tools
 VERSION = $(shell sed -n 's/^__version__ = "\([^"]*\)".*/\1/p' src/forebay/__init__.py)
 # What `make wheel-check` installs the wheel with; the ones with torch take minutes each.
 EXTRAS ?= core,tokens,fast,images,pictures,remote,chat,viewer,torch,teachers,onnx,ray
+# Tests wait now and then: three processes keep two cores busy. Their files are in memory where there is room.
+PYTEST := $(if $(shell test -w /dev/shm && echo yes),PYTEST_DEBUG_TEMPROOT=/dev/shm) $(BIN)/pytest -n 3 --dist loadgroup
 # The tests that `make lowest` runs with the oldest versions that pyproject.toml allows.
 LOWEST_TESTS ?= tests/store tests/format tests/golden tests/test_columns.py tests/test_recipe.py tests/building/test_build.py \
 	tests/read/test_reader.py tests/cache/test_verify.py tests/building/test_repair.py
 # Images of Python set it; then every process compiles all that it imports, and tests take twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chromium check check-js test-slow test-long coverage campaign format bench docs record wheel wheel-check lowest release figures walk clean
+.PHONY: help setup demo test chromium check check-js test-slow test-long coverage campaign format bench docs record wheel wheel-check lowest release figures walk sanitize clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -23,12 +25,12 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("forebay needs Python 3.11 or newer; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.core: pyproject.toml constraints.txt src/forebay/_native.c src/forebay/images/_resize.c src/forebay/viewer/_cut_files.c | $(BIN)/python
+$(VENV)/.core: pyproject.toml constraints.txt src/forebay/kernels/_kernels.c src/forebay/images/_resize.c | $(BIN)/python
 	@echo "==> installing forebay and its dependencies into $(VENV)"
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[tokens]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt src/forebay/_native.c src/forebay/images/_resize.c src/forebay/viewer/_cut_files.c | $(BIN)/python
+$(VENV)/.dev: pyproject.toml constraints.txt src/forebay/kernels/_kernels.c src/forebay/images/_resize.c | $(BIN)/python
 	@echo "==> installing forebay, torch and the development tools into $(VENV) (a few minutes the first time)"
 	@# Azurite is the Azure service of the tests, which skip what needs it where it is missing.
 	@if command -v npm >/dev/null; then mkdir -p $(VENV)/azurite && \
@@ -58,32 +60,31 @@ chromium:
 		echo "==> chromium cannot be installed here (apt-get install chromium): tests of the viewer's pages are skipped"
 
 check: $(VENV)/.dev  ## ruff format, ruff, mypy --strict, pytest
+	@! git grep -nE '^(<<<<<<<|>>>>>>>) ' -- . || { echo "conflict markers are committed (listed above)"; exit 1; }
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
-	@# Types are checked while one process collects the tests, which then run in four: they wait now and then.
-	@echo "==> mypy, and pytest beside it"
-	@$(BIN)/mypy > $(VENV)/mypy.txt 2>&1 & types=$$!; $(BIN)/pytest --processes 4; tests=$$?; \
-		wait $$types; types=$$?; cat $(VENV)/mypy.txt; exit $$((tests || types))
+	$(BIN)/mypy
+	$(PYTEST)
 
 check-js: $(BIN)/python  ## the types of the viewer's modules, which stand in JSDoc; needs npm
 	@test -x $(VENV)/typescript/node_modules/.bin/tsc || npm install --silent --no-audit --no-fund --prefix $(VENV)/typescript typescript@5
 	$(VENV)/typescript/node_modules/.bin/tsc --noEmit --allowJs --checkJs --strict --target es2022 --module esnext \
 		--moduleResolution bundler --lib es2022,dom,dom.iterable src/forebay/viewer/static/*.js
 
-test-slow: setup chromium  ## the tests that `make test` leaves out since they take long: tests/slow.txt
-	$(BIN)/pytest --processes 4 -m 'slow and not long'
+test-slow: setup chromium  ## the tests that `make test` leaves out: marked slow
+	$(PYTEST) -m 'slow and not long'
 
 test-long: test-slow  ## test-slow, the campaigns that take minutes, and property tests with twenty times as many examples
-	TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=1 $(BIN)/pytest --processes 2 -m long
-	$(BIN)/pytest --processes 2 -m 'hypothesis and not long' --hypothesis-profile=long
+	TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=1 $(PYTEST) -m long
+	$(PYTEST) -m 'hypothesis and not long' --hypothesis-profile=long
 
 COVERAGE := $(BIN)/coverage
 coverage: $(VENV)/.dev  ## the lines of src that no test of `make test` and `make test-slow` runs, processes that tests start included
 	$(PIP) install --quiet 'coverage>=7.13'
 	@rm -rf $(VENV)/covered && mkdir $(VENV)/covered
 	@printf '[run]\nsource = $(CURDIR)/src/forebay\nparallel = true\ndata_file = $(CURDIR)/$(VENV)/covered/data\npatch = _exit, fork, subprocess\n' > $(VENV)/coverage.rc
-	@# Workers that a build kills at its end write no data. One test of eight threads waited for ever under the tracer.
-	-$(COVERAGE) run --rcfile=$(VENV)/coverage.rc -m pytest --processes 3 -m 'not long' --deselect \
+	@# Workers that a build kills at its end write no data. One test of eight threads hung under the tracer.
+	-$(COVERAGE) run --rcfile=$(VENV)/coverage.rc -m pytest -n 3 --dist loadgroup -m 'not long' --deselect \
 		tests/torch/test_block_mask_cache.py::test_threads_never_exceed_the_bounds_and_get_the_right_masks
 	$(COVERAGE) combine --quiet --rcfile=$(VENV)/coverage.rc
 	$(COVERAGE) report --rcfile=$(VENV)/coverage.rc --skip-covered --show-missing
@@ -131,10 +132,19 @@ release:  ## a dry run: every check that a release needs, then what to type
 	@echo
 	@echo "forebay $(VERSION) is ready. Nothing was published. Type:"
 	@echo "  git tag -a v$(VERSION) -m 'forebay $(VERSION)' && git push origin v$(VERSION)"
-	@echo "  $(VENV)-tools/bin/twine upload dist/*    # beside the wheels that wheel.yml builds for macOS and ARM (dist-macos, dist-arm)"
+	@echo "  $(VENV)-tools/bin/twine upload dist/*    # and the wheels that wheel.yml builds for macOS and ARM (dist-macos, dist-arm)"
 
 figures:  ## files, lines, repeated names, functions per file
 	$(PYTHON) tools/figures.py
+
+sanitize: $(VENV)/.dev  ## the tests of the compiled loops under AddressSanitizer and UBSan; needs gcc on Linux
+	@rm -rf $(VENV)/sanitized && mkdir -p $(VENV)/sanitized/forebay && cp -r src/forebay/. $(VENV)/sanitized/forebay && \
+		rm -f $(VENV)/sanitized/forebay/kernels/*.so
+	gcc -g -O1 -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all -fPIC -shared -Wall -Wextra \
+		-Wno-unused-parameter $$($(BIN)/python -c 'import sysconfig; print("-I" + sysconfig.get_paths()["include"])') \
+		src/forebay/kernels/_kernels.c -o $(VENV)/sanitized/forebay/kernels/_kernels.abi3.so
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+		PYTHONPATH=$(VENV)/sanitized $(BIN)/python -m pytest -q tests/kernels -k 'not golden'
 
 walk: $(VENV)/.dev  ## the modules that a build and a read run through
 	$(BIN)/python tools/walk.py

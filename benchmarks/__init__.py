@@ -1,10 +1,1 @@
-"""Measured in one run, interleaved, against named peers; ratios, because machines differ.
-
-Processes that are timed use compiled bytecode, as those of an installed package do.
-"""
-
-import os
-import sys
-
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
+"""Benchmarks next to named peers: same data, equal output, one run, ratios. `python -m benchmarks --help`."""

@@ -1,4 +1,4 @@
-"""Distil a small Flux-like student from a teacher that was asked once; it then does without it.
+"""Distill a small Flux-like student from a teacher that was asked once; it then does without it.
 
     python examples/distill_flow.py runs/flow --steps 200
     python examples/distill_flow.py runs/flow --steps 200 --without-teachers
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 from PIL import Image, ImageDraw
+from teacher_predictors import LunePredictor, SolPrior, embed_times
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
@@ -28,32 +29,32 @@ import forebay as fb
 from forebay.compat.tinyflux import TrainerConfig, compute_lune_loss, compute_sol_loss
 from forebay.masks import latent_weights
 from forebay.teachers import GeometricSol, TeacherRecipe
-from forebay.torch import FeaturesAt, Ingredient, Loader, Mixture, Present, distill
-from forebay.torch.distill import LogitNormalTimes, LunePredictor, SolPrior, TeacherRows, embed_times
+from forebay.torch import Ingredient, Loader, Mixture, Present, StoredBatch, Timed, distill
+from forebay.torch.distill import LogitNormalTimes, TeacherRows
 
 SIZE, LATENT, CHANNELS = 32, 16, 4  # pixels, cells of latents on a side, and their channels
 STATES, POOLED, WORDS = 24, 32, 12  # widths of text states and of pooled text, and tokens of a prompt
-COLOURS = {"red": (200, 40, 40), "green": (40, 160, 60), "blue": (50, 70, 200), "white": (240, 240, 240)}
+COLORS = {"red": (200, 40, 40), "green": (40, 160, 60), "blue": (50, 70, 200), "white": (240, 240, 240)}
 SHAPES = ("circle", "square", "cross")
 SPECIAL = ("<pad>", "</s>", "<s>", "<unk>")
 TEXT_COLUMNS = ("t5_states", "clip_pooled")
 
 
 def draw_images(folder: Path, count: int, offset: int) -> None:
-    """Shapes on coloured ground, not all of them square, each with a sidecar that says what is to be seen."""
+    """Shapes on colored ground, not all of them square, each with a sidecar that says what is to be seen."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
-        names, shape = list(COLOURS), SHAPES[(number + offset) % len(SHAPES)]
+        names, shape = list(COLORS), SHAPES[(number + offset) % len(SHAPES)]
         ink, ground = names[number % 4], names[(number // 4 + number + 1 + offset) % 4]
         width, height = (48, 32 + 4 * (number % 5)) if number % 2 else (32, 40)
-        image = Image.new("RGB", (width, height), COLOURS[ground])
+        image = Image.new("RGB", (width, height), COLORS[ground])
         pen, box = ImageDraw.Draw(image), (width // 4, height // 4, 3 * width // 4, 3 * height // 4)
         if shape == "circle":
-            pen.ellipse(box, fill=COLOURS[ink])
+            pen.ellipse(box, fill=COLORS[ink])
         elif shape == "square":
-            pen.rectangle(box, fill=COLOURS[ink])
+            pen.rectangle(box, fill=COLORS[ink])
         else:
-            pen.line(box, fill=COLOURS[ink], width=6)
+            pen.line(box, fill=COLORS[ink], width=6)
         image.save(folder / f"{number:04d}.png")
         caption = {"caption": f"a {ink} {shape} on {ground}"}
         (folder / f"{number:04d}.json").write_text(json.dumps(caption))
@@ -62,7 +63,7 @@ def draw_images(folder: Path, count: int, offset: int) -> None:
 def save_models(folder: Path) -> None:
     """A Flux pipeline as small as it can be, in the folders and files of a real one."""
     torch.manual_seed(0)
-    words = {word: number for number, word in enumerate((*SPECIAL, "a", "on", *COLOURS, *SHAPES))}
+    words = {word: number for number, word in enumerate((*SPECIAL, "a", "on", *COLORS, *SHAPES))}
     named = dict(zip(("pad_token", "eos_token", "bos_token", "unk_token"), SPECIAL, strict=True))
     tokenizers = []
     for single, special in (("<s> $A </s>", [("<s>", 2), ("</s>", 1)]), ("$A </s>", [("</s>", 1)])):
@@ -192,13 +193,13 @@ class Training:
         self.teaches = not options.without_teachers
         self.caches = [fb.open_cache(folder / "caches" / name, layers=["latents"]) for name in ("shapes", "strangers")]
         times = LogitNormalTimes(self.config.shift)  # one time per row and epoch, the same for both teachers
+        features = [Timed("lune", times, direction="t0_noise"), Timed("sol", times)] if self.teaches else []
+        mixture = Mixture.of([Ingredient(cache, weight=0.5) for cache in self.caches], seed=options.seed)
         self.loader = Loader(
-            Mixture.of([Ingredient(cache, weight=0.5) for cache in self.caches], seed=options.seed),
+            mixture,
             global_batch_size=options.batch,
-            columns=["latents", "box", *TEXT_COLUMNS],  # those of layers come with their presence bits
-            collate="stored",  # the columns alone: the student sees latents, not pixels
-            features={"lune": FeaturesAt(times, direction="t0_noise"), "sol": times} if self.teaches else {},
-            identify=["row_id"],
+            collate=StoredBatch(mixture, ["latents", "box", *TEXT_COLUMNS]),
+            columns=["row_id", *features],
             threads=2,
         )
         self.student = Student(lune_dim=self.caches[0].column("lune").shape[-1])
@@ -263,7 +264,7 @@ class Training:
         captions = Present("t5", "clip").select(self.caches[0])
         rows = captions.rows(np.arange(min(count, len(captions))))
         x = torch.randn(len(rows), CHANNELS, LATENT, LATENT, generator=torch.Generator().manual_seed(1))
-        shared = [fb.teachers.shared(self.caches[0], name).read(rows) for name in TEXT_COLUMNS]
+        shared = [self.caches[0].read(rows, [name])[name] for name in TEXT_COLUMNS]
         text = [torch.from_numpy(values).float() for values in shared]
         for step in range(steps):
             x = x + self.student(x, torch.full((len(rows),), step / steps), *text)[0] / steps

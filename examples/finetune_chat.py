@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import forebay as fb
 from forebay.masks import TrainOn
-from forebay.torch import Loader, PackedSelfAttention, document_block_mask
+from forebay.torch import Loader, PackedSelfAttention, TokenBatch, document_block_mask
 
 TEMPLATE = """{% for message in messages %}
 <|im_start|>{{ message.role }}
@@ -120,7 +120,7 @@ def main(folder: Path, steps: int = 60) -> dict[str, str]:
     fb.build(folder / "cache", fb.sources.lines(folder / "chats.jsonl"), recipe, workers=0, progress=False)
     cache = fb.open_cache(folder / "cache")
     model = TinyModel(tokenizer.get_vocab_size(), 128)
-    loader = Loader(cache, global_batch_size=8, train_on=("response", "stop"), seed=0)
+    loader = Loader(cache, global_batch_size=8, seed=0, collate=TokenBatch(cache, train_on=("response", "stop")))
     trained = prove_masks(model, next(iter(loader)))
     print(f"{trained:,} of {8 * 128:,} tokens of a batch are trained, and no other logit has a gradient")
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
@@ -130,7 +130,12 @@ def main(folder: Path, steps: int = 60) -> dict[str, str]:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     print(f"loss {loss.item():.4f} after {steps} steps")
-    last = Loader(cache, global_batch_size=8, train_on=TrainOn.of(("response", "stop"), turns="last"), seed=0)
+    last = Loader(
+        cache,
+        global_batch_size=8,
+        seed=0,
+        collate=TokenBatch(cache, train_on=TrainOn.of(("response", "stop"), turns="last")),
+    )
     print(f"the last turn alone: {prove_masks(model, next(iter(last))):,} tokens, from the same cache")
     answers = {question: answer(model, tokenizer, question) for question in ANSWERS}
     print(answers)

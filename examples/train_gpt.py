@@ -3,7 +3,7 @@
     python examples/train_gpt.py caches/edu --epochs 2 --checkpoint runs/gpt.pt
 
 The same command goes on from the last checkpoint, with the very batches and losses it would have had. After
-`forebay grow caches/edu …` it finishes its epoch as it began it, and goes on with all rows in the next one.
+`forebay update caches/edu …` it finishes its epoch as it began it, and goes on with all rows in the next one.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 
 import forebay as fb
-from forebay.torch import Growth, Loader, PackedSelfAttention, Schedule, Split, document_block_mask
+from forebay.torch import Growth, Loader, PackedSelfAttention, Schedule, Split, TokenBatch, document_block_mask
 
 Batch = dict[str, Tensor]
 DERIVE = ("positions", "num_label_tokens")
@@ -69,13 +69,12 @@ class Training:
         self.loader = Loader(
             self.cache,
             global_batch_size=options.batch,
-            micro_batches=options.micro_batches,  # a step is a list of batches
-            derive=DERIVE,
-            max_documents=options.max_documents,
+            micro_batches=options.micro_batches,
             seed=options.seed,
-            selection=Split("train", fraction=options.train_fraction),  # no document is on both sides
-            growth="epoch",  # new rows come with the next epoch
+            selection=Split("train", fraction=options.train_fraction),
+            growth="epoch",
             on_growth=self.follow,
+            collate=TokenBatch(self.cache, derive=DERIVE, max_documents=options.max_documents),
         )
         self.rows = self.loader.stream.size(self.loader.epoch)
         if not len(self.loader):
@@ -83,9 +82,7 @@ class Training:
                 f"{self.rows} rows to train on fill no batch of {options.batch}; run with a smaller --batch"
             )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.learning_rate)
-        self.schedule = Schedule(
-            self.rows, epochs=options.epochs, effective_batch=options.batch, full_rows=options.full_rows
-        )
+        self.schedule = Schedule.for_loader(self.loader, epochs=options.epochs, full_estimate=options.full_rows)
         self.scheduler = LambdaLR(self.optimizer, self.schedule)
         self.parts = {
             "model": self.model,
@@ -95,10 +92,7 @@ class Training:
         }
 
     def follow(self, growth: Growth) -> None:
-        """More rows, more steps; the learning rate goes on from where it is."""
         print(f"the cache has grown: {growth}", flush=True)
-        self.rows = growth.new_rows
-        self.schedule.update(self.rows)
 
     def loss(self, batch: Batch) -> Tensor:
         if (largest := int(batch["tokens"].max())) >= self.options.vocabulary:
@@ -124,7 +118,8 @@ class Training:
     @torch.no_grad()
     def validate(self) -> float:
         rows = Split("validation", fraction=self.options.train_fraction)
-        options = {"selection": rows, "shuffle": None, "drop_last": False, "derive": DERIVE}
+        collate = TokenBatch(self.cache, derive=DERIVE)
+        options = {"selection": rows, "shuffle": None, "drop_last": False, "collate": collate}
         total = labels = 0.0
         for batch in Loader(self.cache, global_batch_size=self.options.batch, **options):
             total += self.loss(batch).item()
@@ -144,7 +139,6 @@ class Training:
         saved = torch.load(self.path, weights_only=True)
         for name, part in self.parts.items():
             part.load_state_dict(saved[name])
-        self.schedule.update(self.rows)  # more epochs than the checkpoint was to have: more steps
         print(f"resumed at step {self.schedule.step}, epoch {self.loader.epoch}")
 
 

@@ -2,7 +2,7 @@
 
     python examples/train_tagger.py runs/birds --epochs 12 --export
 
-Draws birds of several colours, plain or striped, that look left or right; builds a cache of them, trains on it, and
+Draws birds of several colors, plain or striped, that look left or right; builds a cache of them, trains on it, and
 asks onnxruntime about pictures that were held out. The same command goes on from the last checkpoint, with the very
 batches and losses it would have had. Needs pip install 'forebay[torch,images,onnx]'.
 """
@@ -20,10 +20,11 @@ import onnxruntime
 import torch
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, scaled_dot_product_attention
 
 import forebay as fb
-from forebay.torch import CacheDataset, ImageBatch, LetterboxModule, Loader, MaskedViTBlock, Split
+from forebay.torch import CacheDataset, ImageBatch, LetterboxModule, Loader, Split
+from forebay.torch.attention.packed_attention import join_heads, split_heads
 
 SIZE, PATCH = 64, 8
 VALUES = {"normalize": "imagenet", "dtype": torch.float32, "patch": PATCH}  # one choice, for training and export
@@ -32,11 +33,11 @@ COLORS = {"red": (200, 40, 40), "green": (40, 160, 60), "blue": (50, 70, 200), "
 
 
 def draw_bird(draw: random.Random) -> tuple[Image.Image, list[str]]:
-    """A bird on a grey ground, in a picture that is wide or tall, large or small; and its tags."""
-    width, height, grey = draw.randint(40, 200), draw.randint(40, 200), draw.randint(90, 255)
+    """A bird on a gray ground, in a picture that is wide or tall, large or small; and its tags."""
+    width, height, gray = draw.randint(40, 200), draw.randint(40, 200), draw.randint(90, 255)
     color, pattern = draw.choice(list(COLORS)), draw.choice(["plain", "striped"])
     side, looks = draw.choice([(-1, "looking_left"), (1, "looking_right")])
-    image = Image.new("RGB", (width, height), (grey, grey, grey))
+    image = Image.new("RGB", (width, height), (gray, gray, gray))
     pen, unit, x, y = ImageDraw.Draw(image), min(width, height) * draw.uniform(0.25, 0.33), width / 2, height / 2
     beak = [(x + side * unit * out, y + unit * down) for out, down in ((0.8, -0.5), (1.5, 0), (0.8, 0.5))]
     pen.polygon(beak, fill=(240, 140, 20))
@@ -57,6 +58,42 @@ def draw_pictures(folder: Path, count: int) -> None:
         image.save(aside / f"{number:04d}.png")
         (aside / f"{number:04d}.json").write_text(json.dumps({"tags": tags}))
     os.replace(aside, folder)
+
+
+class MaskedViTBlock(nn.Module):
+    """A pre-norm transformer block for the tokens of letterboxed images.
+
+        ignore = torch.from_numpy(token_ignore_mask(boxes, (224, 224), 16)).flatten(1)
+        y = block(x, ignore)             # x, y: (images, 1 + tokens, dim), x[:, 0] is CLS
+
+    tokens     c 0 1 2 3
+    ignore       . . 1 1      True = padding, as everywhere
+    seen       1 1 1 . .      by every query; CLS always
+    """
+
+    def __init__(self, dim: int, n_head: int, *, mlp_ratio: float = 4.0) -> None:
+        super().__init__()
+        self.n_head = n_head
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        hidden = int(dim * mlp_ratio)
+        self.mlp = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
+
+    def forward(self, x: Tensor, ignore: Tensor) -> Tensor:
+        seen = seen_with_cls(ignore, images=x.shape[0], tokens=x.shape[1])
+        heads = split_heads(self.qkv(self.norm1(x)), self.n_head)
+        x = x + self.proj(join_heads(scaled_dot_product_attention(*heads, attn_mask=seen[:, None, None, :])))
+        return x + self.mlp(self.norm2(x))
+
+
+def seen_with_cls(ignore: Tensor, images: int, tokens: int) -> Tensor:
+    """Return the keys that are seen, `[images, 1 + patches]`: CLS, and each patch that is not ignored."""
+    if ignore.dtype != torch.bool or ignore.shape != (images, tokens - 1):
+        raise ValueError(
+            f"ignore must be bool [{images}, {tokens - 1}] for {images} images of {tokens} tokens with CLS "
+            f"(got {ignore.dtype} {tuple(ignore.shape)}); flatten the token_ignore_mask of these images"
+        )
+    return torch.cat((ignore.new_ones(len(ignore), 1), ~ignore), dim=1)
 
 
 class Tagger(nn.Module):

@@ -1,52 +1,47 @@
-"""What a test has to tell, beside whether it passed, is printed at the end of the run.
-
-Property tests draw the same examples in every run, so that a run says something about the change it is made for;
-`pytest --hypothesis-profile=default` draws new ones, and `--hypothesis-profile=long` twenty times as many. torch gets
-one thread, also in processes that tests start: two processes of tests with a thread per core each wait for one another.
-
-What a test finds does not depend on the machine: virtual processors may show AMX and fault on its instructions, so
-that computing in bfloat16 ends with SIGILL. oneDNN is asked to leave AMX alone, before torch is imported and also in
-processes that tests start. Under nohup and in a script's background Ctrl-C is ignored, which processes inherit; here it
-is not. Compiled modules are kept, whatever the environment asks for: a process that compiles all that it imports begins
-twice as slowly, and tests start hundreds.
-"""
+"""Settings of the test run: threads, examples of property tests, and which tests share a process."""
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
-from tests.examples import PROFILES
-from tests.side_by_side import pytest_addoption, pytest_collection_modifyitems, pytest_runtestloop
-from tests.warm_process import WarmWorker
+from tests.helpers.hypothesis_profiles import PROFILES
 
 if TYPE_CHECKING:
-    from tests.tiny_models import TinyModels
+    from tests.helpers.tiny_models import TinyModels
 
-__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_runtestloop"]  # hooks
-
+# Tests start hundreds of processes, which start twice as slowly without compiled modules.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two test processes with a thread per core wait for each other
+# Some virtual processors advertise AMX and fault on it. Set before torch is imported.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-os.environ.setdefault(
-    "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0"
-)  # twice the time of one kernel, which a run has
-os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # no kernel is compiled to try what the processor says it can do
-os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # otherwise every process of tests starts a pool
+# Precompiled headers double the time of a single kernel, the ISA check compiles one more, the pool starts per process.
+os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# Under nohup, Ctrl-C is ignored, and child processes inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a handler is not inherited: children begin without it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 for profile, share in PROFILES.items():
     settings.register_profile(profile, derandomize=True, deadline=None, max_examples=share)
 settings.load_profile("steady")
+
+# Folders whose tests share a server, a browser or models: one xdist process runs them all. Other files go one by one.
+TOGETHER = ("tests/remote/", "tests/viewer/", "tests/hostile/", "tests/compat/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        group = next((folder for folder in TOGETHER if file.startswith(folder)), file)
+        item.add_marker(pytest.mark.xdist_group(group), append=True)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -61,7 +56,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> "TinyModels":
     """Small models with random weights, saved once for all tests."""
-    made: TinyModels = import_module("tests.tiny_models").save_tiny_models(tmp_path_factory.mktemp("models"))
+    made: TinyModels = import_module("tests.helpers.tiny_models").save_tiny_models(tmp_path_factory.mktemp("models"))
     return made
 
 
@@ -75,42 +70,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-# Where a worker is a fresh interpreter, as users have it: its beginning, its end or its memory is looked at, or whether
-# its bytes are those of another process, which hashes strings otherwise; or libraries read the environment at import.
-FRESH = (
-    "tests/engine/",
-    "tests/hub/",
-    "tests/property/",
-    "tests/remote/",
-    "tests/teachers/test_teacher_recipe.py",
-    "tests/building/test_task.py",
-    "tests/chat/test_chat_builds.py",
-    "tests/cli/test_cli_errors.py",
-    "tests/contract/test_engines.py",
-    "tests/integration/test_disk_full.py",
-    "tests/integration/test_memory_limit.py",
-    "tests/integration/test_token_builds.py",
-    "tests/integration/test_tokens_memory.py",
-    "tests/test_portability.py",
-)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def warm_workers(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Workers of builds of this process are forked with everything imported. They run and make the same."""
-    if sys.platform != "linux" or not request.config.getoption("processes") or request.node.nodeid.startswith(FRESH):
-        yield
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        started = SimpleNamespace(Popen=WarmWorker, DEVNULL=subprocess.DEVNULL)
-        patch.setattr("forebay.engine.local.subprocess", started)
-        yield
-
-
 @pytest.fixture
 def quick_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What torch traces and guards, without the C++ compiler after it."""
-    torch, kernels = import_module("torch"), import_module("forebay.torch.attention.backends")._kernels
+    torch, kernels = import_module("torch"), import_module("forebay.torch.attention.packed_attention")._kernels
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     kernels.clear()
     yield

@@ -9,18 +9,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.byte_tokens import ByteTokens
 from tests.cli.running import run as run_here
-from tests.photographs import write_photographs
+from tests.helpers.byte_tokens import ByteTokens
+from tests.helpers.photographs import write_photographs
 
 import forebay as fb
 
 ROOT = Path(__file__).parent.parent
 TUTORIALS = sorted((ROOT / "docs").glob("tutorial*.md"))  # each begins in an empty folder
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = sorted((ROOT / "docs" / "documents").glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *DOCUMENTS]
 REMOTE = ROOT / "docs" / "guide-remote.md"  # its blocks need servers: tests/remote/test_remote_guide.py runs them
 CHAT = ROOT / "docs" / "guide-chat.md"  # its commands need what its blocks wrote
 MASKS = ROOT / "docs" / "guide-masks.md"  # tests/masks/test_guide.py runs its blocks
+TRAINING = ROOT / "docs" / "guide-training.md"
 GUIDES = [page for page in PAGES if page not in (*TUTORIALS, REMOTE, CHAT, MASKS)]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
@@ -56,7 +58,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file.write_text("".join(f'{{"text": "document {number} of {name}"}}\n' for number in range(2000)))
     recipe = ByteTokens(chunk_rows=128)
     fb.build(root / "caches" / "stories", fb.sources.lines(root / "data" / "part-0.jsonl"), recipe, workers=0)
-    fb.grow(root / "caches" / "stories", fb.sources.lines(root / "data" / "*.jsonl"), recipe=recipe, workers=0)
+    fb.update(root / "caches" / "stories", fb.sources.lines(root / "data" / "*.jsonl"), recipe=recipe, workers=0)
     fb.build(root / "caches" / "code", fb.sources.lines(root / "data" / "new"), recipe, workers=0)
     return root
 
@@ -80,6 +82,7 @@ def test_the_commands_of_a_page_run(page: Path, folder: Path) -> None:
         _run(command)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in GUIDES if _blocks(page)], ids=lambda page: page.name)
 def test_the_python_blocks_of_a_page_run(page: Path, folder: Path) -> None:
     names: dict[str, object] = {"__name__": f"docs_{page.stem}"}
@@ -87,6 +90,7 @@ def test_the_python_blocks_of_a_page_run(page: Path, folder: Path) -> None:
         exec(compile(block, f"{page.name} block {number}", "exec"), names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [*TUTORIALS, CHAT], ids=lambda page: page.name)
 def test_a_page_runs_from_top_to_bottom_in_an_empty_folder(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -125,6 +129,25 @@ def test_the_architecture_says_where_to_change_things_as_it_is() -> None:
     for file, name in found:
         defined = re.search(rf"^(def |class )?{name}\b", (PACKAGE / file).read_text(), re.MULTILINE)
         assert defined, f"{file} defines no {name}"
+
+
+def test_the_write_path_of_the_architecture_has_names_that_exist() -> None:
+    source = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    block = re.search(r"### Write path.*?```(.*?)```", ARCHITECTURE.read_text(), re.DOTALL)
+    named = re.findall(r"\b([A-Z]\w+)\.(\w+)", block[1] if block else "")
+    assert len(named) > 12
+    for owner, method in named:
+        assert f"class {owner}" in source, owner
+        assert f"def {method}(" in source, f"{owner}.{method}"
+
+
+@pytest.mark.parametrize("page", [*DOCUMENTS, TRAINING], ids=lambda page: page.name)
+def test_the_tests_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(r"`(?:tests/)?([\w/]+\.py)::(\w+)`", page.read_text())
+    assert named
+    for file, name in named:
+        (path,) = [path for path in (ROOT / "tests").rglob(Path(file).name) if str(path).endswith(f"/{file}")]
+        assert f"def {name}(" in path.read_text(), f"{file}::{name}"
 
 
 def test_every_promise_names_tests_that_exist() -> None:

@@ -40,6 +40,13 @@ CALQUES = {
     r"\bwhat is there\b": "existing",
     r"\bat rest\b": "stored",
     r"\bthere is none of that name\b": "it does not exist",
+    r"\b(?:is|are|was|were) refused\b": "raises, is an error, is rejected",
+    r"\bfor ever\b": "forever",
+    r"\bbeside\b": "next to, in addition to",
+    r"\bwhoever\b": "anybody who, the builder",
+    r"\bstrangers?\b": "untrusted",
+    r"\bnothing but\b": "only",
+    r"\d %(?!\w)": "a number and % without a space",
 }
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "Makefile", ".pre-commit-config.yaml")),
@@ -47,7 +54,13 @@ PAGES = [
     *sorted((ROOT / ".github").rglob("*.*ml")),
     *sorted((ROOT / "tools").glob("*.py")),
 ]
-BRITISH = {r"\bcolour\w*\b": "color", r"\bgrey\b": "gray"}
+BRITISH = {
+    r"\bcolour\w*\b": "color",
+    r"\bgrey\b": "gray",
+    r"\blicence\b": "license",
+    r"\bcentred\b": "centered",
+    r"\b(?:normal|recogn|serial|token|summar|organ)is(?:e|ed|es|ing|ation)\b": "-ize",
+}
 WORDS = {re.compile(pattern, re.IGNORECASE): plain for pattern, plain in (CALQUES | BRITISH).items()}
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.byte_tokens import ByteTokens
+from tests.helpers.byte_tokens import ByteTokens
 
 import forebay as fb
 from forebay import kinds
-from forebay.errors import RecipeInvalid, SourceInvalid, SourceNeeded, UnknownKind
+from forebay.errors import LibraryMissing, RecipeInvalid, SourceInvalid
 from forebay.kinds import RECIPES, SOURCES, own_kinds, recipe_class, reopen_recipe, reopen_source, source_class
 from forebay.recipe import document
 
@@ -31,7 +31,7 @@ USED = {
 def test_a_source_opens_by_a_whole_description_and_by_no_other(kind):
     assert reopen_source({"kind": kind, **WHOLE}).describe()["kind"] == kind
     for name in USED[kind]:
-        missing = rf"'{name}' is missing; pass the source itself|missing required field `{name}`"
+        missing = rf"'{name}' is missing\nhint: pass the source itself|missing required field `{name}`"
         with pytest.raises(SourceInvalid, match=missing):
             reopen_source({"kind": kind, **{key: value for key, value in WHOLE.items() if key != name}})
         for value in (5, [[]]):
@@ -44,13 +44,13 @@ def test_a_source_opens_by_a_whole_description_and_by_no_other(kind):
 @pytest.mark.parametrize("value", WRONG, ids=repr)
 def test_no_description_raises_an_error_that_is_not_ours(kind, value):
     for description in ({"kind": kind}, *({"kind": kind, **WHOLE, name: value} for name in WHOLE)):
-        with suppress(SourceInvalid, SourceNeeded):
+        with suppress(SourceInvalid, SourceInvalid):
             reopen_source(description)
 
 
 @pytest.mark.parametrize("description", [{}, {"kind": None}, {"kind": ["lines"]}, {"kind": "../lines"}])
 def test_a_description_without_a_kind_names_what_is_known(description):
-    with pytest.raises(UnknownKind, match=r"known: .*files, function"):
+    with pytest.raises(LibraryMissing, match=r"known: .*files, function"):
         reopen_source(description)
 
 
@@ -89,14 +89,15 @@ def installed(tmp_path, monkeypatch):
 def test_an_installed_package_finds_its_kinds_in_its_metadata(installed):
     installed("forebay", "[forebay.recipes]\nraw = forebay.raw:RawRecipe\n")
     assert recipe_class("raw") is fb.RawRecipe
-    with pytest.raises(UnknownKind, match="known: raw"):
+    with pytest.raises(LibraryMissing, match="known: raw"):
         recipe_class("tokens")
 
 
 def test_another_package_adds_kinds_and_replaces_none_of_ours(installed):
     installed("forebay", "[forebay.recipes]\nraw = forebay.raw:RawRecipe\n")
     installed(
-        "letters", "[forebay.recipes]\nraw = tests.byte_tokens:ByteTokens\nbytes = tests.byte_tokens:ByteTokens\n"
+        "letters",
+        "[forebay.recipes]\nraw = tests.helpers.byte_tokens:ByteTokens\nbytes = tests.helpers.byte_tokens:ByteTokens\n",
     )
     assert recipe_class("raw") is fb.RawRecipe
     assert recipe_class("bytes") is ByteTokens

@@ -20,6 +20,7 @@ def test_probe():
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_ignores_ctrl_c_starts_processes_that_do_not(tmp_path: Path):
     (tmp_path / "test_probe.py").write_text(PROBE)
     (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())

@@ -18,7 +18,15 @@ from hypothesis import strategies as st
 from forebay.columns import Column
 from forebay.errors import RecipeInvalid
 from forebay.raw import RawRecipe
-from forebay.recipe import RecipeDocument, canonical_json, differing_fields, document, fields_of, fingerprint
+from forebay.recipe import (
+    RecipeDocument,
+    RecipeHooks,
+    canonical_json,
+    differing_fields,
+    document,
+    fields_of,
+    fingerprint,
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -27,7 +35,7 @@ JSON = st.recursive(
 )
 
 
-class Words(msgspec.Struct, frozen=True, kw_only=True):
+class Words(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True):
     kind: ClassVar[str] = "words"
     revision: ClassVar[int] = 1
     sample_ids: ClassVar[str] = "id"
@@ -42,7 +50,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class WordsAsDataclass:
+class WordsAsDataclass(RecipeHooks):
     size: int
     letters: tuple[str, ...]
     table: dict[str, float]

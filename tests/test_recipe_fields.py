@@ -21,11 +21,11 @@ def test_a_wrong_choice_is_refused_with_the_choices_and_the_nearest(recipe: type
     ("recipe", "fields", "message"),
     [
         (fb.TokenRecipe, {"sequence_length": "512"}, "sequence_length is '512'; it must be a whole number"),
-        (fb.TokenRecipe, {"chunk_size": True}, "chunk_size is True; it must be a whole number"),
+        (fb.TokenRecipe, {"chunk_rows": True}, "chunk_rows is True; it must be a whole number"),
         (fb.TokenRecipe, {"tokenizer": object}, "tokenizer is <class 'object'>; it must be text"),
         (fb.TokenRecipe, {"deduplicate": "yes"}, "deduplicate is 'yes'; it must be True or False"),
         (fb.TokenRecipe, {"eos": 1.5}, "eos is 1.5; it must be text or a whole number or None"),
-        (fb.TokenRecipe, {"long_documents": "splitt"}, "did you mean 'split'?"),
+        (fb.TokenRecipe, {"long": "splitt"}, "did you mean 'split'?"),
         (fb.ImageRecipe, {"resample": "bilinaer"}, "did you mean 'bilinear'?"),
         (fb.ImageRecipe, {"storage": "png"}, "storage is 'png'; it must be one of 'raw', 'jpeg'"),
         (fb.ImageRecipe, {"tags": "cat"}, "tags is 'cat'; it must be a list, each text"),
@@ -38,7 +38,7 @@ def test_a_field_of_another_type_is_refused_by_name(recipe: type, fields: dict, 
 
 
 def test_a_teacher_is_asked_with_fields_of_the_right_type():
-    with pytest.raises(RecipeInvalid, match=r"dtype is 'float61'.*did you mean 'float16'"):
+    with pytest.raises(RecipeInvalid, match=r"(?s)dtype is 'float61'.*did you mean 'float16'"):
         fb.TeacherRecipe(teacher=Ramp(name="ramp"), dtype="float61")
     with pytest.raises(RecipeInvalid, match="batch_size is '8'; it must be a whole number"):
         fb.TeacherRecipe(teacher=Ramp(name="ramp"), batch_size="8")

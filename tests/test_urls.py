@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 from tests.cli.running import run
-from tests.layer_recipes import LineRecipe, number_cache
+from tests.helpers.layer_recipes import LineRecipe, number_cache
 
 import forebay as fb
-from forebay.errors import SourceInvalid, SourceNotFound, StoreRefused, TierUnusable
-from forebay.feeding.mixture import open_mixture
+from forebay.errors import SourceInvalid, SourceNotFound, StoreRefused
+from forebay.feeding.mixture_file import open_mixture
 from forebay.store import open_store
-from forebay.tiers import CachedImages
 
 URLS = ["hf://datasets/x", "https://host/x", "file:///tmp/x", "s33://b/x", "gcs://b/x", "S3A://b/x"]
 
@@ -33,7 +32,7 @@ def test_an_unknown_scheme_is_refused_as_a_root(here, url):
         lambda: open_store(url),
         lambda: fb.open_cache(url),
         lambda: fb.build(url, source, LineRecipe(), workers=0),
-        lambda: fb.grow(url, source, workers=0),
+        lambda: fb.update(url, source, workers=0),
         lambda: fb.copy(root, url),
         lambda: fb.repair(root, copy=url),
         lambda: fb.estimate(source, LineRecipe(), into=url),
@@ -89,9 +88,9 @@ def test_a_url_names_the_same_store_after_a_path_has_taken_a_slash():
     assert open_store(Path("s3://bucket/a/b/")).address == open_store("S3://bucket/a/b").address == "s3://bucket/a/b"
 
 
-def test_a_url_is_no_tier(here):
-    with pytest.raises(TierUnusable, match="it is a URL"):
-        CachedImages(fb.sources.images(here), fb.ImageRecipe(), l2="s3://bucket/tier")
+def test_a_url_is_rejected_as_l2(here):
+    with pytest.raises(StoreRefused, match="l2 is the URL"):
+        fb.CachedImages(fb.sources.images(here), fb.ImageRecipe(), l2="s3://bucket/tier")
 
 
 def test_a_manifest_and_its_images_are_in_one_place(here):
@@ -168,7 +167,7 @@ def test_the_command_line_refuses_one_slash_and_what_would_be_lost_or_land_in_a_
         ["build", here / "lost.toml"],
         ["copy", here / "cache", "memory://x"],
     ):
-        assert "'memory://x' is the memory of this command and ends with it" in run(*words, code=2).err
+        assert "'memory://x' would be lost when this command ends" in run(*words, code=2).err
     for words in (["demo", "--into", "s3://b/x"], ["view", here / "cache", "--bundle", "s3://b/x"]):
-        assert "'s3://b/x' is a URL; name a place on this machine" in run(*words, code=2).err
-    assert "it is a URL, and a tier is a folder" in run("warm", here / "cache", "--tier", "s3://b/x", code=1).err
+        assert "'s3://b/x' is a URL" in run(*words, code=2).err
+    assert "it is a URL, and a tier is a folder" in run("tier", "fill", here / "cache", "s3://b/x", code=1).err

@@ -2,7 +2,7 @@
 
     python tools/check_wheel.py dist/forebay-0.1.0-cp311-abi3-manylinux_2_17_x86_64.whl --extras core,tokens,images
 
-A wheel whose tag PyPI refuses is refused first. Prints one line per environment; exit code 1 where one fails.
+A wheel whose tag PyPI refuses is an error. Prints one line per environment; exit code 1 where one fails.
 `--constraint` fixes the versions, without it they are the newest. An environment is removed before the next is made.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 SMOKE = Path(__file__).with_name("smoke.py")
 EXTRAS = (
-    "core", "tokens", "fast", "images", "pictures", "remote", "chat", "viewer", "torch", "teachers", "onnx", "ray",
+    "core", "tokens", "fast", "images", "remote", "chat", "viewer", "torch", "teachers", "onnx", "ray",
 )  # fmt: skip
 
 

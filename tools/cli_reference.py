@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import click
 
 from forebay.cli.main import cli
+from forebay.cli.verb import HELP_ALL
 
 REFRESH = "python tools/cli_reference.py > docs/cli.md"
 _HEAD = f"""# The command line
@@ -12,16 +13,9 @@ _HEAD = f"""# The command line
 This page is the `--help` of every command; a test compares them. Update it with `{REFRESH}`.
 
 `forebay VERB [CACHE]`, or `python -m forebay VERB [CACHE]`. Results go to standard output, progress and errors to
-standard error. `forebay help VERB` prints the help below.
+standard error. 
 
-Four verbs answer questions about a cache:
-
-| verb | question | reads |
-|---|---|---|
-| `info` | What is this cache? | the index |
-| `status` | How far is the build, and does it need attention? | the index, the names and sizes of files |
-| `gaps` | Which chunks are missing, and which command builds them? | the index |
-| `verify` | Is every published byte intact? | every byte |
+This page shows all options: `--help-all`. `--help` leaves out rare ones.
 
 | exit code | means |
 |---|---|
@@ -44,8 +38,8 @@ Four verbs answer questions about a cache:
 `verify --align` and `build teachers` return a list. Numbers of chunks (`missing`, `lost`, `unlisted`, …) are ranges,
 each with its first and last chunk: `[[0, 99], [120, 120]]`; in Python they are tuples of numbers. An error has its
 `type` (`CacheNotFound`, `UsageError`, `BuildStopped`, …), the `message` that is also on standard error, and, where
-known, the next `command` to type and `details` such as `root`, `layer` or `path`. `demo` prints its steps on standard
-error.
+known, one `hint`, the next `command` to type and `facts` such as `root`, `layer` or `path`. `demo` prints
+its steps on standard error.
 
 ## Progress
 
@@ -73,8 +67,7 @@ max_failures = "1%"
 ```
 
 `forebay build settings.toml` builds it; flags override the file. An unknown key, a wrong type or a missing section is
-an error that names the key, its line and the nearest valid name. The keys of the cache script that forebay replaces are
-accepted and translated: [guide-tokens.md](guide-tokens.md#coming-from-the-old-cache-script).
+an error that names the key, its line and the nearest valid name.
 
 ## TAB completion
 
@@ -100,6 +93,7 @@ def helps() -> Iterator[tuple[str, str]]:
 
 
 def _helps(command: click.Command, ctx: click.Context) -> Iterator[tuple[str, str]]:
+    ctx.meta[HELP_ALL] = not ctx.command_path.startswith("forebay estimate")  # its options are those of build
     yield ctx.command_path, command.get_help(ctx)
     if isinstance(command, click.Group):
         for name in command.list_commands(ctx):

@@ -1,87 +1,126 @@
-"""Print the figures of the source tree: `python tools/figures.py [FOLDER]` (src/forebay unless another is named).
-
-Files and lines, the median file, file and class names that occur more than once, functions per file and their length,
-and function bodies that are written twice.
-"""
+"""Print the sizes of the code and their limits: `python tools/figures.py`."""
 
 import ast
-import sys
-from collections import Counter, defaultdict
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from statistics import median
 
-SHOWN = 12
-TWIN_STATEMENTS = 3  # a shorter body is alike by chance
+ROOT = Path(__file__).parent.parent
+FUNCTION_LINES = 40
+MODULE_LINES = 500
+BROAD = {"Exception", "BaseException"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def main(root: Path) -> None:
-    trees = {path: ast.parse(path.read_text()) for path in sorted(root.rglob("*.py"))}
-    lines = {path: len(path.read_text().splitlines()) for path in trees}
-    functions = {path: list(functions_of(tree)) for path, tree in trees.items()}
-    lengths = [length(function) for found in functions.values() for function in found]
-    comments = sum(line.lstrip().startswith("#") for path in trees for line in path.read_text().splitlines())
+@dataclass(frozen=True)
+class Tree:
+    """The Python and C code below a folder."""
 
-    print(f"files                      {len(trees):>7,}")
-    print(
-        f"lines                      {sum(lines.values()):>7,}   {comments / sum(lines.values()):.1%} of them comments"
-    )
-    print(f"lines of a file            {median(lines.values()):>7,.0f}   median; {outside(lines)}")
-    print(f"functions                  {len(lengths):>7,}   {len(lengths) / len(trees):.1f} per file")
-    print(
-        f"lines of a function        {median(lengths):>7,.0f}   median; {share_within(lengths, 30):.0%} have at most 30"
-    )
-    several("file names twice or more", repeated(path.name for path in trees if path.stem[:2] != "__"))
-    several("class names twice or more", repeated(name for tree in trees.values() for name in classes_of(tree)))
-    several("function bodies twice", twins(functions, root))
-    rooms = Counter(path.relative_to(root).parts[0].removesuffix(".py") for path in trees)
-    several("rooms", {name: count for name, count in rooms.most_common() if (root / name).is_dir()}, shown=99)
+    root: Path
 
+    @cached_property
+    def modules(self) -> dict[Path, ast.Module]:
+        return {path: ast.parse(path.read_text()) for path in sorted(self.root.rglob("*.py"))}
 
-def outside(lines: dict[Path, int]) -> str:
-    return f"{sum(n < 40 for n in lines.values())} files below 40, {sum(n > 350 for n in lines.values())} above 350"
+    @cached_property
+    def lines(self) -> dict[Path, int]:
+        return {path: len(path.read_text().splitlines()) for path in self.modules}
 
+    @property
+    def c_lines(self) -> int:
+        return sum(len(path.read_text().splitlines()) for path in self.root.rglob("*.c"))
 
-def functions_of(tree: ast.AST) -> Iterator[Function]:
-    return (node for node in ast.walk(tree) if isinstance(node, Function))
+    @property
+    def long_functions(self) -> list[str]:
+        return [
+            f"{path.relative_to(self.root)}:{node.name} {length(node)}"
+            for path, tree in self.modules.items()
+            for node in ast.walk(tree)
+            if isinstance(node, Function) and length(node) > FUNCTION_LINES
+        ]
 
+    @property
+    def long_modules(self) -> list[str]:
+        return [f"{path.relative_to(self.root)} {count}" for path, count in self.lines.items() if count > MODULE_LINES]
 
-def classes_of(tree: ast.Module) -> Iterator[str]:
-    return (node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))
+    @property
+    def broad_handlers(self) -> list[str]:
+        return [f"{path.relative_to(self.root)}:{line}" for path, tree in self.modules.items() for line in broad(tree)]
+
+    @property
+    def error_classes(self) -> list[str]:
+        tree = self.modules[self.root / "errors.py"]
+        return [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+
+    def package_lines(self) -> dict[str, int]:
+        """Lines per folder at the top; modules at the top count as one."""
+        packages: dict[str, int] = {}
+        for path, count in self.lines.items():
+            first = path.relative_to(self.root).parts
+            name = first[0] if len(first) > 1 else "(top)"
+            packages[name] = packages.get(name, 0) + count
+        return dict(sorted(packages.items(), key=lambda item: -item[1]))
 
 
 def length(function: Function) -> int:
-    return (function.end_lineno or function.lineno) - function.lineno + 1
+    """Lines of a function, of its docstring only the first."""
+    docstring = ast.get_docstring(function, clean=False) or ""
+    return (function.end_lineno or function.lineno) - function.lineno + 1 - docstring.count("\n")
 
 
-def share_within(lengths: list[int], limit: int) -> float:
-    return sum(one <= limit for one in lengths) / len(lengths)
+def broad(tree: ast.Module) -> Iterator[int]:
+    """Lines that catch every exception and do not raise it again."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler):
+            is_broad = node.type is None or names(node.type) & BROAD
+            if is_broad and not (isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None):
+                yield node.lineno
+        elif (
+            isinstance(node, ast.Call) and names(node.func) == {"suppress"} and any(names(a) & BROAD for a in node.args)
+        ):
+            yield node.lineno
 
 
-def repeated(names: Iterator[str]) -> dict[str, int]:
-    return {name: count for name, count in Counter(names).most_common() if count > 1}
+def names(node: ast.AST) -> set[str]:
+    return {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
 
 
-def twins(functions: dict[Path, list[Function]], root: Path) -> dict[str, int]:
-    """Bodies that are equal but for their docstrings, by the places they are in."""
-    places: defaultdict[str, list[str]] = defaultdict(list)
-    for path, found in functions.items():
-        for function in found:
-            body = function.body[1:] if ast.get_docstring(function) is not None else function.body
-            if len(body) >= TWIN_STATEMENTS:
-                places["\n".join(ast.dump(statement) for statement in body)].append(
-                    f"{path.relative_to(root)}:{function.name}"
-                )
-    return {" = ".join(same): len(same) for same in places.values() if len(same) > 1}
+def concepts(root: Path = ROOT) -> list[str]:
+    """The words of the glossary, one row each."""
+    page = root / "docs" / "glossary.md"
+    return re.findall(r"^\| \*\*(.+?)\*\*", page.read_text(), re.MULTILINE) if page.exists() else []
 
 
-def several(title: str, counted: dict[str, int], shown: int = SHOWN) -> None:
-    listed = ", ".join(f"{name} {count}" for name, count in list(counted.items())[:shown])
-    more = f", and {len(counted) - shown} more" if len(counted) > shown else ""
-    print(f"{title:<27}{len(counted):>7,}   {listed}{more}".rstrip())
+def figures(root: Path = ROOT) -> dict[str, tuple[int, int]]:
+    """What is measured: its value now and its limit."""
+    source, tests = Tree(root / "src" / "forebay"), Tree(root / "tests")
+    return {
+        "Python lines in src": (sum(source.lines.values()), 51_500),
+        "C lines": (source.c_lines, 1_400),
+        "core concepts (docs/glossary.md)": (len(concepts(root)), 85),
+        "error classes": (len(source.error_classes), 26),
+        f"functions over {FUNCTION_LINES} lines": (len(source.long_functions), 0),
+        f"modules over {MODULE_LINES} lines": (len(source.long_modules), 0),
+        "broad except": (len(source.broad_handlers), 15),
+        "test lines": (sum(tests.lines.values()), 58_000),
+    }
+
+
+def main() -> None:
+    for name, (value, limit) in figures().items():
+        print(f"{name:<34}{value:>8,}   at most {limit:>6,}{'' if value <= limit else '   over'}")
+    source = Tree(ROOT / "src" / "forebay")
+    print("\nlines per package:", ", ".join(f"{name} {count:,}" for name, count in source.package_lines().items()))
+    for title, places in (
+        (f"functions over {FUNCTION_LINES} lines", source.long_functions),
+        (f"modules over {MODULE_LINES} lines", source.long_modules),
+        ("broad except", source.broad_handlers),
+    ):
+        print(f"\n{title}:", ", ".join(places) or "none")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent.parent / "src" / "forebay")
+    main()

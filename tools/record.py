@@ -11,6 +11,7 @@ Every command really runs, in a pseudo-terminal. The picture is what the termina
 
 import ast
 import fcntl
+import glob
 import io
 import json
 import os
@@ -38,8 +39,7 @@ from forebay.cli.demo import write_library
 
 DOCS = Path(__file__).parents[1] / "docs"
 WIDTH = 112
-BUILD = ["build", "tokens", "library.jsonl", "--into", "cache", "--chunk-size", "100"]
-CHUNK = "cache/layers/tokens/{:06d}.safetensors"
+BUILD = ["build", "tokens", "library.jsonl", "--into", "cache", "--chunk-rows", "100"]
 STOP_AT = 15  # chunks of about 44
 FLIPPED = 3
 FONTS = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)  # rich fetches one from the network: the picture needs none
@@ -64,7 +64,7 @@ def session(modules: str = "[a-h]*", stop_at: int = STOP_AT) -> str:
     console = recording()
     act(console, BUILD, 130, partial(interrupt_part_way, stop_at))
     act(console, BUILD)
-    chunk = CHUNK.format(FLIPPED)
+    (chunk,) = chunk_paths(FLIPPED)
     console.print(Text(f"# one bit of {chunk} is flipped, in byte {flip(chunk):,}", "italic bright_black"))
     console.print()
     act(console, ["verify", "cache"], 1)
@@ -163,9 +163,14 @@ def screen_of(shown: str) -> str:
 
 def interrupt_part_way(stop_at: int, pid: int) -> None:
     """Send what Ctrl-C sends once a chunk is there."""
-    while not os.path.exists(CHUNK.format(stop_at)):
+    while not chunk_paths(stop_at):
         time.sleep(0.01)
     os.kill(pid, signal.SIGINT)
+
+
+def chunk_paths(chunk: int) -> list[str]:
+    """The file of a chunk; none if it is not built yet."""
+    return glob.glob(f"cache/layers/tokens.*/{chunk:06d}.safetensors")
 
 
 def flip(path: str) -> int:

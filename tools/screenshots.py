@@ -2,9 +2,11 @@
 
     view-overview, view-build, view-rows, view-chat, view-preferences, view-images, view-teachers, view-training
 
+The demo page, docs/demo.html, is a static copy of the token cache and of the conversations.
+
 Caches are really built: docstrings of the standard library as tokens and as answers, drawn pictures, a teacher that
 needs no model, log-probs of a small model that is not trained. With `--all FOLDER`, every page is also taken light and
-dark at 400 and 1600 pixels, to be looked at.
+dark at 390 and 1600 pixels, for review.
 """
 
 import ast
@@ -24,36 +26,38 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from tests.builders import script_environment
 from tests.chat.stock_templates import CHATML
 from tests.chat.tokenizer_folders import write_folder
-from tests.recipes import orders, write_orders
+from tests.helpers.builders import script_environment
+from tests.helpers.obedient_recipes import orders, write_orders
 from tests.teachers.own_teachers import Ramp
 
 import forebay as fb
 from forebay.teachers import LogProbs, TeacherRecipe
+from forebay.viewer.bundle import write_bundle
 from forebay.viewer.shown_cache import ShownCache
 from forebay.viewer.web_app import Server
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
          "--disable-sync", "--no-first-run"]  # fmt: skip
 WIDTH = 1100
+DEMO_ROWS = 5  # of each cache
 MOST_BYTES = 150_000
 PAGES = {
-    "overview": ("0/overview", 720),
-    "rows": ("0/rows?row={packed}", 1500),
+    "overview": ("0/overview", 1000),
+    "rows": ("0/rows?row={packed}", 1300),
     "chat": ("4/rows?row=1", 1000),
     "preferences": ("5/rows?row=7", 790),
     "images": ("1/images", 800),
-    "teachers": ("2/teachers?layer=ramp&row=3&beside=41&t=0.42", 830),
+    "teachers": ("2/teachers?layer=ramp&row=3&t=0.42", 830),
     "training": ("0/training?world=4&seed=7&shuffle=window", 700),
 }
 # Where the last line that fits ends, so that a picture does not cut through one.
-BOTTOM = """(most) => Math.max(...[...document.querySelectorAll('section, figure, tr, dd, .timed > *')]
+BOTTOM = """(most) => Math.max(...[...document.querySelectorAll('section, figure, tr, dd, .turn, .begins, .timed > *')]
   .map((one) => one.getBoundingClientRect().bottom + scrollY).filter((bottom) => bottom < most))"""
 EVERY = [
     "0/overview", "0/chunks?layer=tokens&chunk=1", "0/rows?row=12", "1/images", "1/images?row=3&one=1",
-    "2/teachers?layer=ramp&row=3&beside=41&t=0.42", "0/training?world=4&seed=7", "1/compare?b=0", "3/chunks",
+    "2/teachers?layer=ramp&row=3&t=0.42", "0/training?world=4&seed=7", "1/compare?b=0", "3/chunks",
     "4/overview", "4/rows?row=1", "5/overview", "5/rows?row=7", "5/rows?row=7&color=ref_logps", "5/teachers?row=7",
 ]  # fmt: skip
 
@@ -65,8 +69,10 @@ def main(arguments: list[str]) -> None:
         every = every.absolute() if every else None
         os.chdir(folder)  # so that pictures show short names
         roots = _caches(Path())
+        _write_demo(roots, out.parent / "demo.html")
         browser = playwright.chromium.launch(executable_path=which("chromium"), args=FLAGS)
-        server = Server([ShownCache.of(root) for root in roots]).start()
+        shown = [ShownCache.of(root, _source() if root == roots[0] else None) for root in roots]
+        server = Server(shown).start()
         try:
             page = browser.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme="light")
             packed = _packed_row(roots[0])
@@ -79,6 +85,12 @@ def main(arguments: list[str]) -> None:
         finally:
             server.stop()
             browser.close()
+
+
+def _write_demo(roots: list[Path], path: Path) -> None:
+    """The demo page: rows of tokens and of conversations, with the names of documents."""
+    report = write_bundle([ShownCache.of(roots[0], _source()), ShownCache.of(roots[4])], str(path), DEMO_ROWS)
+    print(f"{path}  {report.bytes:,} bytes")
 
 
 def _take(page: Any, server: Server, view: str, path: Path, height: int | None) -> None:
@@ -108,7 +120,7 @@ def _save(png: bytes, path: Path) -> None:
 def _take_build(page: Any, server: Server, folder: Path, root: Path, path: Path) -> None:
     """Two builders on one cache, a few seconds after they began."""
     script = (
-        "import sys, forebay as fb; from tests.recipes import ObedientRecipe; "
+        "import sys, forebay as fb; from tests.helpers.obedient_recipes import ObedientRecipe; "
         "fb.build(sys.argv[1], fb.sources.lines(sys.argv[2]), ObedientRecipe(seconds=0.15), workers=2, progress=False)"
     )
     command = [sys.executable, "-c", script, str(root), str(folder / "orders" / "a.txt")]
@@ -126,7 +138,7 @@ def _take_build(page: Any, server: Server, folder: Path, root: Path, path: Path)
 
 def _take_all(browser: Any, server: Server, folder: Path) -> None:
     for scheme in ("light", "dark"):
-        for width in (400, 1600):
+        for width in (390, 1600):
             page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
             for view in EVERY:
                 name = view.replace("/", "-").split("?")[0] + (
@@ -142,13 +154,13 @@ def _caches(folder: Path) -> list[Path]:
     lines = [json.dumps({"text": text}) + "\n" for _, text in found]
     Path("raw/docstrings.jsonl").write_text("".join(lines[: len(lines) // 2]))
     tokens = folder / "caches" / "docstrings"
-    source = fb.sources.jsonl("raw/docstrings.jsonl", text="text")
-    fb.build(tokens, source, fb.TokenRecipe(tokenizer="gpt2", sequence_length=512, chunk_size=64), workers=0)
+    source = _source()
+    fb.build(tokens, source, fb.TokenRecipe(tokenizer="gpt2", sequence_length=512, chunk_rows=64), workers=0)
     for part in (lines[len(lines) // 2 : len(lines) * 3 // 4], [*lines[len(lines) * 3 // 4 :], "{\n"]):
         time.sleep(3)  # so that generations are apart on their line of time
         with open("raw/docstrings.jsonl", "a") as file:
             file.writelines(part)
-        fb.grow(tokens, source, workers=0)
+        fb.update(tokens, source, workers=0)
     pictures = folder / "pictures"
     pictures.mkdir()
     for number in range(40):
@@ -167,6 +179,10 @@ def _caches(folder: Path) -> list[Path]:
     building.mkdir()
     model = _model(folder)
     return [tokens, photos, prompts, building, _chats(folder, found, model), _preferences(folder, found, model)]
+
+
+def _source() -> fb.Source:
+    return fb.sources.jsonl("raw/docstrings.jsonl", text="text")
 
 
 def _docstrings() -> Iterator[tuple[str, str]]:
@@ -202,7 +218,7 @@ def _preferences(folder: Path, found: list[tuple[str, str]], model: str) -> Path
     ]
     (folder / "raw" / "groups.jsonl").write_text("".join(json.dumps(group) + "\n" for group in groups))
     root = folder / "caches" / "preferences"
-    recipe = fb.PreferenceRecipe(tokenizer=model, sequence_length=512, chunk_size=20)
+    recipe = fb.PreferenceRecipe(tokenizer=model, sequence_length=512, chunk_rows=20)
     fb.build(root, fb.sources.lines(folder / "raw" / "groups.jsonl"), recipe, workers=0)
     fb.build(root, None, TeacherRecipe(teacher=LogProbs(model="./untrained", over="preferences")))
     return root

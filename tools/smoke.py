@@ -20,7 +20,7 @@ ROOMS = (
     "forebay.masks",
     "forebay.sources",
     "forebay.teachers",
-    "forebay.tiers",
+    "forebay.row_cache",
     "forebay.torch",
 )
 COMMAND = Path(sysconfig.get_path("scripts")) / "forebay"
@@ -86,12 +86,8 @@ def fast(folder: Path) -> None:
     import_module("fastokens")
 
 
-def pictures(folder: Path) -> None:
-    import_module("forebay.masks.draw")
-
-
 def images(folder: Path) -> None:
-    """Letterboxed images, a contact sheet, and a tier on disk."""
+    """Letterboxed images, a contact sheet, and a row cache on disk."""
     image = import_module("PIL.Image")
     (folder / "photos").mkdir()
     for number in range(8):
@@ -99,7 +95,7 @@ def images(folder: Path) -> None:
     fb.build(folder / "images", fb.sources.images(folder / "photos"), fb.ImageRecipe(size=32), workers=0)
     assert len(fb.open_cache(folder / "images")) == 8
     forebay("peek", str(folder / "images"), "--png", str(folder / "sheet.png"))
-    import_module("forebay.tiers.environment")
+    import_module("forebay.row_cache.lmdb_file")
 
 
 def remote(folder: Path) -> None:
@@ -152,7 +148,7 @@ def ray(folder: Path) -> None:
     assert len(fb.open_cache(folder / "by-actors")) == 500
 
 
-EACH = (tokens, fast, pictures, images, remote, chat, viewer, torch, teachers, onnx, ray)
+EACH = (tokens, fast, images, remote, chat, viewer, torch, teachers, onnx, ray)
 SMOKES = {call.__name__: call for call in EACH}
 
 

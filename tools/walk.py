@@ -1,6 +1,7 @@
 """Print which modules of forebay a real build and a real read run through: `python tools/walk.py`.
 
-`--list` prints the calls of each module, `--functions` those of each function.
+`--list` prints the calls of each module, `--functions` those of each function. `--frames` prints the calls that lie
+between a mapped file and the training loop, one a line, the one that copies rows first.
 
 Text is made, packed tokens are built from it in this process, the cache is opened, rows are gathered, and a loader
 (where torch is installed) hands out batches. A module counts when one of its functions runs; importing it does not
@@ -32,7 +33,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Print which modules a build and a read run through.")
     parser.add_argument("--list", action="store_true", help="Print every module with its number of calls.")
     parser.add_argument("--functions", action="store_true", help="Print every function with its number of calls.")
+    parser.add_argument("--frames", action="store_true", help="Print the calls between a mapped file and a batch.")
     arguments = parser.parse_args()
+    if arguments.frames:
+        with tempfile.TemporaryDirectory() as folder:
+            print("\n".join(frames(Path(folder))))
+        return
     with tempfile.TemporaryDirectory() as folder:
         for title, calls in walks(Path(folder)):
             modules = by_module(calls)
@@ -76,6 +82,39 @@ def walks(folder: Path) -> Iterator[tuple[str, Calls]]:
     yield "gather from an open cache", gather_walk(fb.open_cache(folder / "first"))
     if find_spec("torch") is not None:
         yield "one epoch of batches", loader_walk(folder / "first")
+
+
+def frames(folder: Path) -> list[str]:
+    """The functions that are active while rows are copied, then those while the loop waits for the batch."""
+    (folder / "data.txt").write_text("A document of a few words.\n" * 400)
+    recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=128, codec="none")
+    fb.build(folder / "cache", fb.sources.text(folder / "data.txt"), recipe, workers=0)
+    loader = import_module("forebay.torch").Loader(fb.open_cache(folder / "cache"), global_batch_size=2, threads=1)
+    copying, waiting = list[list[str]](), list[list[str]]()
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        if event == "c_call" and getattr(argument, "__name__", "") == "read_rows":
+            copying.append(_stack(frame))
+        if event == "call" and frame.f_code.co_qualname == "Ahead.__next__":
+            waiting.append(_stack(frame))
+
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    try:
+        next(iter(loader))
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return next(stack for stack in copying if "FixedReader" in stack[0]) + waiting[0]  # the column of tokens
+
+
+def _stack(frame: FrameType | None) -> list[str]:
+    found = []
+    while frame is not None:
+        if module := module_of(frame.f_code):
+            found.append(f"{module}: {frame.f_code.co_qualname}")
+        frame = frame.f_back
+    return found
 
 
 def gather_walk(cache: Any) -> Calls:

@@ -3,7 +3,7 @@
 A peer is a script of its own, run by the python of its own environment, so it imports nothing of forebay:
 
     peer.py write ROWS FOLDER      ROWS holds the rows one after the other, nothing else
-    peer.py read FOLDER SECONDS    one line of JSON per configuration
+    peer.py read FOLDER SECONDS CONFIGURATION    one line of JSON; for every configuration if it is empty
 
 A configuration yields batches, shuffled, epoch after epoch. Those of tokens are torch.int64 [32, 2048]; images have a
 `Compared` of their own in `image_harness`. What is yielded is checked as it is timed.
@@ -59,8 +59,9 @@ def main(
     match sys.argv[1:]:
         case ["write", rows, folder]:
             write(compared.rows_of(rows), folder)
-        case ["read", folder, seconds]:
-            for name, epoch in configurations(folder).items():
+        case ["read", folder, seconds, chosen]:
+            everything = configurations(folder)
+            for name, epoch in everything.items() if not chosen else [(chosen, everything[chosen])]:
                 found = timed(epoch, float(seconds), compared.check)
                 print(json.dumps({"configuration": name, **found}), flush=True)
         case _:

@@ -56,6 +56,9 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     `shape` is the shape of one row; for a ragged column, of one of the values a row is made of.
     `rows_per_block` rows share one checksum and, when there is a codec, one compressed block.
+
+    A dictionary column stores equal values of a chunk once: `index` is the uint32 column of the same layer with the row
+    of the chunk that holds the value of each row. Recipes make it as `Ragged`, empty for all other rows.
     """
 
     name: str
@@ -65,19 +68,22 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     codec: Codec = "none"
     level: Level = "default"
     rows_per_block: int = 0
+    index: str = ""
 
     def __post_init__(self) -> None:
         if not self.name or "." in self.name or "/" in self.name:
-            raise RecipeInvalid(f"column name '{self.name}' is empty or contains a dot or slash; use letters and _")
+            raise RecipeInvalid(
+                f"column name '{self.name}' is empty or contains a dot or slash", hint="use letters and _"
+            )
         if self.name == "__metadata__":
-            raise RecipeInvalid("column name '__metadata__' is reserved by safetensors; choose another")
+            raise RecipeInvalid("column name '__metadata__' is reserved by safetensors", hint="choose another")
         if any(side < 0 for side in self.shape):
             raise RecipeInvalid(f"column '{self.name}' has a negative side in its shape {self.shape}")
         if len(self.shape) > MAX_SIDES or prod(max(1, side) for side in self.shape) > MAX_ITEM_BYTES // 8:
             shown = f"{len(self.shape)} sides" if len(self.shape) > MAX_SIDES else f"the shape {self.shape}"
             raise RecipeInvalid(
-                f"column '{self.name}' has rows of {shown}; at most {MAX_SIDES} sides and {MAX_ITEM_BYTES // 8:,} "
-                f"values are allowed"
+                f"column '{self.name}' has rows of {shown}; at most {MAX_SIDES} sides and "
+                f"{MAX_ITEM_BYTES // 8:,} values are allowed"
             )
         if self.rows_per_block < 0:
             raise RecipeInvalid(f"column '{self.name}' has rows_per_block {self.rows_per_block}; 0 means automatic")
@@ -85,6 +91,11 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def array_dtype(self) -> np.dtype[Any]:
         return DTYPES[self.dtype][1]
+
+    @property
+    def has_offsets(self) -> bool:
+        """Whether rows are stored with different lengths."""
+        return self.ragged or bool(self.index)
 
     @property
     def item_bytes(self) -> int:
@@ -96,7 +107,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Rows per block: as declared, or as many as fill about 64 KiB (ragged: 64 rows)."""
         if self.rows_per_block:
             return min(self.rows_per_block, _MAX_BLOCK_ROWS)
-        return 64 if self.ragged else max(1, BLOCK_BYTES // max(1, self.item_bytes))
+        return 64 if self.has_offsets else max(1, BLOCK_BYTES // max(1, self.item_bytes))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, is_dataclass, replace
 from dataclasses import fields as dataclass_fields
 from functools import lru_cache
+from math import isfinite
+from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -55,9 +57,10 @@ def parse_bandwidth(text: str) -> float:
     (125000000.0, 100000000.0)
     """
     rate = text.strip().lower().removesuffix("/s").removesuffix("ps").strip()
-    if rate.endswith("bit"):
-        return parse_size(rate.removesuffix("it")) / 8
-    return float(parse_size(rate))
+    try:
+        return parse_size(rate.removesuffix("it")) / 8 if rate.endswith("bit") else float(parse_size(rate))
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a bandwidth; use 1Gbit or 100MB") from error
 
 
 def as_bytes(size: int | str) -> int:
@@ -71,6 +74,44 @@ def as_bytes(size: int | str) -> int:
     if size < 0:
         raise ValueError(f"{size} is not a size; it must not be negative")
     return size
+
+
+def checked_whole(option: str, number: object, least: int = 0) -> int:
+    """A whole number; NumPy integers are accepted, True and 2.0 are not.
+
+    >>> checked_whole("workers", 2)
+    2
+    """
+    if isinstance(number, Integral) and not isinstance(number, bool) and int(number) >= least:
+        return int(number)
+    raise ValueError(f"{option} must be a whole number of at least {least} (got {number!r})")
+
+
+def checked_number(option: str, number: object, *, allows_zero: bool = False) -> float:
+    """A finite number above 0, or of at least 0."""
+    value = float(number) if isinstance(number, Real) and not isinstance(number, bool) else -1.0
+    if isfinite(value) and (value > 0 or (allows_zero and value == 0)):
+        return value
+    raise ValueError(f"{option} must be a number {'of at least' if allows_zero else 'above'} 0 (got {number!r})")
+
+
+def checked_failures(limit: object) -> int | float:
+    """A limit of failed samples: a count, or a share.
+
+    >>> checked_failures(3), checked_failures(0.5)
+    (3, 0.5)
+    """
+    if isinstance(limit, Integral) and not isinstance(limit, bool) and int(limit) >= 0:
+        return int(limit)
+    if isinstance(limit, Real) and not isinstance(limit, Integral) and 0 <= float(limit) <= 1:
+        return float(limit)
+    raise ValueError(f"max_failures must be a count of at least 0, or a share from 0.0 to 1.0 (got {limit!r})")
+
+
+def check_flags(**flags: object) -> None:
+    for option, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{option} must be True or False (got {value!r})")
 
 
 Size = Annotated[int, Meta(ge=1, extra={"format": "size"})]

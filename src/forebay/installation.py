@@ -15,13 +15,14 @@ from typing import Literal
 import psutil
 
 import forebay
-from forebay import api, compiled
-from forebay.cache.records import Check, DoctorReport, Status
-from forebay.errors import ForebayError
+from forebay import api, kernels
+from forebay.cache.reports import Check, DoctorReport, Status
+from forebay.errors import ForebayError, message_of
 from forebay.format.tensors import VARIABLE
 from forebay.preview.words import command_line, counted, human_bytes
 from forebay.store import LocalStore, Root
 from forebay.store.base import is_url
+from forebay.store.tier_folder import file_system
 
 NOT_FOR_USERS = ("dev", "docs", "release", "minilm")
 LITTLE_SPACE = 1 << 30
@@ -71,30 +72,11 @@ def _folder_of(root: Root | None) -> str:
 def _python() -> Iterator[Check]:
     yield _check("Python", "python", f"{platform.python_version()} at {sys.executable}")
     yield _check("Python", "forebay", f"{forebay.__version__} at {os.path.dirname(forebay.__file__)}")
-    loops = (
-        "built"
-        if compiled.native
-        else "not built: numpy does the same, slower; install a C compiler, then forebay again"
-    )
-    yield Check(
-        group="Python", name="compiled loops", state="ok" if compiled.native else "note", detail=loops, command=""
-    )
-    yield _system_zstd()
+    slower = "not built: NumPy does the same, slower; install a C compiler, then forebay again"
+    is_built = kernels.IS_COMPILED
+    state: Literal["ok", "note"] = "ok" if is_built else "note"
+    yield Check(group="Python", name="compiled loops", state=state, detail="built" if is_built else slower, command="")
     yield _check("Python", "platform", f"{platform.system()} {platform.release()}, {platform.machine()}")
-
-
-def _system_zstd() -> Check:
-    """Whether the helper threads of a loader decode zstd without the interpreter's lock, and with which library."""
-    if compiled.native is None:
-        found, detail = "", "not used without the compiled loops"
-    elif found := compiled.native.zstd_version():
-        detail = f"{found}: the threads of a loader decode zstd columns side by side"
-    else:
-        detail = (
-            "not found: Python decodes zstd columns instead, and a loader with several threads reads them more slowly; "
-            "install the system's libzstd (on Debian and Ubuntu: apt install libzstd1)"
-        )
-    return Check(group="Python", name="libzstd", state="ok" if found else "note", detail=detail, command="")
 
 
 def _libraries() -> Iterator[Check]:
@@ -192,25 +174,10 @@ def _disk(folder: str) -> Iterator[Check]:
         group="Disk",
         name="space",
         state="ok" if free > LITTLE_SPACE else "problem",
-        detail=f"{human_bytes(free)} free at {folder} ({_file_system(folder)})",
+        detail=f"{human_bytes(free)} free at {folder} ({file_system(folder) or 'unknown file system'})",
         command="" if free > LITTLE_SPACE else f"df -h {folder}",
     )
     yield _writes(folder)
-
-
-def _file_system(folder: str) -> str:
-    """The type of the file system, by the longest mount point above a folder."""
-    real = os.path.realpath(folder)
-    mounts = [part for part in psutil.disk_partitions(all=True) if _is_below(real, part.mountpoint)]
-    return str(max(mounts, key=lambda part: len(part.mountpoint)).fstype) if mounts else "unknown file system"
-
-
-def _is_below(path: str, folder: str) -> bool:
-    """
-    >>> _is_below("/data/a", "/data"), _is_below("/database", "/data"), _is_below("/a", "/")
-    (True, False, True)
-    """
-    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
 
 
 def _writes(folder: str) -> Check:
@@ -222,7 +189,7 @@ def _writes(folder: str) -> Check:
             is_sound = first and not second and store.read("layers/x/000000.safetensors") == b"one"
         problem = "" if is_sound else "a file that exists was replaced"
     except (OSError, ForebayError) as error:
-        problem = str(error)
+        problem = message_of(error)
     if not problem:
         return _check("Disk", "writing", "create-only writes, links and sync work")
     return Check(
@@ -255,13 +222,13 @@ def _cache(root: Root, address: str) -> Iterator[Check]:
     except (ForebayError, OSError) as error:
         quoted = re.search(r"`(forebay [^`]*)`", str(error))
         command = quoted[1] if quoted else command_line("verify", address)
-        yield Check(group="Cache", name=address, state="problem", detail=str(error), command=command)
+        yield Check(group="Cache", name=address, state="problem", detail=message_of(error), command=command)
         return
     for name, problem, command in _problems(found):
         yield Check(group="Cache", name=name, state="problem", detail=problem, command=command_line(command, address))
     for layer in found.layers:
         state = f"{layer.present:,} of {layer.planned:,} chunks, {layer.rows:,} rows"
-        command = command_line("gaps", address) if layer.present < layer.planned else ""
+        command = command_line("status", address) if layer.present < layer.planned else ""
         yield Check(
             group="Cache", name=f"layer {layer.layer}", state="note" if command else "ok", detail=state, command=command
         )
@@ -280,10 +247,8 @@ def _problems(found: Status) -> Iterator[tuple[str, str, str]]:
         bad = len(layer.suspect) + len(layer.lost)
         if bad:
             yield f"chunks of {layer.layer}", f"{counted(bad, 'chunk')} suspect or lost", "repair"
-    if failed := [claim for claim in found.claims if claim.state == "failed"]:
-        yield "claims", f"{counted(len(failed), 'chunk')} failed to build", "build"
     if found.needs_source:
-        yield "source", "source files changed or are missing", "refresh"
+        yield "source", "source files changed or are missing", "status"
 
 
 def _check(group: str, name: str, detail: str) -> Check:

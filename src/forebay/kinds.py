@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from forebay.errors import RecipeInvalid, RecipeNotContacted, SourceInvalid, UnknownKind
+from forebay.errors import LibraryMissing, RecipeInvalid, SourceInvalid
 from forebay.recipe import AnyRecipe, RecipeDocument, differing_fields, hooks_of, is_same_recipe
 from forebay.source import Source
 from forebay.store.base import is_url
@@ -40,13 +40,13 @@ def reopen_recipe(
     *,
     root: str = "CACHE",
     verb: str = "repair",
-    check_source: bool = False,
+    allow_network: bool = False,
 ) -> AnyRecipe:
     """The recipe that a cache kept, ready to make chunks, once it is the same to the last dependency.
 
     Its hook `reopened` may take what it depends on from the file of its layer's constants. What `on_hub` then still
-    names is fetched only with `check_source`: whoever made the cache chose its name. `root` and `verb` say in the error
-    which command allows it.
+    lists is fetched only with `allow_network`, because the author of the cache chose its name. `root` and `verb` give
+    the error's hint.
     """
     kind = recipe_class(kept.kind)
     try:
@@ -55,12 +55,17 @@ def reopen_recipe(
             recipe = hooks_of(recipe).reopened(kept.dependencies, constants)
     except WRONG as error:
         raise RecipeInvalid(
-            f"the recipe of layer '{kept.layer}' cannot be opened as one of kind '{kept.kind}': {_said(error)}; pass "
-            "the recipe itself, or restore 'recipe.json' from a copy of the cache"
+            f"the recipe of layer '{kept.layer}' cannot be opened as one of kind '{kept.kind}': {_said(error)}",
+            hint="pass the recipe itself, or restore 'recipe.json' from a copy of the cache",
         ) from error
-    on_hub = () if check_source else remote_inputs(recipe)
+    on_hub = () if allow_network else remote_inputs(recipe)
     if on_hub:
-        raise RecipeNotContacted(root, kept.layer, on_hub[0], verb)
+        raise SourceInvalid(
+            f"layer '{kept.layer}' of '{root}' needs '{on_hub[0]}' from the hub; forebay does not "
+            "contact a machine that only a cache names",
+            hint=f"allow it with `forebay {verb} {root} --allow-network`",
+            repository=on_hub[0],
+        )
     if not is_same_recipe(kept, recipe):
         changed = ", ".join(differing_fields(kept, recipe))
         raise RecipeInvalid(f"the recipe of layer '{kept.layer}' is not what it was (differs in: {changed})")
@@ -79,8 +84,8 @@ def reopen_source(description: Mapping[str, Any]) -> Source:
         return kind.from_description(description)
     except WRONG as error:
         raise SourceInvalid(
-            f"the plan's description of its source (kind '{description.get('kind')}') cannot be opened: "
-            f"{_said(error)}; pass the source itself"
+            f"the plan's description of its source (kind '{description.get('kind')}') cannot be opened: {_said(error)}",
+            hint="pass the source itself",
         ) from error
 
 
@@ -117,17 +122,26 @@ def own_kinds(group: str) -> dict[str, EntryPoint]:
 
 def is_known(kind: str) -> bool:
     """Whether a kind of recipes is installed. Other packages are asked only for a kind that is not forebay's own."""
-    return kind in own_kinds(RECIPES) or bool(entry_points(group=RECIPES, name=kind))
+    return kind in own_kinds(RECIPES) or bool(_of_others(RECIPES, name=kind))
 
 
 def known_kinds() -> list[str]:
     """The kinds of recipes that are installed: forebay's own, then those of other packages."""
-    return [*dict.fromkeys([*own_kinds(RECIPES), *sorted(entry_points(group=RECIPES).names)])]
+    return [*dict.fromkeys([*own_kinds(RECIPES), *sorted(entry.name for entry in _of_others(RECIPES))])]
+
+
+def _of_others(group: str, name: str | None = None) -> list[EntryPoint]:
+    """The entry points of other packages: the metadata of an editable install of forebay may be older than its code."""
+    entries = entry_points(group=group) if name is None else entry_points(group=group, name=name)
+    return [entry for entry in entries if entry.dist is None or entry.dist.name != "forebay"]
 
 
 def _find(what: str, kind: str, group: str) -> type[Any]:
     own = own_kinds(group)
-    for entry in (own[kind],) if kind in own else entry_points(group=group, name=kind):
+    for entry in (own[kind],) if kind in own else _of_others(group, name=kind):
         loaded: type[Any] = entry.load()
         return loaded
-    raise UnknownKind(what, kind, sorted(own))
+    raise LibraryMissing(
+        f"no {what} of kind '{kind}' is installed (known: {', '.join(sorted(own))})",
+        hint=f"install the package that provides it, or pass the {what} itself",
+    )

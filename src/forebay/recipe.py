@@ -9,17 +9,16 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import lru_cache
-from inspect import getattr_static
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 import msgspec
 import numpy as np
 
 from forebay.columns import Array, Column, Columns, join
-from forebay.errors import RecipeInvalid, nearest
+from forebay.errors import RecipeInvalid, RecipeMismatch, nearest
 from forebay.fields import declared
-from forebay.source import Failure, Sample
+from forebay.source import Failure, Sample, Source, SourceFile
 
 SHOWN_CHARS = 24  # of a value in an error's text
 NO_INPUTS: Mapping[str, str] = MappingProxyType({})
@@ -68,14 +67,16 @@ def _summed(name: str, values: Sequence[Any]) -> Any:
     try:
         return np.asarray(np.sum(values, axis=0)).tolist()
     except (TypeError, ValueError) as error:
-        raise RecipeInvalid(f"the statistic '{name}' cannot be summed: {error}; store a number or a list") from error
+        raise RecipeInvalid(
+            f"the statistic '{name}' cannot be summed: {error}", hint="store a number or a list"
+        ) from error
 
 
 Identity = Callable[[Sample], bytes | None]
 
 
 class RecipeHooks:
-    """What a recipe may say beside what it must, each hook with its default: the base of the built-in recipes.
+    """The base of every recipe: its optional hooks, each with a default.
 
         class MyRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True): ...
 
@@ -87,6 +88,7 @@ class RecipeHooks:
 
     workers: ClassVar[int | None] = None  # processes that make it unless the caller says; 0: the calling one
     judged_by: ClassVar[int | None] = None  # samples that are enough for an estimate, where making one takes long
+    numbers_lines: ClassVar[bool] = False  # failures have the line number of their sample, where samples are lines
     sample_ids: ClassVar[str] = ""  # the column that identifies rows
     # The options by which `forebay build KIND` opens a source; empty: the recipe is not built from the command line.
     source_settings: ClassVar[str] = "forebay.sources.source_settings:RawSettings"
@@ -104,7 +106,7 @@ class RecipeHooks:
 
     @property
     def identity(self) -> Identity | None:
-        """Return 16 bytes that are equal for equal samples; None: the recipe does not deduplicate.
+        """Return 16 bytes of a hash, equal for equal samples; None: the recipe does not deduplicate.
 
         Planning finds, in the order of the source, every sample that is equal to an earlier one, and `make` is not
         passed it. A sample whose identity is None is never left out.
@@ -122,6 +124,9 @@ class RecipeHooks:
     def constants(self) -> Mapping[str, Array]:
         """The columns that are equal for all rows, stored once."""
         return {}
+
+    def check_source(self, source: Source, files: Sequence[SourceFile]) -> None:
+        """Raise `SourceInvalid` if a new layer must not be made from this source."""
 
     def settled(self, kept: Mapping[str, Any] | None, survey: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the recipe with every choice made, and notes about the choices.
@@ -177,29 +182,18 @@ class RecipeMeta(msgspec.StructMeta):
 
     def __call__(cls, *values: Any, **fields: Any) -> Any:
         for name in (name for name in fields if name not in cls.__struct_fields__):
-            raise RecipeInvalid(f"{cls.__name__} has no field '{name}'; {nearest(name, cls.__struct_fields__)}")
+            raise RecipeInvalid(f"{cls.__name__} has no field '{name}'", hint=nearest(name, cls.__struct_fields__))
         return super().__call__(*values, **fields)
 
 
-class _Adapter(RecipeHooks):
-    """The hooks of a recipe, or of its class, that does not inherit them: its own, else the defaults."""
-
-    __slots__ = ("_recipe",)
-
-    def __init__(self, recipe: object) -> None:
-        self._recipe = recipe
-
-    def __getattribute__(self, name: str) -> Any:
-        recipe = object.__getattribute__(self, "_recipe")
-        if hasattr(recipe, name):
-            return getattr(recipe, name)
-        default = getattr_static(RecipeHooks, name)
-        return default.__get__(recipe) if hasattr(default, "__get__") else default
-
-
 def hooks_of(recipe: object) -> RecipeHooks:
-    """The hooks of a recipe or of its class: its own, and defaults for the rest, inherited or not."""
-    return recipe if isinstance(recipe, RecipeHooks) else _Adapter(recipe)
+    """A recipe or its class as `RecipeHooks`, which every recipe inherits."""
+    if isinstance(recipe, RecipeHooks):
+        return recipe
+    if isinstance(recipe, type) and issubclass(recipe, RecipeHooks):
+        return cast(RecipeHooks, recipe)  # for hooks that are class attributes or static
+    name = recipe.__name__ if isinstance(recipe, type) else type(recipe).__name__
+    raise TypeError(f"{name} is not a recipe: it must inherit forebay.RecipeHooks")
 
 
 @runtime_checkable
@@ -217,43 +211,17 @@ class Recipe(Protocol):
 
 
 @runtime_checkable
-class AnnotatedRecipe(Protocol):
-    """What a base recipe adds whose samples are `Annotated`: metadata is read again without decoding samples.
-
-    A row is a column's name -> its value in that row. `annotations` are the columns that `refreshed` reads.
-    """
-
-    annotations: ClassVar[tuple[str, ...]]
-
-    def make_again(self, samples: Iterable[Sample], rows: Mapping[str, Mapping[str, Array]]) -> Rows:
-        """As `make`; `rows`, by sample id, were made from samples that differ in nothing but their metadata."""
-        ...
-
-    def refreshed(self, before: Iterable[Mapping[str, Array]], after: Iterable[Mapping[str, Array]]) -> tuple[str, ...]:
-        """Return notes about rows that were made again, for the report of `refresh`."""
-        ...
-
-
-@runtime_checkable
 class RowRecipe(Recipe, Protocol):
     """A recipe that makes one row of one sample, or raises `ImageUnreadable`.
 
-    A tier keeps what `make_stored` makes, under a key of `stored_fields`, and `read_stored` makes the row of it: what
-    the other fields of the recipe decide (tags) may change without a miss. `make_stored_again` makes the same of a
-    sample with the bytes that `stored` was made from, whatever is said about it now, and decodes nothing.
+    A row cache stores rows without tags under a key of `row_fields`; `with_tags` adds them, for any vocabulary.
     """
 
     def make_row(self, sample: Sample) -> dict[str, Array]: ...
 
-    def stored_fields(self) -> Mapping[str, Any]: ...
+    def row_fields(self) -> Mapping[str, Any]: ...
 
-    def stored_columns(self) -> Sequence[Column]: ...
-
-    def make_stored(self, sample: Sample) -> dict[str, Array]: ...
-
-    def make_stored_again(self, sample: Sample, stored: dict[str, Array]) -> dict[str, Array]: ...
-
-    def read_stored(self, stored: dict[str, Array]) -> dict[str, Array]: ...
+    def with_tags(self, row: dict[str, Array]) -> dict[str, Array]: ...
 
 
 @runtime_checkable
@@ -262,7 +230,7 @@ class LayerRecipe(Protocol):
 
     They are columns of the base layer or of other layers that are there. A column of another layer brings that layer's
     presence bits along as `<layer>.present`; a row that one of them lacks is absent here too, whatever `make` says.
-    `RecipeHooks` has what it may have beside.
+    `RecipeHooks` has the optional methods.
     """
 
     kind: ClassVar[str]
@@ -389,6 +357,17 @@ def fingerprint(recipe: AnyRecipe, inputs: Mapping[str, str] = NO_INPUTS, kept: 
     return hashlib.sha256(canonical_json(identity)).hexdigest()
 
 
+def document_fingerprint(kept: RecipeDocument, kind: type) -> str:
+    """The fingerprint that the fields of a document give; `kind` is the class of its recipe."""
+    identity = {
+        "kind": kept.kind,
+        "revision": kept.revision,
+        "fields": _without_places(kept.fields, cast(AnyRecipe, kind)),
+        "dependencies": kept.dependencies,
+    }
+    return hashlib.sha256(canonical_json(identity)).hexdigest()
+
+
 def is_same_recipe(kept: RecipeDocument, recipe: AnyRecipe, inputs: Mapping[str, str] | None = None) -> bool:
     """Whether a recipe makes what a layer holds; `inputs` are those the layer was made from, unless passed."""
     now = inputs_in(kept.dependencies) if inputs is None else inputs
@@ -495,3 +474,12 @@ def _excerpts(*fields: bytes | None) -> list[str]:
 def _written(fields: Mapping[str, Any], name: str) -> bytes | None:
     """A field as the fingerprint sees it, so that 1, 1.0, true and a field that is not there all differ."""
     return canonical_json(fields[name]) if name in fields else None
+
+
+def recipe_mismatch(root: str, layer: str, changed: Mapping[str, str], is_base: bool = False) -> RecipeMismatch:
+    differs = ", ".join(f"{name}: {how}" for name, how in changed.items())
+    hint = f"resume with its own recipe (`forebay build {root}`), or build into a new folder"
+    if not is_base:
+        hint = f"resume with its own recipe, replace the layer (`--replace {layer}`), or build into a new folder"
+    message = f"layer '{layer}' of the cache at '{root}' was built by another recipe (differs in: {differs})"
+    return RecipeMismatch(message, hint=hint, root=root, layer=layer, changed=dict(changed))

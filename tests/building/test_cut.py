@@ -6,9 +6,11 @@ from typing import ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.helpers.cache_files import layer_path
 
 import forebay as fb
-from forebay.building.planning import CAP_BYTES, Trial, chunk_weight, cut_source, sample_places, try_recipe
+from forebay.building.cutting import cut_source
+from forebay.building.trial import CAP_BYTES, Trial, chunk_weight, sample_places, try_recipe
 from forebay.recipe import ChunkTarget
 from forebay.source import Part, SourceFile
 
@@ -123,7 +125,7 @@ def test_chunks_come_out_about_as_large_as_asked(tmp_path: Path):
     source = fb.sources.lines(tmp_path / "source.txt")
     recipe = fb.RawRecipe(chunk_bytes=100_000, codec="none")
     fb.build(tmp_path / "cache", source, recipe, workers=0)
-    sizes = [path.stat().st_size for path in sorted((tmp_path / "cache/layers/raw").glob("0*.safetensors"))]
+    sizes = [path.stat().st_size for path in sorted((layer_path(tmp_path / "cache", "raw")).glob("0*.safetensors"))]
     assert len(sizes) > 8
     assert all(70_000 < size < 140_000 for size in sizes[:-1])
 

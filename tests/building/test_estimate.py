@@ -3,20 +3,16 @@
 import gzip
 import json
 import os
-import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
-from tests.layer_recipes import LineRecipe, tree, write_lines
+from tests.helpers.layer_recipes import LineRecipe, tree, write_lines
 
 import forebay as fb
-from forebay.building.planning import LOOKED_AGAIN, SAMPLED_SHARE
+from forebay.building.estimate import SAMPLED_SHARE
 from forebay.errors import SourceNotFound
-from forebay.source import Listing
-from forebay.sources import LineSource
 
 
 class SlowStart(LineRecipe, frozen=True, kw_only=True):
@@ -32,6 +28,7 @@ class SlowStart(LineRecipe, frozen=True, kw_only=True):
         Path(self.notes).write_text(json.dumps([os.getpid(), time.perf_counter() - started]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", [pytest.param(1, marks=pytest.mark.long), 7])
 def test_an_estimate_of_even_data_is_close_and_reads_little(tmp_path: Path, files: int) -> None:
     for number in range(files):
@@ -107,51 +104,14 @@ def test_an_estimate_of_an_unfinished_cache_is_of_what_is_missing(tmp_path: Path
     whole, left = fb.estimate(source, recipe), fb.estimate(source, recipe, into=root)
     total = left.chunks + planned
     assert left.rows == pytest.approx(whole.rows * left.chunks / total, rel=0.1)
-    assert left.notes == (f"{left.chunks} of {total} planned chunk(s) are missing: the figures are of them",)
+    assert left.notes == (f"{left.chunks} of {total} planned chunk(s) are missing; these figures cover them",)
     last = fb.estimate(source, recipe, into=root, end_chunk=5, workers=8)
     assert (last.chunks, last.workers) == (1, 1)
     assert fb.estimate(source, LineRecipe(chunk_rows=500), into=root).chunks == pytest.approx(40, abs=2)
     fb.build(root, source, recipe, workers=0)
     done = fb.estimate(source, recipe, into=root)
     assert (done.chunks, done.rows, done.stored_bytes) == (0, 0, 0)
-    assert done.notes == (f"nothing is missing: all of the {total} planned chunk(s) are present",)
-
-
-def test_what_is_missing_is_sampled_itself(tmp_path: Path) -> None:
-    """The files of a source differ: what is made says little about the rest, and the whole source no more."""
-    (tmp_path / "raw").mkdir()
-    (tmp_path / "raw/a.txt").write_bytes(b"".join(b"%030d\n" % number for number in range(8_000)))
-    (tmp_path / "raw/b.txt").write_bytes(b"".join(b"%06d\n" % number for number in range(30_000)))
-    source, recipe, root = fb.sources.lines(tmp_path / "raw"), fb.RawRecipe(chunk_bytes=40_000), tmp_path / "cache"
-    fb.build(root, source, recipe, workers=0, end_chunk=6)
-    left, dry = fb.estimate(source, recipe, into=root), fb.dry_run(root, source, recipe)
-    before = fb.summarize(root)
-    report = fb.build(root, source, recipe, workers=0)
-    after = fb.summarize(root)
-    assert dry.estimate.rows == left.rows
-    assert (left.chunks, dry.missing) == (report.made, tuple(range(7, after.planned_chunks)))
-    assert left.rows == pytest.approx(report.made_rows, rel=0.1)
-    assert left.stored_bytes == pytest.approx(after.bytes - before.bytes, rel=0.1)
-
-
-def test_the_time_has_the_start_of_a_worker_if_a_build_starts_one(tmp_path: Path) -> None:
-    write_lines(tmp_path / "raw/a.txt", 0, 100)
-    source, recipe = fb.sources.lines(tmp_path / "raw"), SlowStart(notes=str(tmp_path / "notes"))
-    root, notes = tmp_path / "cache", tmp_path / "notes"
-    assert fb.estimate(source, recipe, workers=0).workers == 1
-    assert not notes.exists()
-    for is_dry_run in (False, True):
-        if is_dry_run:
-            estimate = fb.dry_run(root, source, recipe, workers=2).estimate
-        else:
-            estimate = fb.estimate(source, recipe, workers=2)
-        process, seconds = json.loads(notes.read_text())
-        assert process != os.getpid()
-        assert estimate.seconds > seconds
-        notes.unlink()
-    fb.build(root, source, recipe, workers=0)
-    assert fb.estimate(source, recipe, into=root, workers=2).chunks == 0
-    assert not notes.exists()
+    assert done.notes == (f"nothing is missing: all {total} planned chunk(s) are present",)
 
 
 def test_a_recipe_that_no_worker_can_open_is_estimated_as_well(tmp_path: Path) -> None:
@@ -160,53 +120,3 @@ def test_a_recipe_that_no_worker_can_open_is_estimated_as_well(tmp_path: Path) -
 
     write_lines(tmp_path / "raw/a.txt", 0, 100)
     assert fb.estimate(fb.sources.lines(tmp_path / "raw"), Local(), workers=2).rows == 100
-
-
-def test_the_time_has_every_look_at_the_files_and_the_cutting_of_all_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(100):
-        write_lines(tmp_path / f"raw/{number:03}.txt", 0, 5)
-    source, listing, cuts = fb.sources.lines(tmp_path / "raw"), LineSource.listing, LineSource.cuts
-    waits: dict[str, list[float]] = {"listing": [], "cuts": []}
-
-    def wait(name: str, seconds: float) -> None:
-        started = time.perf_counter()
-        time.sleep(seconds)
-        waits[name].append(time.perf_counter() - started)
-
-    def slow_listing(source: LineSource, apart: str = "") -> Listing:
-        wait("listing", 0.05)
-        return listing(source, apart)
-
-    def slow_cuts(*arguments: Any) -> Iterator[int]:
-        wait("cuts", 0.002)
-        return cuts(*arguments)
-
-    monkeypatch.setattr(LineSource, "listing", slow_listing)
-    monkeypatch.setattr(LineSource, "cuts", slow_cuts)
-    seconds = fb.estimate(source, LineRecipe(), workers=0).seconds
-    assert len(waits["listing"]) == 1
-    assert len(waits["cuts"]) < 100
-    assert seconds > (1 + LOOKED_AGAIN) * waits["listing"][0] + 100 * min(waits["cuts"])
-
-
-def test_large_files_are_not_counted_on_more_than_there_are(tmp_path: Path) -> None:
-    """A place in the source is likelier in a large file; a document makes one row, whatever its size."""
-    (tmp_path / "raw").mkdir()
-    sizes = random.Random(0).choices([100, 1000], k=400)
-    for number, size in enumerate(sizes):
-        (tmp_path / f"raw/{number:03}.txt").write_text("word " * size)
-    estimate = fb.estimate(fb.sources.files(tmp_path / "raw"), fb.RawRecipe())
-    assert estimate.rows == pytest.approx(400, rel=0.2)
-
-
-@pytest.mark.parametrize(
-    "sizes", [[100, 1000] * 120, [100] * 180 + [3000] * 60, range(10, 2410, 10), [100, 200, 3000] * 80]
-)
-def test_files_that_are_taken_whole_are_sampled_evenly_however_their_sizes_are_ordered(tmp_path, sizes):
-    for number, size in enumerate(sizes):
-        (tmp_path / f"{number:03d}.bin").write_bytes(bytes(size))
-    estimate = fb.estimate(fb.sources.files(tmp_path), fb.RawRecipe())
-    assert estimate.rows == pytest.approx(240, rel=0.05)
-    assert estimate.raw_bytes == pytest.approx(sum(sizes), rel=0.05)

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
-from tests.layer_recipes import LineRecipe, flip, number_cache, tree, write_lines
+from tests.helpers.cache_files import chunk_key, layer_path
+from tests.helpers.layer_recipes import LineRecipe, flip, number_cache, tree, write_lines
 
 import forebay as fb
 from forebay.errors import CacheNotFound, ForebayError, RecipeMismatch, SourceChanged, TooManyFailures
@@ -26,7 +27,7 @@ def lines(first: int, count: int) -> bytes:
 
 
 def grown(root: Path, *paths: Path) -> object:
-    return fb.grow(root, fb.sources.lines(*paths), recipe=LineRecipe(), workers=0)
+    return fb.update(root, fb.sources.lines(*paths), recipe=LineRecipe(), workers=0)
 
 
 def numbers(root: Path, generation: int | None = None) -> list[int]:
@@ -70,7 +71,7 @@ def test_a_file_that_only_grew_is_appended(tmp_path: Path, suffix: str) -> None:
     assert {name: tree(root / "layers")[name] for name in before} == before
     text = fb.open_cache(root).read([0, 10, 15])["text"]
     assert [bytes(text[row]) for row in range(3)] == [b"000000", b"000010", b"000015"]
-    for chunk in sorted((root / "layers/numbers").glob("0*")):
+    for chunk in sorted((layer_path(root, "numbers")).glob("0*")):
         chunk.unlink()
     assert not fb.repair(root, recipe=LineRecipe(), workers=0).failed
     assert {name: tree(root / "layers")[name] for name in before} == before, "old chunks come out of the grown file too"
@@ -84,6 +85,45 @@ def test_growing_by_nothing_changes_nothing(tmp_path: Path) -> None:
     os.utime(tmp_path / "raw/a.txt", ns=(1, 1))
     assert grown(root, tmp_path / "raw").made == 0
     assert tree(root) == before
+
+
+def test_inverse_build_plans_new_files_and_fills_gaps_from_the_far_end(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)  # chunks 0 to 4
+    other = tmp_path / "other"
+    source = fb.sources.lines(tmp_path / "raw")
+    fb.build(other, source, LineRecipe(), workers=0, end_chunk=1)
+    write_lines(tmp_path / "raw/z.txt", 20, 6)
+    plain = fb.build(root, source, LineRecipe(), workers=0)
+    assert (plain.chunks, plain.made) == (5, 0)
+    assert f"`forebay update {root} SOURCE` adds them" in plain.notes[0]
+    made: list[str] = []
+
+    def note_files(_: object) -> None:
+        made.extend(path.stem for path in layer_path(other, "numbers").glob("0*") if path.stem not in made)
+
+    note_files(None)
+    report = fb.build(other, source, LineRecipe(), workers=0, mode="inverse", on_progress=note_files)
+    assert (report.made, report.chunks) == (5, 7)
+    assert sorted(made[:2]) == ["000000", "000001"]
+    assert made[2:] == ["000006", "000005", "000004", "000003", "000002"]
+    assert numbers(other) == list(range(26))
+
+
+def test_build_finishes_next_to_an_update_that_extends_the_plan(tmp_path: Path) -> None:
+    root, source = tmp_path / "cache", fb.sources.lines(tmp_path / "raw")
+    write_lines(tmp_path / "raw/a.txt", 0, 20)
+    updates: list[int] = []
+
+    def extend(progress: fb.Progress) -> None:
+        if progress.phase == "building" and not updates:
+            updates.append(0)
+            write_lines(tmp_path / "raw/z.txt", 20, 6)
+            updates[0] = fb.update(root, source, recipe=LineRecipe(), workers=0).made
+
+    report = fb.build(root, source, LineRecipe(), workers=0, on_progress=extend)
+    assert (report.chunks, report.made + updates[0]) == (5, 7)
+    assert numbers(root) == list(range(26))
+    assert fb.status(root).complete
 
 
 def test_growing_twice_and_again_is_one_segment_each(tmp_path: Path) -> None:
@@ -104,9 +144,7 @@ def test_a_changed_old_file_is_an_error_that_names_it_and_the_choices(tmp_path: 
     flip(tmp_path / "raw/a.txt", position, 1)
     os.utime(tmp_path / "raw/a.txt", ns=(1, 1))
     before = tree(root)
-    with pytest.raises(
-        SourceChanged, match=r"'a\.txt' has other content.*forebay refresh.*, or put the old content back"
-    ):
+    with pytest.raises(SourceChanged, match=r"(?s)'a\.txt' has other content.*--into NEW --reuse"):
         grown(root, tmp_path / "raw")
     assert tree(root) == before
 
@@ -134,7 +172,7 @@ def test_a_file_whose_last_line_was_unfinished_has_changed(tmp_path: Path, suffi
     with open(path, "ab") as file:
         file.write(PACK[suffix](more))
     with pytest.raises(
-        SourceChanged, match=r"(last sample was not finished|no line that starts at byte 40).*forebay refresh"
+        SourceChanged, match=r"(?s)(last sample was not finished|no line that starts at byte 40).*--reuse"
     ):
         grown(root, path)
     assert tree(root) == before
@@ -147,7 +185,7 @@ def test_a_file_that_is_one_sample_cannot_be_appended_to(tmp_path: Path) -> None
     with open(path, "ab") as file:
         file.write(b"more")
     with pytest.raises(SourceChanged, match=r"'a\.txt' has 74 bytes, 70 were planned"):
-        fb.grow(root, fb.sources.files(tmp_path / "raw"), workers=0)
+        fb.update(root, fb.sources.files(tmp_path / "raw"), workers=0)
 
 
 def test_another_folder_can_be_added_and_its_names_are_relative_to_the_first(tmp_path: Path) -> None:
@@ -188,7 +226,7 @@ def test_a_grow_that_was_interrupted_goes_on(tmp_path: Path) -> None:
     grown(root, tmp_path / "raw")
     whole = tree(root / "layers")
     for name in (
-        "layers/numbers/000006.safetensors",
+        chunk_key(root, "numbers", 6),
         "generations/000001.safetensors",
         "generations/000002.safetensors",
     ):
@@ -202,14 +240,14 @@ def test_growing_needs_a_cache_its_own_recipe_and_a_source_of_the_same_kind(tmp_
     write_lines(tmp_path / "raw/a.txt", 0, 8)
     source = fb.sources.lines(tmp_path / "raw")
     with pytest.raises(CacheNotFound):
-        fb.grow(tmp_path / "nowhere", source, recipe=LineRecipe(), workers=0)
+        fb.update(tmp_path / "nowhere", source, recipe=LineRecipe(), workers=0)
     root = number_cache(tmp_path)
     with pytest.raises(RecipeMismatch, match="scale"):
-        fb.grow(root, source, recipe=LineRecipe(scale=2.0), workers=0)
+        fb.update(root, source, recipe=LineRecipe(scale=2.0), workers=0)
     write_lines(tmp_path / "raw/c.txt", 20, 4)
     before = tree(root)
     with pytest.raises(ForebayError, match=r"kind 'lines', and this one is of kind 'files'"):
-        fb.grow(root, fb.sources.files(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
+        fb.update(root, fb.sources.files(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
     assert tree(root) == before
 
 
@@ -218,7 +256,7 @@ def test_an_installed_recipe_is_found_again(tmp_path: Path) -> None:
     root = tmp_path / "cache"
     fb.build(root, fb.sources.lines(tmp_path / "raw"), fb.RawRecipe(chunk_bytes=100), workers=0)
     write_lines(tmp_path / "raw/b.txt", 10, 10)
-    fb.grow(root, fb.sources.lines(tmp_path / "raw"), workers=0)
+    fb.update(root, fb.sources.lines(tmp_path / "raw"), workers=0)
     cache = fb.open_cache(root)
     assert [int(bytes(row["data"])) for row in cache] == list(range(20))
     assert bytes(cache[19]["id"]) == b"b.txt@63"
@@ -265,6 +303,6 @@ def test_growing_releases_what_its_recipe_loaded_and_counts_failures_of_all_chun
     root = number_cache(tmp_path)
     (tmp_path / "raw/c.txt").write_bytes(b"x\n" * 3 + b"20\n")
     with pytest.raises(TooManyFailures):
-        fb.grow(root, fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0, max_failures=2)
+        fb.update(root, fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0, max_failures=2)
     with pytest.raises(TooManyFailures):  # nothing is left to make, and there are as many as before
-        fb.grow(root, fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0, max_failures=2)
+        fb.update(root, fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0, max_failures=2)

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.layer_recipes import number_cache, stored_cache, write_lines
+from tests.helpers.cache_files import chunk_path, layer_path
+from tests.helpers.layer_recipes import number_cache, stored_cache, write_lines
 
 import forebay as fb
-from forebay.cache.catalog import load_generation
-from forebay.cache.publish import publish
 from forebay.columns import Column
-from forebay.errors import BuildFailed, ChunkCorrupt, ForebayError, RecipeInvalid, SourceChanged
+from forebay.errors import ChunkCorrupt, ForebayError, RecipeInvalid, SourceChanged
 from forebay.format import layout
 from forebay.store import LocalStore
 
@@ -58,14 +57,15 @@ def test_another_source_of_the_same_kind_is_refused_and_named(tmp_path):
     root, _ = text_cache(tmp_path)
     other = fb.sources.lines(write_lines(tmp_path / "raw/b.txt", 0, 10))
     with pytest.raises(
-        SourceChanged, match=r"'a\.txt' was planned and is not in the source passed; pass the source .*forebay grow"
+        SourceChanged,
+        match=r"(?s)'a\.txt' was planned and is not in the source passed.*pass the source .*forebay update",
     ):
         fb.build(root, other, RECIPE, workers=0)
 
 
 def test_the_first_build_can_be_repeated_after_the_cache_grew_from_elsewhere(tmp_path):
     root, source = text_cache(tmp_path)
-    fb.grow(root, fb.sources.lines(write_lines(tmp_path / "more/b.txt", 300, 10)), workers=0)
+    fb.update(root, fb.sources.lines(write_lines(tmp_path / "more/b.txt", 300, 10)), workers=0)
     assert fb.build(root, source, RECIPE, workers=0).made == 0
 
 
@@ -80,7 +80,7 @@ def test_a_file_that_is_one_sample_is_stale_when_it_gets_longer(tmp_path):
     assert set(fb.status(tmp_path / "cache").stale) == {"a.txt", "empty.txt"}
     for call in (
         lambda: fb.build(tmp_path / "cache", source, fb.RawRecipe(), workers=0),
-        lambda: fb.grow(tmp_path / "cache", source),
+        lambda: fb.update(tmp_path / "cache", source),
     ):
         with pytest.raises(SourceChanged, match="22 bytes, 5 were planned"):
             call()
@@ -97,8 +97,8 @@ def test_raw_data_that_is_gone_makes_no_cache_unsound(tmp_path):
 def test_a_chunk_beyond_the_plan_is_not_adopted(tmp_path):
     root, source = text_cache(tmp_path, lines=40)
     other, _ = text_cache(tmp_path / "other", lines=300)
-    planned = len(list((root / "layers/raw").glob("0*")))
-    shutil.copy(other / layout.chunk("raw", planned + 1), root / layout.chunk("raw", planned + 1))
+    planned = len(list((layer_path(root, "raw")).glob("0*")))
+    shutil.copy(chunk_path(other, "raw", planned + 1), chunk_path(root, "raw", planned + 1))
     rows = len(fb.open_cache(root))
     fb.build(root, source, RECIPE, workers=0)
     assert len(fb.open_cache(root)) == rows
@@ -106,62 +106,11 @@ def test_a_chunk_beyond_the_plan_is_not_adopted(tmp_path):
 
 def test_a_layer_folder_on_another_disk_is_still_there(tmp_path):
     root, source = text_cache(tmp_path)
-    shutil.move(root / "layers/raw", tmp_path / "elsewhere")
-    (root / "layers/raw").symlink_to(tmp_path / "elsewhere")
+    folder = layer_path(root, "raw")
+    shutil.move(folder, tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
     assert fb.build(root, source, RECIPE, workers=0).made == 0
     assert len(fb.open_cache(root)) == 300
-
-
-def test_versions_are_recorded_also_where_only_a_revision_is_new(tmp_path):
-    root, _ = text_cache(tmp_path)
-    store = LocalStore(root)
-    generation = load_generation(store)
-    old = generation.table("raw").record(0)
-    store.create(layout.chunk("raw", 0, 1), [store.read(layout.chunk("raw", 0))])
-    revised = type(old)(**{**{name: getattr(old, name) for name in old.__struct_fields__}, "revision": 1})
-    assert {"lib": "2"} in publish(store, {"raw": [revised]}, {"lib": "2"}).versions
-
-
-def test_a_lost_revision_is_seen_and_made_again(tmp_path):
-    root, source = text_cache(tmp_path)
-    store = LocalStore(root)
-    old = load_generation(store).table("raw").record(0)
-    store.create(layout.chunk("raw", 0, 1), [store.read(layout.chunk("raw", 0))])
-    revised = type(old)(**{**{name: getattr(old, name) for name in old.__struct_fields__}, "revision": 1})
-    publish(store, {"raw": [revised]}, {})
-    store.delete(layout.chunk("raw", 0, 1))
-    assert fb.gaps(root)[0].missing == (0,)
-    fb.build(root, source, RECIPE, workers=0)
-    assert fb.verify(root).sound
-
-
-def test_a_chunk_of_a_newer_forebay_is_neither_removed_nor_replaced(tmp_path):
-    root, source = text_cache(tmp_path)
-    shutil.rmtree(root / "generations")
-    path = root / layout.chunk("raw", 1)
-    newer = path.read_bytes().replace(b'\\"format_version\\":1', b'\\"format_version\\":9')
-    path.write_bytes(newer)
-    report = fb.build(root, source, RECIPE, workers=0)  # nor is it in the way for good
-    assert report.made == 1
-    assert path.read_bytes() == newer
-    assert any("1 unlisted file(s) were not sound" in note for note in report.notes)
-    assert fb.open_cache(root).generation.table("raw").numbers["revision"].tolist()[:2] == [0, 1]
-    assert fb.verify(root, full=True).sound
-    assert fb.build(root, source, RECIPE, workers=0).made == 0
-
-
-def test_an_inverse_build_says_what_it_could_not_repair(tmp_path):
-    for name in ("a", "b"):
-        write_lines(tmp_path / f"raw/{name}.txt", 0, 200)
-    root, source = tmp_path / "cache", fb.sources.lines(tmp_path / "raw")
-    report = fb.build(root, source, RECIPE, workers=0)
-    path = root / layout.chunk("raw", report.chunks - 1)
-    value = bytearray(path.read_bytes())
-    value[-1] ^= 1
-    path.write_bytes(value)
-    (tmp_path / "raw/b.txt").unlink()
-    with pytest.raises(BuildFailed, match=r"b\.txt"):
-        fb.build(root, source, RECIPE, mode="inverse", workers=0)
 
 
 def test_a_field_of_the_wrong_type_is_refused_before_anything_is_written(tmp_path):
@@ -176,9 +125,9 @@ def test_a_cache_among_the_files_of_its_source_never_becomes_part_of_it(tmp_path
     source, root = fb.sources.lines(tmp_path / "raw"), tmp_path / "raw/cache"
     assert fb.build(root, source, RECIPE, workers=0).rows == 30
     assert fb.build(root, source, RECIPE, workers=0).notes == ()
-    assert fb.grow(root, source, workers=0).made == 0
+    assert fb.update(root, source, workers=0).made == 0
     write_lines(tmp_path / "raw/b.txt", 30, 10)
-    fb.grow(root, source, workers=0)
+    fb.update(root, source, workers=0)
     assert len(fb.open_cache(root)) == 40
 
 
@@ -204,11 +153,3 @@ def test_planning_many_small_files_looks_at_a_few(tmp_path):
         (tmp_path / f"small/{number:05d}").write_bytes(b"ab")
     report = fb.build(tmp_path / "many", fb.sources.files(tmp_path / "small"), fb.RawRecipe(), workers=0)
     assert report.rows == 3000
-
-
-def test_an_inverse_build_says_what_it_put_back(tmp_path):
-    source, root = fb.sources.lines(write_lines(tmp_path / "raw/a.txt", 0, 60)), tmp_path / "cache"
-    fb.build(root, source, RECIPE, workers=0)
-    next((root / "layers").rglob("000001.safetensors")).unlink()
-    report = fb.build(root, source, RECIPE, mode="inverse", workers=0)
-    assert "1 damaged or lost file(s) were put back as they were" in report.notes

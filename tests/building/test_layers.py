@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.layer_recipes import (
+from tests.helpers.cache_files import chunk_path, constants_path, layer_path, recipe_key
+from tests.helpers.layer_recipes import (
     MOOD,
     AdditionLayer,
     LengthLayer,
     LineRecipe,
     LongingLayer,
     MoodyLayer,
-    RenamingRecipe,
     ShortLayer,
     flip,
     layered_cache,
@@ -25,16 +25,14 @@ from tests.layer_recipes import (
 )
 
 import forebay as fb
-from forebay.building import begin
-from forebay.building.begin import prepare_layer
+from forebay.building import layers
+from forebay.building.layers import bind_layer
 from forebay.errors import (
     BuildFailed,
     CacheNotFound,
-    ChunkCorrupt,
     ChunkMissing,
     IndexCorrupt,
-    LayerIncomplete,
-    LayersShareColumn,
+    NotFound,
     RecipeInvalid,
     RecipeMismatch,
 )
@@ -67,7 +65,7 @@ def test_a_layers_column_brings_its_presence_bits_and_only_them(tmp_path: Path) 
 
 def test_rows_of_the_base_need_nothing_of_the_layer(tmp_path: Path) -> None:
     root = layered_cache(tmp_path)
-    shutil.rmtree(root / "layers/length")
+    shutil.rmtree(layer_path(root, "length"))
     cache = fb.open_cache(root)
     assert cache.read(np.arange(20))["number"].tolist() == list(range(20))
     with pytest.raises(ChunkMissing):
@@ -76,7 +74,7 @@ def test_rows_of_the_base_need_nothing_of_the_layer(tmp_path: Path) -> None:
 
 def test_a_layer_needs_nothing_of_base_columns_that_are_not_asked_for(tmp_path: Path) -> None:
     root = layered_cache(tmp_path)
-    for path in (root / "layers/numbers").glob("0*.safetensors"):
+    for path in (layer_path(root, "numbers")).glob("0*.safetensors"):
         path.unlink()
     assert fb.open_cache(root).read([1, 2], columns=["times"])["times"].tolist() == [2, 4]
 
@@ -86,10 +84,10 @@ def test_constants_of_each_layer_are_kept_once_and_checked(tmp_path: Path) -> No
     cache = fb.open_cache(root)
     assert cache.constants("length")["factor"].tolist() == [2]
     assert cache.constants("numbers")["scale"].tolist() == [0.5]
-    shutil.copy(root / "layers/numbers/constants.safetensors", root / "layers/length/constants.safetensors")
+    shutil.copy(constants_path(root, "numbers"), constants_path(root, "length"))
     with pytest.raises(IndexCorrupt, match="not the one this generation was published with"):
         cache.constants("length")
-    (root / "layers/length/constants.safetensors").unlink()
+    (constants_path(root, "length")).unlink()
     with pytest.raises(IndexCorrupt, match="it is gone"):
         cache.constants("length")
 
@@ -103,9 +101,9 @@ def test_a_layer_without_constants_has_none(tmp_path: Path) -> None:
 def test_constants_left_by_a_layer_that_never_began_do_not_survive(tmp_path: Path) -> None:
     """A build killed between the two files of a layer leaves constants without a recipe."""
     root = number_cache(tmp_path)
-    stray = root / "layers/length/constants.safetensors"
+    stray = constants_path(root, "length")
     stray.parent.mkdir()
-    stray.write_bytes((root / "layers/numbers/constants.safetensors").read_bytes())
+    stray.write_bytes((constants_path(root, "numbers")).read_bytes())
     fb.build(root, None, LengthLayer(times=5), workers=0)
     assert fb.open_cache(root).constants("length")["factor"].tolist() == [5]
 
@@ -118,7 +116,7 @@ class LateStore(LocalStore):
         self.others = [other]
 
     def _wait(self, key: str) -> None:
-        if key.startswith("layers/length/") and self.others:
+        if key == "recipes/length.json" and self.others:
             self.others.pop()()
 
     def create(self, key: str, data: Sequence[Buffer], **options) -> bool:
@@ -132,7 +130,7 @@ class LateStore(LocalStore):
 
 def test_a_builder_whose_recipe_came_too_late_leaves_no_constants(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
-    late = LateStore(root, lambda: prepare_layer(LocalStore(root), LengthLayer(times=5), "length"))
+    late = LateStore(root, lambda: bind_layer(LocalStore(root), LengthLayer(times=5), "length"))
     with pytest.raises(RecipeMismatch, match="differs in: times: "):
         fb.build(late, None, LengthLayer(times=3), workers=0)
     assert not late.others
@@ -142,8 +140,8 @@ def test_a_builder_whose_recipe_came_too_late_leaves_no_constants(tmp_path: Path
 
 def test_constants_that_a_killed_builder_did_not_come_to_are_kept_by_the_next(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
-    prepare_layer(LocalStore(root), LengthLayer(times=5), "length")
-    (root / "layers/length/constants.safetensors").unlink()
+    bind_layer(LocalStore(root), LengthLayer(times=5), "length")
+    (constants_path(root, "length")).unlink()
     fb.build(root, None, LengthLayer(times=5), workers=0)
     assert fb.open_cache(root).constants("length")["factor"].tolist() == [5]
 
@@ -152,7 +150,7 @@ def test_a_layer_that_loses_a_row_is_an_error_and_publishes_nothing(tmp_path: Pa
     root = number_cache(tmp_path)
     with pytest.raises(BuildFailed, match=r"layer 'short' made 3 rows of 'length' for 4 base rows"):
         fb.build(root, None, ShortLayer(), workers=0)
-    assert not list((root / "layers/short").glob("0*"))
+    assert not list((layer_path(root, "short")).glob("0*"))
     assert len(fb.open_cache(root, layers=["short"])) == 0
 
 
@@ -161,7 +159,7 @@ def test_an_unfinished_layer_says_which_chunk_it_lacks_or_shows_what_it_has(tmp_
     fb.build(root, None, LengthLayer(), workers=0, start_chunk=1, end_chunk=2)
     whole = fb.open_cache(root)
     assert whole.read([4, 11], columns=["times"])["times"].tolist() == [8, 0]
-    with pytest.raises(LayerIncomplete, match=r"layer 'length' of .* has no chunk 0 .* layers=\['length'\]"):
+    with pytest.raises(NotFound, match=r"(?s)layer 'length' of .* has no chunk 0 .* layers=\['length'\]"):
         whole.read([4, 0], columns=["times"])
     some = fb.open_cache(root, layers=["length"])
     assert some.read(np.arange(len(some)))["number"].tolist() == list(range(4, 12))
@@ -180,34 +178,6 @@ def test_two_layers_give_the_rows_that_both_have(tmp_path: Path) -> None:
     assert cache.read(np.arange(len(cache)))["more"].tolist() == [9, 10, 11, 12]
 
 
-def test_a_layer_made_for_other_base_rows_is_refused(tmp_path: Path) -> None:
-    """The base chunk is made again with other sample ids; what the layer says is of rows that are no more."""
-    write_lines(tmp_path / "raw/a.txt", 0, 8)
-    source, recipe = fb.sources.lines(tmp_path / "raw"), RenamingRecipe()
-    root = tmp_path / "cache"
-    fb.build(root, source, recipe, workers=0)
-    fb.build(root, None, LengthLayer(), workers=0)
-    (root / "layers/renaming/000001.safetensors").unlink()
-    MOOD["add"] = 1
-    try:
-        report = fb.repair(root, source=source, recipe=recipe, workers=0)
-        assert list(report.replaced) == ["layers/renaming/000001.r1.safetensors"]
-        assert list(report.failed) == ["layers/length/000001.safetensors"], "its recipe is not known here"
-        cache = fb.open_cache(root)
-        assert cache.read([0], columns=["times"])["times"].tolist() == [0]
-        with pytest.raises(ChunkCorrupt, match=r"chunk 1 of layer 'length' .* built for other rows of the base layer"):
-            cache.read([4], columns=["times"])
-        bad = fb.verify(root).bad
-        assert [(problem.layer, problem.chunk) for problem in bad] == [("length", 1)]
-        assert fb.repair(root, recipe=LengthLayer(), workers=0).replaced.keys() == {
-            "layers/length/000001.r1.safetensors"
-        }
-        assert fb.open_cache(root).read([4], columns=["times"])["times"].tolist() == [8]
-        assert fb.verify(root).sound
-    finally:
-        MOOD["add"] = 0
-
-
 def test_a_chunk_of_another_cache_with_other_base_rows_is_not_adopted(tmp_path: Path) -> None:
     """Put under the same name and sound in itself, it says which rows it was made for."""
     layered_cache(tmp_path / "other", rows=24)
@@ -215,9 +185,9 @@ def test_a_chunk_of_another_cache_with_other_base_rows_is_not_adopted(tmp_path: 
     root = tmp_path / "cache"
     fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0)
     fb.build(root, None, LengthLayer(), workers=0, start_chunk=1, end_chunk=1)
-    shutil.copy(tmp_path / "other/cache/layers/length/000000.safetensors", root / "layers/length/000000.safetensors")
+    shutil.copy(chunk_path(tmp_path / "other/cache", "length", 0), chunk_path(root, "length", 0))
     report = fb.build(root, None, LengthLayer(), workers=0)
-    assert any("1 unlisted file(s) were not sound" in note for note in report.notes)
+    assert report.adopted == 0
     assert fb.open_cache(root).read([0], columns=["times"])["times"].tolist() == [200]
     assert fb.verify(root, full=True).sound
 
@@ -235,7 +205,7 @@ def test_of_two_layers_with_one_column_name_that_begin_at_once_at_most_one_stays
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = number_cache(tmp_path)
-    both, check, said = threading.Barrier(2, timeout=60), begin._check_names, {}
+    both, check, said = threading.Barrier(2, timeout=60), layers._check_names, {}
 
     def check_together(*asked: object) -> None:
         check(*asked)
@@ -249,7 +219,7 @@ def test_of_two_layers_with_one_column_name_that_begin_at_once_at_most_one_stays
         except Exception as error:  # shown where it is another one
             said[layer] = f"{type(error).__name__}: {error}"
 
-    monkeypatch.setattr(begin, "_check_names", check_together)
+    monkeypatch.setattr(layers, "_check_names", check_together)
     threads = [threading.Thread(target=build, args=asked, name=asked[0]) for asked in (("a", 2), ("b", 7))]
     for thread in threads:
         thread.start()
@@ -258,7 +228,7 @@ def test_of_two_layers_with_one_column_name_that_begin_at_once_at_most_one_stays
     refused = [layer for layer, message in said.items() if "has a column" in message]
     assert refused, said
     kept = sorted({"a", "b"} - set(refused))
-    assert sorted(path.name for path in (root / "layers").glob("[ab]") if (path / "recipe.json").exists()) == kept
+    assert sorted(path.stem for path in (root / "recipes").glob("[ab].json")) == kept
     for layer in kept:
         times = 2 if layer == "a" else 7
         assert fb.open_cache(root, layers=[layer]).read([5])["times"].tolist() == [5 * times]
@@ -268,7 +238,7 @@ def test_a_layer_that_another_has_begun_is_listed_once_it_has_a_chunk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = number_cache(tmp_path)
-    kept, keep = [], begin._keep_constants
+    kept, keep = [], layers.restore_constants
 
     def build_another_meanwhile(*asked: Any) -> None:
         keep(*asked)
@@ -277,7 +247,7 @@ def test_a_layer_that_another_has_begun_is_listed_once_it_has_a_chunk(
             fb.build(root, None, AdditionLayer(name="sum"), workers=0, layer="other")
             assert sorted(fb.open_cache(root).generation.layers) == ["numbers", "other"]
 
-    monkeypatch.setattr(begin, "_keep_constants", build_another_meanwhile)
+    monkeypatch.setattr(layers, "restore_constants", build_another_meanwhile)
     fb.build(root, None, LengthLayer(times=2), workers=0, layer="a")
     assert fb.open_cache(root, layers=["a"]).read([5])["times"].tolist() == [10]
     assert sorted(fb.open_cache(root).generation.layers) == ["a", "numbers", "other"]
@@ -288,14 +258,14 @@ def test_a_cache_whose_layers_share_a_column_name_is_not_read_until_one_is_dropp
 ) -> None:
     root = number_cache(tmp_path)
     with monkeypatch.context() as without_check:
-        without_check.setattr(begin, "_check_names", lambda *_: None)
+        without_check.setattr(layers, "_check_names", lambda *_: None)
         for layer, times in (("a", 2), ("b", 7)):
             fb.build(root, None, LengthLayer(times=times), workers=0, layer=layer)
-    with pytest.raises(LayersShareColumn, match=r"'a' and 'b' .* both have a column 'length'.* `forebay drop .* b`"):
+    with pytest.raises(IndexCorrupt, match=r"(?s)'a' and 'b' .* both have a column 'length'.* `forebay drop .* b`"):
         fb.open_cache(root)
     report = fb.verify(root)
     assert not report.sound
-    assert [problem.key for problem in report.bad] == ["layers/b/recipe.json"]
+    assert [problem.key for problem in report.bad] == [recipe_key(root, "b")]
     assert "forebay drop" in next(iter(fb.repair(root, recipe=LineRecipe(), workers=0).failed.values()))
     fb.drop(root, "b")
     assert fb.open_cache(root, layers=["a"]).read([5])["times"].tolist() == [10]
@@ -316,7 +286,7 @@ def test_a_layer_name_that_is_no_name_is_refused(tmp_path: Path) -> None:
 
 def test_another_recipe_for_a_layer_names_the_fields_that_differ(tmp_path: Path) -> None:
     root = layered_cache(tmp_path)
-    with pytest.raises(RecipeMismatch, match=r"layer 'length' .*differs in: times: "):
+    with pytest.raises(RecipeMismatch, match=r"(?s)layer 'length' .*differs in: times: "):
         fb.build(root, None, LengthLayer(times=3), workers=0)
 
 
@@ -329,7 +299,7 @@ def test_a_layer_on_no_cache_is_an_error_that_leaves_nothing(tmp_path: Path) -> 
 def test_a_layer_that_reads_a_column_the_base_has_not_is_refused_before_it_begins(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
     before = tree(root)
-    with pytest.raises(RecipeInvalid, match=r"'weight'.*number, vector, text"):
+    with pytest.raises(RecipeInvalid, match=r"(?s)'weight'.*number, vector, text"):
         fb.build(root, None, LongingLayer(name="x"), workers=0)
     assert tree(root) == before
 
@@ -346,12 +316,11 @@ def test_an_interrupted_layer_goes_on_and_has_the_same_bytes(tmp_path: Path) -> 
     whole = layered_cache(tmp_path / "whole")
     root = number_cache(tmp_path / "broken")
     fb.build(root, None, LengthLayer(), workers=0, mode="inverse", start_chunk=2)
-    (root / "layers/length/000003.safetensors").unlink()
     report = fb.build(root, None, LengthLayer(), workers=2)
     assert (report.made, report.present) == (2, 3)
-    chunks = {name: value for name, value in tree(whole / "layers/length").items() if name.startswith("0")}
+    chunks = {name: value for name, value in tree(layer_path(whole, "length")).items() if name.startswith("0")}
     assert len(chunks) == 5
-    assert {name: value for name, value in tree(root / "layers/length").items() if name.startswith("0")} == chunks
+    assert {name: value for name, value in tree(layer_path(root, "length")).items() if name.startswith("0")} == chunks
 
 
 def test_a_layer_that_fails_on_one_chunk_publishes_the_others_and_retries(tmp_path: Path) -> None:
@@ -373,7 +342,7 @@ def test_a_layer_that_fails_on_one_chunk_publishes_the_others_and_retries(tmp_pa
 
 def test_a_layer_is_never_made_from_a_base_chunk_that_is_corrupt(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
-    path = root / "layers/numbers/000001.safetensors"
+    path = chunk_path(root, "numbers", 1)
     flip(path, path.stat().st_size - 1)
     with pytest.raises(BuildFailed, match="chunk 1: ChunkCorrupt"):
         fb.build(root, None, LengthLayer(), workers=0)
@@ -383,8 +352,8 @@ def test_a_layer_is_never_made_from_a_base_chunk_that_is_corrupt(tmp_path: Path)
 def test_a_layer_follows_the_base_as_it_grows(tmp_path: Path) -> None:
     root = layered_cache(tmp_path)
     write_lines(tmp_path / "raw/c.txt", 20, 4)
-    fb.grow(root, fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
-    with pytest.raises(LayerIncomplete):
+    fb.update(root, fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
+    with pytest.raises(NotFound):
         fb.open_cache(root).read([20], columns=["times"])
     assert fb.build(root, None, LengthLayer(), workers=0).made == 1
     assert fb.open_cache(root).read([22], columns=["times"])["times"].tolist() == [44]

@@ -16,7 +16,7 @@ from forebay.recipe import ChunkTarget, Rows
 from forebay.source import Sample
 
 
-class Counting(msgspec.Struct, frozen=True):
+class Counting(fb.RecipeHooks, msgspec.Struct, frozen=True):
     """Every chunk counts what it was told to."""
 
     kind: ClassVar[str] = "counting"

@@ -4,18 +4,18 @@ import errno
 import os
 
 import pytest
-from tests.recipes import NOTES, ObedientRecipe, orders, write_orders
+from tests.helpers.obedient_recipes import NOTES, ObedientRecipe, orders, write_orders
 
 import forebay as fb
-from forebay.cache.claims import Heartbeat, read_builders
+from forebay.cache.heartbeat import Heartbeat, read_builders
 from forebay.errors import BuildFailed
+from forebay.format import layout
 from forebay.store import base
-from forebay.store.base import with_retries
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch, tmp_path):
-    monkeypatch.setattr(base, "PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(base, "RETRY_PAUSES", (0.0, 0.0, 0.0))
     monkeypatch.setenv(NOTES, str(tmp_path / "notes"))
     (tmp_path / "notes").mkdir()
 
@@ -60,26 +60,6 @@ def test_a_build_survives_hiccups_of_claims_and_generations(tmp_path, part, code
     assert store.seen
 
 
-def test_an_error_that_does_not_pass_is_raised_and_one_that_cannot_pass_is_not_tried_again():
-    tries = []
-
-    def stale():
-        tries.append(1)
-        raise OSError(errno.ESTALE, "stale")
-
-    with pytest.raises(OSError, match="stale"):
-        with_retries(stale)
-    assert len(tries) == 4
-
-    def denied():
-        tries.append(1)
-        raise PermissionError(errno.EACCES, "denied")
-
-    with pytest.raises(PermissionError):
-        with_retries(denied)
-    assert len(tries) == 5
-
-
 def test_tidying_up_does_not_hide_why_a_build_ended(tmp_path):
     source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(3, c1="raise ValueError 9")))
 
@@ -93,7 +73,7 @@ def test_tidying_up_does_not_hide_why_a_build_ended(tmp_path):
 
 def test_a_beat_that_cannot_be_written_does_not_stop_the_next(tmp_path):
     store = HiccupStore(tmp_path / "cache", "builders/", times=2)
-    with Heartbeat(store, "here") as heart:
+    with Heartbeat(store) as heart:
         heart.beat()
         assert read_builders(fb.LocalStore(tmp_path / "cache")) == {}
         heart.beat()
@@ -104,9 +84,9 @@ def test_while_another_machine_holds_a_chunk_it_is_named(tmp_path):
     source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(3)))
     root, seen = tmp_path / "cache", []
     fb.build(root, source, ObedientRecipe(), workers=0, end_chunk=1)
-    (root / "claims/obedient").mkdir(parents=True, exist_ok=True)
-    claim = '{"owner":"another-1-1","host":"node-b","pid":1,"beat":4,"state":"working","reason":""}'
-    (root / "claims/obedient/000002.1.json").write_text(claim)
+    claim = root / layout.claim(fb.open_cache(root).generation.folder("obedient"), 2)
+    claim.parent.mkdir(parents=True, exist_ok=True)
+    claim.write_text('{"owner":"another-1-1","host":"node-b","pid":1}')
     fb.build(root, source, ObedientRecipe(), workers=0, lease_seconds=0.6, on_progress=seen.append)
     assert ("waiting", ("node-b",)) in {(progress.phase, progress.waiting_for) for progress in seen}
 
@@ -115,7 +95,7 @@ def test_an_interrupted_repair_is_stopped_and_not_a_list_of_failures(tmp_path):
     source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(3)))
     root = tmp_path / "cache"
     fb.build(root, source, ObedientRecipe(), workers=0)
-    for path in (root / "layers/obedient").glob("00000[12].safetensors"):
+    for path in (root / "layers").glob("*/00000[12].safetensors"):
         path.unlink()
 
     def stop(progress):

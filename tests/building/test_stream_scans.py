@@ -6,12 +6,10 @@ import lzma
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import xxhash
 import zstandard
@@ -19,17 +17,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import forebay as fb
-from forebay.building.begin import first_segment
-from forebay.building.planning import StreamScan, StreamScans
-from forebay.cache.plan import KeptResults, identity_facts, keeping_results
-from forebay.errors import BuildStopped, ForebayError, SourceUnreadable
-from forebay.format import layout
+from forebay.building.cutting import StreamScan
+from forebay.building.listing import SourceListing
+from forebay.building.segments import Planner
+from forebay.cache.segment import Segment
+from forebay.errors import SourceUnreadable
 from forebay.source import SourceFile
-from forebay.sources import paths, pieces
+from forebay.sources import opening, pieces
 from forebay.sources.jsonl import LineSource
-from forebay.sources.paths import open_file
+from forebay.sources.opening import open_file
 from forebay.sources.pieces import _ends_in, _plain_cuts, _Search
-from forebay.store import LocalStore, MemoryStore
+from forebay.store import MemoryStore
 
 RECIPE = fb.RawRecipe(chunk_bytes=300)
 
@@ -60,8 +58,13 @@ def lines(tmp_path: Path) -> CountedLines:
     return CountedLines(str(folder), (".",))
 
 
-def planned(source: fb.Source, kept: KeptResults | None = None) -> bytes:
-    return b"".join(map(bytes, first_segment(source, source.files(), RECIPE, lambda *_: None, kept=kept).encode()))
+def first_segment(source: fb.Source) -> Segment:
+    planner = Planner(MemoryStore(), SourceListing(source), RECIPE, lambda *_: None, lambda _: None)
+    return planner.first().segment
+
+
+def planned(source: fb.Source) -> bytes:
+    return b"".join(map(bytes, first_segment(source).encode()))
 
 
 @example([b"--", b"a"], b"--", 1, 1)  # steps that are shorter than the separator
@@ -122,67 +125,8 @@ def test_a_source_of_compressed_files_is_planned_as_if_they_were_cut_one_by_one(
     assert planned(LinesWithoutScans(lines.root, lines.patterns)) == at_once
 
 
-def test_what_a_planning_that_was_stopped_has_scanned_is_not_scanned_again(tmp_path, lines):
-    root = tmp_path / "cache"
-
-    def stop(progress: fb.Progress) -> None:
-        if progress.phase == "planning" and progress.done >= 6:
-            raise KeyboardInterrupt
-
-    with pytest.raises((BuildStopped, KeyboardInterrupt)):
-        fb.build(root, lines, RECIPE, workers=0, on_progress=stop)
-    before, kept = set(CountedLines.scanned_paths), len(list((root / "planning").iterdir()))
-    assert kept >= 6
-    CountedLines.scanned_paths.clear()
-    fb.build(root, lines, RECIPE, workers=0)
-    assert len(before & set(CountedLines.scanned_paths)) == len(before) - kept, "only those that were cut off"
-    assert not (root / "planning").exists()
-    fb.build(tmp_path / "at once", lines, RECIPE, workers=0)
-    plans = [(one / layout.plan_segment(0)).read_bytes() for one in (root, tmp_path / "at once")]
-    assert plans[0] == plans[1]
-
-
 def flip(content: bytes) -> bytes:
     return content[:-20] + bytes([content[-20] ^ 1]) + content[-19:]
-
-
-@pytest.mark.parametrize("damage", [flip, lambda content: content[:10], lambda content: b""])
-def test_damaged_results_are_found_again(lines, damage: Callable[[bytes], bytes]):
-    store = MemoryStore()
-    whole = planned(lines, KeptResults(store))
-    for entry in list(store.entries(layout.PLANNING)):
-        store.replace(entry.key, [damage(store.read(entry.key))])
-    assert planned(lines, KeptResults(store)) == whole
-
-
-def test_results_that_no_scan_gives_are_not_used(lines):
-    store, (file, *_) = MemoryStore(), lines.files()
-    question = ("sample ends", dict(lines.describe()), identity_facts(file))
-    for ends in ([5, 3], [0, 4], [1 << 63]):
-        KeptResults(store).keep(StreamScan(file, np.array(ends, np.uint64)).encode(), *question)
-        assert planned(lines, KeptResults(store)) == planned(lines)
-
-
-def test_with_a_key_nothing_that_is_not_signed_is_used_or_kept(lines, monkeypatch):
-    store = MemoryStore()
-    planned(lines, KeptResults(store))
-    monkeypatch.setenv("FOREBAY_HMAC_KEY", "k" * 40)
-    CountedLines.scanned_paths.clear()
-    planned(lines, KeptResults(store))
-    assert len(CountedLines.scanned_paths) == 12
-    other = MemoryStore()
-    planned(lines, KeptResults(other))
-    assert list(other.entries(layout.PLANNING)) == []
-
-
-def test_a_changed_file_is_scanned_again(lines):
-    store = MemoryStore()
-    planned(lines, KeptResults(store))
-    path = Path(lines.root) / "05.txt.gz"
-    path.write_bytes(gzip.compress(b"another line\n" * 50))
-    CountedLines.scanned_paths.clear()
-    assert planned(lines, KeptResults(store)) == planned(lines)
-    assert CountedLines.scanned_paths[0] == "05.txt.gz"
 
 
 def test_a_planning_that_fails_leaves_nothing_behind(tmp_path, lines):
@@ -204,58 +148,10 @@ class EndlessLines(LineSource):
         return super().sample_ends(file)
 
 
-def test_who_stops_planning_does_not_wait_for_a_scan_and_nothing_is_kept_after_it(lines):
-    store, source = MemoryStore(), EndlessLines(lines.root, lines.patterns)
-    files = [file for file in source.files() if file.path in ("10.txt.gz", "11.txt.gz")]
-    scans = StreamScans(source, files, {}, KeptResults(store))
-    try:
-        assert EndlessLines.begun.wait(60)
-        (scanning,) = [one for one in scans._ahead if one[0] == "11.txt.gz"]
-        scans.close()
-        assert not scanning[1].done(), "it is not waited for"
-    finally:
-        EndlessLines.ended.set()
-    assert scanning[1].result(60) is not None
-    question = ("sample ends", dict(source.describe()), identity_facts(files[1]))
-    assert KeptResults(store).find(*question) is None
-
-
-def test_who_ends_planning_leaves_the_results_of_another_planner(tmp_path):
-    store = LocalStore(tmp_path / "cache")
-    with keeping_results(store) as other:
-        other.keep(b"answer", "other question")
-        with keeping_results(store) as kept:
-            kept.keep(b"answer", "question")
-        assert kept.find("question") is None
-        assert other.find("other question") == b"answer"
-    assert not (tmp_path / "cache").exists()
-
-
-def test_results_in_a_folder_that_cannot_be_written_are_done_without(tmp_path, lines):
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "planning").write_text("a file of somebody else")
-    assert planned(lines, KeptResults(LocalStore(tmp_path / "cache"))) == planned(lines)
-
-
 @pytest.mark.parametrize("separator", [b"\n", b"--"])
 def test_the_last_sample_ends_with_its_block(separator):
     assert _ends_in(b"a" + separator + b"b", separator).tolist() == [1 + len(separator), 2 + len(separator)]
     assert _ends_in(b"a" + separator, separator).tolist() == [1 + len(separator)]
-
-
-def plan_and_end_with(error: type[BaseException], store: MemoryStore) -> None:
-    with keeping_results(store) as kept:
-        kept.keep(b"answer", "question")
-        raise error("stopped")
-
-
-def test_results_are_removed_with_the_error_of_a_plan_and_kept_with_that_of_a_disk(tmp_path):
-    """The context decides: an interrupted planning continues, a refused one cannot."""
-    store = MemoryStore()
-    for error, left in ((OSError, 1), (KeyboardInterrupt, 1), (ForebayError, 0)):
-        with pytest.raises(error):
-            plan_and_end_with(error, store)
-        assert len(list(store.entries(layout.PLANNING))) == left
 
 
 @pytest.mark.parametrize("count", [1, 3])  # cut while it is decompressed; scanned by several threads
@@ -265,13 +161,14 @@ def test_a_compressed_file_is_hashed_while_it_is_scanned_and_not_read_again(tmp_
         (tmp_path / f"{number}.txt.gz").write_bytes(gzip.compress(text, mtime=0))
     source = fb.sources.lines(tmp_path)
     expected = {file.path: source.digest(file, 0, file.size) for file in source.files()}
-    monkeypatch.setattr(paths, "hashed_range", lambda *_: pytest.fail("a file was read a second time"))
-    segment = first_segment(source, source.files(), RECIPE, lambda *_: None)
+    monkeypatch.setattr(opening, "hashed_range", lambda *_: pytest.fail("a file was read a second time"))
+    segment = first_segment(source)
     assert {
         part.file.path: part.file.digest for chunk in range(len(segment)) for part in segment.parts(chunk)
     } == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("suffix", "pack"),
     [(".gz", gzip.compress), (".zst", zstandard.compress), (".bz2", bz2.compress), (".xz", lzma.compress)],

@@ -32,7 +32,7 @@ def four_files(folder: Path) -> fb.Source:
 
 
 def test_without_the_option_the_first_damaged_file_is_named_with_the_way_past_it(tmp_path):
-    with pytest.raises(SourceUnreadable, match=r"[bd]\.jsonl\.gz.*--skip-unreadable"):
+    with pytest.raises(SourceUnreadable, match=r"(?s)[bd]\.jsonl\.gz.*--skip-unreadable"):
         fb.build(tmp_path / "cache", four_files(tmp_path / "data"), RECIPE, workers=0)
     assert not (tmp_path / "cache").exists()
 
@@ -58,8 +58,8 @@ def test_a_file_that_was_repaired_is_appended_by_grow(tmp_path):
     write_gz(tmp_path / "data", "b.jsonl.gz")
     write_gz(tmp_path / "data", "e.jsonl.gz", keep=0.5)
     with pytest.raises(SourceUnreadable, match=r"e\.jsonl\.gz"):
-        fb.grow(root, source, workers=0)
-    report = fb.grow(root, source, workers=0, skip_unreadable=True)
+        fb.update(root, source, workers=0)
+    report = fb.update(root, source, workers=0, skip_unreadable=True)
     assert report.samples == 150
     assert sorted(fb.status(root).unreadable) == ["d.jsonl.gz", "e.jsonl.gz"]
 
@@ -111,8 +111,8 @@ def test_a_file_whose_damage_is_found_when_its_chunk_is_made_is_one_failure_of_t
     stored[at : at + 10] = bytes(10)
     (folder / "b.parquet").write_bytes(stored)
     source = fb.sources.parquet(folder)
-    recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=16, chunk_size=60)
-    with pytest.raises(BuildFailed, match=r"1 chunk\(s\) .*b\.parquet.*--skip-unreadable"):
+    recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=16, chunk_rows=60)
+    with pytest.raises(BuildFailed, match=r"(?s)1 chunk\(s\) .*b\.parquet.*--skip-unreadable"):
         fb.build(root, source, recipe, workers=0)
     report = fb.build(root, source, recipe, workers=0, skip_unreadable=True)
     (failed,) = fb.status(root).failed_samples
@@ -165,7 +165,7 @@ def test_broken_links_and_pipes_are_unreadable_files_that_can_be_passed_over(tmp
     with_broken_links(tmp_path / "data", suffix)
     source, root = make(tmp_path / "data"), tmp_path / "cache"
     recipe = RECIPE if kind == "parquet" else fb.RawRecipe()
-    with pytest.raises(SourceUnreadable, match=rf"b\.{suffix}.*a link to nothing.*--skip-unreadable"):
+    with pytest.raises(SourceUnreadable, match=rf"(?s)b\.{suffix}.*a link to nothing.*--skip-unreadable"):
         fb.build(root, source, recipe, workers=0)
     assert not root.exists()
     report = fb.build(root, source, recipe, workers=0, skip_unreadable=True)
@@ -184,7 +184,7 @@ def test_a_broken_link_that_leads_to_a_file_later_is_appended_by_grow(tmp_path):
     source, root = fb.sources.jsonl(tmp_path / "data"), tmp_path / "cache"
     before = fb.build(root, source, RECIPE, workers=0, skip_unreadable=True).samples
     (tmp_path / "data/nowhere").write_text('{"text": "more words"}\n' * 5)
-    assert fb.grow(root, source, recipe=RECIPE, workers=0, skip_unreadable=True).samples == before + 5
+    assert fb.update(root, source, recipe=RECIPE, workers=0, skip_unreadable=True).samples == before + 5
 
 
 def test_a_broken_link_whose_name_would_not_be_read_is_only_counted(tmp_path):

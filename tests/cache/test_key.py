@@ -11,13 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.layer_recipes import LineRecipe, flip, number_cache, tree, write_lines
+from tests.helpers.cache_files import chunk_path, constants_path, recipe_path
+from tests.helpers.layer_recipes import LineRecipe, flip, number_cache, tree, write_lines
 
 import forebay as fb
-from forebay.cache.claims import Claims, read_claims
-from forebay.cache.publish import publish_over_damaged
-from forebay.errors import ChunkCorrupt, Damaged, ForebayError, KeyRefused, PinMismatch
-from forebay.format import layout
+from forebay.errors import ChunkCorrupt, Damaged, ForebayError, KeyRefused, StateMismatch
 from forebay.format.chunk import ChunkFile, encode_chunk
 from forebay.format.generation import decode_generation
 from forebay.format.tensors import VARIABLE
@@ -74,7 +72,7 @@ def forge(path: Path, number: int = 999) -> None:
 
 
 def chunk(root: Path, number: int) -> Path:
-    return root / layout.chunk("numbers", number)
+    return chunk_path(root, "numbers", number)
 
 
 def signed_numbers(root: Path) -> set[int]:
@@ -111,8 +109,8 @@ TAMPERING: dict[str, Callable[[Path], object]] = {
     "chunk exchanged": lambda root: shutil.copyfile(chunk(root, 0), chunk(root, 1)),
     "chunk gone": lambda root: chunk(root, 1).unlink(),
     "cache.json": lambda root: replace_text(root / "cache.json", '"base"', '"base" '),
-    "recipe": lambda root: replace_text(root / "layers/numbers/recipe.json", "0.5", "0.25"),
-    "constants": lambda root: flip(root / "layers/numbers/constants.safetensors", 4100),
+    "recipe": lambda root: replace_text(recipe_path(root, "numbers"), "0.5", "0.25"),
+    "constants": lambda root: flip(constants_path(root, "numbers"), 4100),
     "plan": lambda root: flip(root / "plan/000000.safetensors", 4200),
     "newest generation flipped": lambda root: flip(root / "generations/000001.safetensors", 4500),
     "newest generation stripped": lambda root: stripped(root / "generations/000001.safetensors"),
@@ -175,7 +173,7 @@ def test_with_every_generation_flipped_a_repair_signs_nothing(root: Path) -> Non
     for path in (root / "generations").iterdir():
         flip(path, 4500)
     before = tree(root)
-    with pytest.raises(KeyRefused, match=r"a key signs nothing that no tag covers; .*--from COPY"):
+    with pytest.raises(KeyRefused, match=r"--from COPY"):
         repair(root)
     assert tree(root) == before
 
@@ -184,18 +182,9 @@ def test_repair_of_a_cache_without_any_tag_does_not_advise_to_run_repair(tmp_pat
     monkeypatch.delenv(VARIABLE, raising=False)
     root = number_cache(tmp_path)
     monkeypatch.setenv(VARIABLE, "k" * 40)
-    with pytest.raises(KeyRefused, match=r"`forebay rekey .*` signs a cache that never had a key") as caught:
+    with pytest.raises(KeyRefused, match="no generation has a right tag") as caught:
         fb.repair(root, workers=0)
     assert "returns to the newest" not in str(caught.value)
-
-
-def test_what_the_refusal_advises_brings_the_cache_back(root: Path) -> None:
-    forge(chunk(root, 1))
-    (root / "layers/numbers/recipe.json").touch()
-    shutil.rmtree(root / "generations")
-    build(root)
-    assert fb.open_cache(root).read(range(20))["number"].tolist() == list(range(20))
-    assert fb.open_cache(root).generation.table("numbers").numbers["revision"].tolist() == [0, 1, 0, 0, 0]
 
 
 def test_a_copy_under_the_same_key_brings_the_cache_back(root: Path, tmp_path: Path) -> None:
@@ -231,31 +220,15 @@ def test_an_unlisted_chunk_is_made_again_and_never_signed_as_it_was_found(tmp_pa
     assert fb.open_cache(root).generation.table("numbers").chunks.tolist() == [0, 1]
     build(root)
     assert fb.open_cache(root).read(range(20))["number"].tolist() == list(range(20))
-    assert fb.open_cache(root).generation.table("numbers").numbers["revision"].tolist() == [0, 0, 0, 1, 0]
-    assert fb.clean(root).superseded == ("layers/numbers/000003.safetensors",)
     assert fb.verify(root, full=True).sound
-
-
-def test_a_layer_that_somebody_put_into_the_folder_is_not_signed(root: Path) -> None:
-    shutil.copytree(root / "layers/numbers", root / "layers/evil")
-    replace_text(root / "layers/evil/recipe.json", '"numbers"', '"evil"')
-    write_lines(root.parent / "raw/c.txt", 20, 4)
-    fb.grow(root, source(root.parent), recipe=LineRecipe(), workers=0)
-    assert sorted(fb.open_cache(root).generation.layers) == ["numbers"]
 
 
 def test_a_recipe_that_changed_on_disk_stays_out_of_every_later_generation(root: Path) -> None:
     text = fb.open_cache(root).generation.recipes["numbers"]
-    (root / "layers/numbers/recipe.json").write_text(text.replace("0.5", "0.25"))
+    (recipe_path(root, "numbers")).write_text(text.replace("0.5", "0.25"))
     flip(root / "generations/000000.safetensors", 4500)
     fb.repair(root, recipe=LineRecipe(), workers=0)
     assert fb.open_cache(root).generation.recipes["numbers"] == text
-
-
-def test_constants_that_changed_on_disk_stay_out_of_every_later_generation(root: Path) -> None:
-    newest = fb.open_cache(root).generation
-    flip(root / "layers/numbers/constants.safetensors", 4100)
-    assert publish_over_damaged(fb.LocalStore(root), newest).constants == newest.constants
 
 
 def test_one_wrong_byte_keeps_every_column_of_a_chunk_from_being_read(root: Path) -> None:
@@ -265,17 +238,8 @@ def test_one_wrong_byte_keeps_every_column_of_a_chunk_from_being_read(root: Path
     assert cache.read([first], ["number"])
     flip(chunk(root, 1), chunk(root, 1).stat().st_size - 1)
     assert fb.open_cache(root).read([0], ["number"])
-    with pytest.raises(ChunkCorrupt, match="its SHA-256 is not the one the tagged generation lists"):
+    with pytest.raises(ChunkCorrupt, match="its SHA-256 is not the one in the tagged generation"):
         fb.open_cache(root).read([first], ["number"])
-
-
-def test_without_a_key_too_a_recipe_that_rotted_stays_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE)
-    root = number_cache(tmp_path)
-    text = (root / "layers/numbers/recipe.json").read_bytes()
-    (root / "layers/numbers/recipe.json").write_bytes(text.replace(b"0.5", b"0.7"))
-    generation = publish_over_damaged(fb.LocalStore(root), fb.open_cache(root).generation)
-    assert generation.recipes["numbers"].encode() == text
 
 
 def test_a_plan_that_no_tag_covers_is_planned_again_and_compared(tmp_path: Path) -> None:
@@ -294,25 +258,24 @@ def test_a_plan_that_no_tag_covers_is_planned_again_and_compared(tmp_path: Path)
 
 def test_a_segment_that_no_tag_covers_is_planned_again_by_grow(root: Path) -> None:
     write_lines(root.parent / "raw/c.txt", 20, 4)
-    fb.grow(root, source(root.parent), recipe=LineRecipe(), workers=0)
+    fb.update(root, source(root.parent), recipe=LineRecipe(), workers=0)
     for path in sorted((root / "generations").iterdir())[2:]:
         path.unlink()
-    with pytest.raises(KeyRefused, match=r"plan/000001.*no tagged generation covers it.*forebay grow"):
-        build(root)
-    fb.grow(root, source(root.parent), recipe=LineRecipe(), workers=0)
+    fb.update(root, source(root.parent), recipe=LineRecipe(), workers=0)
     assert signed_numbers(root) == set(range(24))
 
 
 def test_what_a_cache_keeps_is_not_built_by_before_a_tag_covers_it(root: Path) -> None:
     shutil.rmtree(root / "generations")
     with pytest.raises(KeyRefused, match="nothing is published yet"):
-        fb.grow(root, source(root.parent), workers=0)
+        fb.update(root, source(root.parent), workers=0)
 
 
+@pytest.mark.slow
 def test_two_builders_with_the_key_share_the_work(tmp_path: Path) -> None:
     write_lines(tmp_path / "raw/a.txt", 0, 200)
     code = (
-        "import sys; from tests.layer_recipes import LineRecipe; import forebay as fb\n"
+        "import sys; from tests.helpers.layer_recipes import LineRecipe; import forebay as fb\n"
         "print(fb.build(sys.argv[1], fb.sources.lines(sys.argv[2]), LineRecipe(), workers=0).made)"
     )
     words = [sys.executable, "-c", code, str(tmp_path / "cache"), str(tmp_path / "raw")]
@@ -323,26 +286,6 @@ def test_two_builders_with_the_key_share_the_work(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").rglob("*.r1.safetensors"))
 
 
-def test_a_builder_publishes_what_others_may_wait_for_before_it_waits_for_them(tmp_path: Path) -> None:
-    write_lines(tmp_path / "raw/a.txt", 0, 20)
-    root = tmp_path / "cache"
-    fb.build(root, source(tmp_path), LineRecipe(), workers=0, end_chunk=0)
-    other = Claims(fb.LocalStore(root), "numbers", "elsewhere", 3600.0)
-    assert other.take(3)
-    looks: list[tuple[int, int]] = []
-
-    def look(progress: fb.Progress) -> None:
-        if progress.phase != "waiting":
-            return
-        looks.append((len(signed_numbers(root)), len(read_claims(fb.LocalStore(root), "numbers"))))
-        if len(looks) == 3:
-            other.release(3)
-
-    fb.build(root, source(tmp_path), LineRecipe(), workers=0, on_progress=look)
-    assert looks[:3] == [(16, 1)] * 3, "all is listed and free, but for the chunk that the other builder has"
-    assert signed_numbers(root) == set(range(20))
-
-
 # Pins: what a key alone cannot tell
 
 
@@ -350,14 +293,14 @@ def test_another_cache_under_the_same_key_is_refused_by_its_id(root: Path, tmp_p
     other = number_cache(tmp_path / "other")
     mine, theirs = (fb.summarize(one).cache_id for one in (root, other))
     assert len(fb.open_cache(root, cache_id=mine)) == 20
-    with pytest.raises(PinMismatch, match=f"its cache_id is {theirs}, expected {mine}"):
+    with pytest.raises(StateMismatch, match=f"its cache_id is {theirs}, expected {mine}"):
         fb.open_cache(other, cache_id=mine)
 
 
 def test_a_cache_that_was_rolled_back_is_refused_by_its_number(root: Path) -> None:
     assert fb.open_cache(root, min_generation=1).generation.number == 1
     (root / "generations/000001.safetensors").unlink()
-    with pytest.raises(PinMismatch, match="its generation is 0, expected at least 1"):
+    with pytest.raises(StateMismatch, match="its generation is 0, expected at least 1"):
         fb.open_cache(root, min_generation=1)
 
 
@@ -365,7 +308,7 @@ def test_any_other_generation_is_refused_by_its_digest(root: Path) -> None:
     old, new = (fb.open_cache(root, generation=number).generation.digest for number in (0, 1))
     assert new == fb.verify(root).digest == fb.summarize(root).digest
     assert fb.open_cache(root, digest=new.upper()).generation.number == 1
-    with pytest.raises(PinMismatch, match=f"its digest is {new}, expected {old}"):
+    with pytest.raises(StateMismatch, match=f"its digest is {new}, expected {old}"):
         fb.open_cache(root, digest=old)
 
 
@@ -374,14 +317,5 @@ def test_a_cache_sent_to_another_process_pins_the_digest(root: Path) -> None:
     assert pickle.loads(sent).generation.number == 1
     number = fb.open_cache(root, generation=0).generation.numbered(1)
     (root / "generations/000001.safetensors").write_bytes(b"".join(number.encode(KEY.encode())))
-    with pytest.raises(PinMismatch, match="digest"):
+    with pytest.raises(StateMismatch, match="digest"):
         pickle.loads(sent)
-
-
-def test_a_rekey_that_would_change_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FOREBAY_HMAC_KEY", raising=False)
-    with pytest.raises(ForebayError, match="there is no new key; set FOREBAY_HMAC_KEY"):
-        fb.rekey(tmp_path)
-    key = b"a key of 16 bytes"
-    with pytest.raises(ForebayError, match="the old key and the new key are the same"):
-        fb.rekey(tmp_path, old_key=key, new_key=key)

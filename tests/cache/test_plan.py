@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.builders import chunk_digests, every_file
-from tests.recipes import NOTES, ObedientRecipe, makes, order_line, orders, write_orders
-from tests.warm_process import WarmProcess
+from tests.helpers.builders import chunk_digests, every_file
+from tests.helpers.cache_files import segment_of
+from tests.helpers.obedient_recipes import NOTES, ObedientRecipe, makes, order_line, orders, write_orders
+from tests.helpers.processes import PythonProcess
 
 import forebay as fb
-from forebay.cache.plan import Plan, Segment, _check_description, decode_segment, load_plan
+from forebay.cache.plan import Plan, load_plan
+from forebay.cache.segment import Segment
 from forebay.errors import Damaged, IndexCorrupt, SourceNotFound, SourceUnreadable
 from forebay.source import Part, SourceFile
 from forebay.store import LocalStore, MemoryStore
@@ -25,16 +27,21 @@ COUNT_READ_BYTES = """
 import json, sys
 from pathlib import Path
 import forebay as fb
-from forebay.building.begin import first_segment
+from forebay.building.listing import SourceListing
+from forebay.building.segments import Planner
+from forebay.store import MemoryStore
+
+def first_segment(source, recipe):
+    return Planner(MemoryStore(), SourceListing(source), recipe, lambda *progress: None, print).first().segment
 
 def read_bytes():
     return int(Path("/proc/self/io").read_text().split()[1])
 
 source, small = fb.sources.lines(sys.argv[1]), fb.sources.lines(sys.argv[3])
 recipe = fb.RawRecipe(chunk_bytes=int(sys.argv[2]))
-first_segment(small, small.files(), recipe, lambda *progress: None)  # what is imported late, is by now
+first_segment(small, recipe)  # what is imported late, is by now
 before = read_bytes()
-segment = first_segment(source, source.files(), recipe, lambda *progress: None)
+segment = first_segment(source, recipe)
 print(json.dumps({"read": read_bytes() - before, "chunks": len(segment), "weight": segment.weight}))
 """
 
@@ -44,7 +51,7 @@ def planning(tmp_path: Path, source: Path, chunk_bytes: int) -> dict[str, int]:
     (tmp_path / "small.txt").write_bytes(b"small\n")
     (tmp_path / "small.txt.gz").write_bytes(gzip.compress(b"small\n"))
     small = tmp_path / ("small.txt.gz" if source.suffix == ".gz" else "small.txt")
-    process = WarmProcess("-c", COUNT_READ_BYTES, str(source), str(chunk_bytes), str(small))
+    process = PythonProcess("-c", COUNT_READ_BYTES, str(source), str(chunk_bytes), str(small))
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     answer: dict[str, int] = json.loads(out)
@@ -80,6 +87,7 @@ def test_what_planning_reads_of_plain_files_grows_with_the_chunks_not_with_the_b
     assert abs(once["read"] - twice["read"]) < 2 * MIB
 
 
+@pytest.mark.slow
 def test_planning_a_stream_decompresses_it_once_and_reads_it_once_more_for_its_digest(tmp_path):
     content = random.Random(0).randbytes(24 * MIB).hex().encode()
     lines = b"\n".join(content[start : start + 999] for start in range(0, len(content), 999))
@@ -128,19 +136,20 @@ def test_a_plan_is_made_once_and_only_appended_to(tmp_path):
         more.write(b"".join(order_line(number, "keep") for number in range(3)))
     fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=0)
     assert [name for name in every_file(tmp_path / "cache") if name.startswith("plan/")] == ["plan/000000.safetensors"]
-    fb.grow(tmp_path / "cache", source, recipe=ObedientRecipe(), workers=0)
+    fb.update(tmp_path / "cache", source, recipe=ObedientRecipe(), workers=0)
     assert (tmp_path / "cache/plan/000000.safetensors").read_bytes() == first
     plan = load_plan(LocalStore(tmp_path / "cache"))
     assert [(len(segment), segment.first_chunk) for segment in plan.segments] == [(4, 0), (2, 4)]
     assert [(part.start, part.stop) for part in plan.parts(4)] == [(1600, 2000)]
 
 
-def test_planning_one_source_twice_gives_the_same_bytes(tmp_path):
+def test_planning_one_source_twice_gives_segments_that_differ_only_in_the_cache_id(tmp_path):
     source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(4)))
     fb.build(tmp_path / "one", source, ObedientRecipe(), workers=0)
     fb.build(tmp_path / "two", source, ObedientRecipe(), workers=0)
-    plans = [(tmp_path / name / "plan/000000.safetensors").read_bytes() for name in ("one", "two")]
-    assert plans[0] == plans[1]
+    plans = [load_plan(LocalStore(tmp_path / name)).segments[0] for name in ("one", "two")]
+    assert plans[0].digest == plans[1].digest
+    assert replace(plans[0], cache_id="").encode() == replace(plans[1], cache_id="").encode()
 
 
 @pytest.mark.parametrize("kind", ["flipped", "truncated", "empty", "garbage"])
@@ -169,13 +178,43 @@ def test_a_plan_other_than_the_published_one_is_refused(tmp_path, kind):
     else:
         fb.build(tmp_path / "other", source, ObedientRecipe(), workers=0)
         shutil.copy(tmp_path / "other/plan/000000.safetensors", tmp_path / "cache/plan/000000.safetensors")
-    with pytest.raises(IndexCorrupt, match=r"plan/000000\.safetensors.*repair"):
+    with pytest.raises(IndexCorrupt, match=r"(?s)plan/000000\.safetensors.*repair"):
         fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=0)
+
+
+@pytest.mark.parametrize("verb", [fb.build, fb.update])
+def test_an_unlisted_segment_of_another_cache_is_rejected_before_anything_is_written(tmp_path, verb):
+    root, recipe = tmp_path / "cache", ObedientRecipe()
+    fb.build(root, fb.sources.lines(write_orders(tmp_path / "source.txt", orders(4))), recipe, workers=0)
+    other = fb.sources.lines(write_orders(tmp_path / "other.txt", orders(7)[3:]))
+    fb.build(tmp_path / "other", other, recipe, workers=0)
+    shutil.rmtree(root / "generations")
+    shutil.copy(tmp_path / "other/plan/000000.safetensors", root / "plan/000000.safetensors")
+    before = (every_file(root), chunk_digests(root))
+    with pytest.raises(IndexCorrupt, match=r"plan/000000\.safetensors.*of another cache"):
+        verb(root, other, recipe=recipe, workers=0)
+    assert (every_file(root), chunk_digests(root)) == before
+
+
+@pytest.mark.parametrize("has_generation", [False, True])
+def test_repair_plans_again_what_another_cache_planned(tmp_path, has_generation):
+    root, recipe = tmp_path / "cache", ObedientRecipe()
+    source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(4)))
+    fb.build(root, source, recipe, workers=0)
+    before, digest = chunk_digests(root), load_plan(LocalStore(root)).last_digest
+    other = fb.sources.lines(write_orders(tmp_path / "other.txt", orders(7)[3:]))
+    fb.build(tmp_path / "other", other, recipe, workers=0)
+    if not has_generation:
+        shutil.rmtree(root / "generations")
+    shutil.copy(tmp_path / "other/plan/000000.safetensors", root / "plan/000000.safetensors")
+    fb.repair(root, source=source, recipe=recipe, workers=0)
+    assert (chunk_digests(root), load_plan(LocalStore(root)).last_digest) == (before, digest)
+    assert fb.verify(root).sound
 
 
 def segment(number: int, first_chunk: int) -> Segment:
     file = SourceFile("a", 9, 1)
-    return Segment.of([[Part(file, 0, 9)]], number=number, first_chunk=first_chunk, source={"kind": "x"}, weight=9)
+    return segment_of([[Part(file, 0, 9)]], number=number, first_chunk=first_chunk, source={"kind": "x"}, weight=9)
 
 
 def test_a_segment_that_does_not_continue_the_plan_is_refused():
@@ -186,43 +225,13 @@ def test_a_segment_that_does_not_continue_the_plan_is_refused():
         load_plan(store)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"amends": "other"}, "from which revision of its layers"),
-        ({"identities": "0" * 64}, "'chunk_duplicates' is not there"),
-        (
-            {"identities": "0" * 64, "chunk_duplicates": [0, 0, 0], "chunk_check": [0, 0], "duplicates": []},
-            "identities, which an amendment does not have",
-        ),
-        ({"chunk_number": [4, 4]}, "not planned, or names them out of order"),
-        ({"chunk_number": [4, 9]}, "not planned, or names them out of order"),
-        ({"revision_x": [0, 1]}, "a revision of layer 'x' that no chunk has"),
-        ({"file_size": [2**63]}, "a size or a name that no file has"),
-        ({"source": {"kind": "x", "root": "/a\0"}}, "'root' of its source holds a NUL"),
-    ],
-)
-def test_an_amendment_that_no_refresh_wrote_is_refused(change, said):
-    file = SourceFile("a", 9, 1)
-    parts = [[Part(file, 0, 4)], [Part(file, 4, 9)]]
-    made = Segment.of(parts, number=1, first_chunk=9, source={"kind": "x"}, weight=9)
-    sound = made.amending("x", [4, 5], {"x": [1, 1]}, ())
-    decode_segment(memoryview(b"".join(sound.encode())), "root", "plan/000001.safetensors")
-    types = {"duplicates": np.uint32}
-    arrays = {name: np.array(one, types.get(name, np.uint64)) for name, one in change.items() if isinstance(one, list)}
-    fields = {name: value for name, value in change.items() if name not in arrays}
-    forged = replace(sound, tensors={**sound.tensors, **arrays}, **fields)
-    with pytest.raises(IndexCorrupt, match=said):
-        decode_segment(memoryview(b"".join(forged.encode())), "root", "plan/000001.safetensors")
-
-
 def test_a_segment_reads_back_as_it_was(tmp_path):
     files = [
         SourceFile("a", 2**40, -5, "etag", False, None),
         SourceFile("b/\udce9ü.gz", 7, 2**62, "", True, 2**64 - 1),
     ]
     chunks = [[Part(files[0], 0, 2**39)], [Part(files[0], 2**39, 2**40), Part(files[1], 0, 3)], [Part(files[1], 3, 70)]]
-    made = Segment.of(chunks, number=0, first_chunk=0, source={"kind": "x", "root": "/"}, weight=2**39)
+    made = segment_of(chunks, number=0, first_chunk=0, source={"kind": "x", "root": "/"}, weight=2**39)
     store = LocalStore(tmp_path)
     store.create("plan/000000.safetensors", made.encode())
     plan = load_plan(store)
@@ -230,7 +239,7 @@ def test_a_segment_reads_back_as_it_was(tmp_path):
     assert plan.files == {file.path: file for file in files}
     assert plan.streams() == {1: "b/\udce9ü.gz", 2: "b/\udce9ü.gz"}
     assert plan.ends() == {"a": 2**40, "b/\udce9ü.gz": 70}
-    assert list(plan.places_of("b/\udce9ü.gz")) == [(1, 1, 0, 3), (2, 0, 3, 70)]
+    assert list(plan.parts_of_file("b/\udce9ü.gz")) == [(1, 1, 0, 3), (2, 0, 3, 70)]
     with pytest.raises(Damaged, match="is not in the plan"):
         plan.parts(3)
     assert isinstance(plan, Plan)
@@ -244,27 +253,9 @@ def test_all_files_of_a_segment_are_what_each_is(inode):
         for at in range(5000)
     ]
     chunks = [[Part(file, 0, 1), Part(file, 1, 2)] for file in files[:4500]]
-    made = Segment.of(chunks, number=0, first_chunk=0, source={"kind": "x"}, weight=2, empty=files)
+    made = segment_of(chunks, number=0, first_chunk=0, source={"kind": "x"}, weight=2, empty=files)
     assert list(made.files) == [made.files[at] for at in range(5000)] == files
     assert made.tensors["part_file"].tolist() == [at for at in range(4500) for _ in range(2)]
-
-
-def test_the_streams_of_an_amended_plan_are_found_with_one_look_at_what_it_amends():
-    looks: list[str] = []
-
-    class Tensors(dict):
-        def __getitem__(self, name: str):
-            looks.append(name)
-            return super().__getitem__(name)
-
-    old, new = SourceFile("a.gz", 90, 0, "", True, 1), SourceFile("a.gz", 90, 5, "", True, 2)
-    source = {"kind": "x", "root": "/"}
-    first = Segment.of([[Part(old, at, at + 1)] for at in range(60)], number=0, first_chunk=0, source=source, weight=1)
-    again = Segment.of([[Part(new, at, at + 1)] for at in range(40)], number=1, first_chunk=60, source=source, weight=1)
-    again = again.amending("x", range(20, 60), {"x": [1] * 40}, ())
-    again = replace(again, tensors=Tensors(again.tensors))
-    assert Plan((first, again), ("", "")).streams() == dict.fromkeys(range(60), "a.gz")
-    assert looks.count("chunk_number") <= 3
 
 
 def test_the_chunks_of_one_stream_are_made_by_one_worker_in_order(tmp_path, monkeypatch):
@@ -318,11 +309,3 @@ def test_a_recipe_that_fails_on_all_it_is_tried_on_is_refused_and_leaves_nothing
 class Grumpy(fb.RawRecipe, frozen=True):
     def make(self, samples):
         raise ValueError("not today")
-
-
-@pytest.mark.parametrize("patterns", [[{"x": 1}], [7], "a.txt", {"x": 1}, None])
-def test_patterns_of_a_description_are_texts(patterns):
-    with pytest.raises(ValueError, match="'patterns' of its source is not a list of texts"):
-        _check_description({"kind": "lines", "patterns": patterns})
-    _check_description({"kind": "lines", "patterns": ["a.txt", "b.txt"]})
-    _check_description({"kind": "lines"})

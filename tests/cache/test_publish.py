@@ -1,38 +1,19 @@
 """Generations: immutable, derived from chunks, consistent whoever publishes at the same time."""
 
-import multiprocessing
 import os
-import socket
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.builders import chunk_digests
-from tests.recipes import ObedientRecipe, TogetherStore, orders, write_orders
+from tests.helpers.cache_files import chunk_path, digests
+from tests.helpers.obedient_recipes import ObedientRecipe, orders, write_orders
 
 import forebay as fb
-from forebay.building.begin import prepare_base
-from forebay.building.builder import Build, BuildOptions
-from forebay.building.layer_build import base_workplace, build_chunks
-from forebay.building.planning import SourceListing
-from forebay.cache.catalog import UNPUBLISHED, Snapshot, generation_numbers, load_generation, newest_generation
-from forebay.cache.plan import load_plan
-from forebay.cache.publish import publish
-from forebay.engine import InlineEngine
-from forebay.errors import IndexCorrupt
-from forebay.format import layout
-from forebay.format.chunk import ChunkRecord
+from forebay.cache.catalog import newest_generation
+from forebay.cache.publish import Publisher
+from forebay.errors import BuildFailed, IndexCorrupt
 from forebay.store import LocalStore
 
 LAYER = "obedient"
-
-
-def prepared(root: Path, chunks: int) -> LocalStore:
-    """A cache with a plan and no chunks."""
-    source = fb.sources.lines(write_orders(root.parent / "source.txt", orders(chunks)))
-    store = LocalStore(root)
-    prepare_base(Snapshot.take(store), SourceListing(source, store), ObedientRecipe(), LAYER, lambda *progress: None)
-    return store
 
 
 def build(root: Path, chunks: int, **options):
@@ -43,77 +24,6 @@ def build(root: Path, chunks: int, **options):
 
 def bytes_of_generations(root: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((root / "generations").iterdir())}
-
-
-def build_one_then_publish_with_all(root: str, chunk: int, barrier, adopts) -> None:
-    store = TogetherStore(root, layout.generation(0), barrier)  # each is about to publish the first one
-    plan = load_plan(store)
-    source = fb.sources.lines(Path(root).parent / "source.txt")
-    job = base_workplace(Snapshot(store, None), SourceListing(source, store), ObedientRecipe(), LAYER, plan).job
-    encoded = job.encode(chunk)
-    assert store.create(layout.chunk(LAYER, chunk), encoded.buffers)
-    made = {} if adopts is None else {LAYER: [encoded.record(encoded.sha256())]}
-    publish(store, made, {"made by": str(chunk)}, planned=plan, adopts=adopts)
-
-
-def test_a_damaged_cache_document_is_named_and_not_published(tmp_path):
-    store = prepared(tmp_path / "cache", 1)
-    document = tmp_path / "cache" / "cache.json"
-    document.write_bytes(document.read_bytes().replace(b"format_version", b"formaT_version"))
-    with pytest.raises(IndexCorrupt, match=r"cache\.json"):
-        publish(store, {}, {})
-    assert generation_numbers(store) == []
-
-
-@pytest.mark.parametrize("versions", [{}, {"another library": "2.0"}], ids=["alike", "another"])
-def test_a_chunk_that_a_second_builder_also_holds_for_its_own_is_listed_once(tmp_path, versions):
-    """A bucket that loses the name of a write may tell both of them so, if their bytes are equal."""
-    build(tmp_path / "cache", 3)
-    store, before = LocalStore(tmp_path / "cache"), bytes_of_generations(tmp_path / "cache")
-    listed = load_generation(store)
-    assert publish(store, {LAYER: listed.table(LAYER).records()}, versions).number == listed.number
-    assert bytes_of_generations(tmp_path / "cache") == before
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
-@pytest.mark.parametrize("count", [5, pytest.param(12, marks=pytest.mark.long)])
-@pytest.mark.parametrize("adopts", [None, {}], ids=["whatever is there", "its own"])
-def test_many_who_publish_at_once_end_in_one_sequence_whose_newest_lists_everything(tmp_path, count, adopts):
-    store = prepared(tmp_path / "cache", count)
-    context = multiprocessing.get_context("fork")
-    barrier = context.Barrier(count)
-    builders = [
-        context.Process(target=build_one_then_publish_with_all, args=(str(tmp_path / "cache"), chunk, barrier, adopts))
-        for chunk in range(count)
-    ]
-    for builder in builders:
-        builder.start()
-    for builder in builders:
-        builder.join(600)
-    assert [builder.exitcode for builder in builders] == [0] * count
-    numbers = generation_numbers(store)
-    assert numbers == list(range(len(numbers)))
-    listed = [set(load_generation(store, number).table(LAYER).chunks.tolist()) for number in numbers]
-    assert all(earlier < later for earlier, later in pairwise(listed))
-    assert listed[-1] == set(range(count))
-    build(tmp_path / "alone", count)
-    assert chunk_digests(tmp_path / "cache") == chunk_digests(tmp_path / "alone")
-    assert fb.verify(tmp_path / "cache", full=True).sound
-
-
-def test_generations_appear_while_a_build_runs_and_can_be_opened(tmp_path):
-    store = prepared(tmp_path / "cache", 6)
-    source = fb.sources.lines(tmp_path / "source.txt")
-    listing = SourceListing(source, store)
-    place = base_workplace(Snapshot.take(store), listing, ObedientRecipe(), LAYER, load_plan(store))
-    rows: list[int] = []
-
-    def look(progress: fb.Progress) -> None:
-        rows.append(len(fb.open_cache(tmp_path / "cache")))
-
-    terms = BuildOptions(workers=1, host=socket.gethostname(), versions={}, publish_seconds=0.0, on_progress=look)
-    build_chunks(place, place.chunks, InlineEngine(), terms)
-    assert rows == [2, 4, 6, 8, 10, 12]
 
 
 def test_nothing_is_published_during_a_build_before_its_time(tmp_path):
@@ -136,8 +46,9 @@ def test_a_generation_never_changes_whatever_comes_after(tmp_path):
         assert now.items() >= before.items()
         assert len(now) == len(before) + 1
         before = now
-    (root / "layers" / LAYER / "000002.safetensors").unlink()
-    build(root, 6)
+    chunk_path(root, LAYER, 2).unlink()
+    with pytest.raises(BuildFailed, match="repair"):
+        build(root, 6)
     fb.clean(root)
     assert bytes_of_generations(root).items() >= before.items()
 
@@ -150,39 +61,6 @@ def test_a_pinned_generation_shows_the_same_rows_after_the_build_went_on(tmp_pat
     assert len(fb.open_cache(tmp_path / "cache")) == 12
     for cache in (pinned, fb.open_cache(tmp_path / "cache", generation=pinned.generation.number)):
         assert [bytes(cache[row]["id"]) for row in range(len(cache))] == before
-
-
-def test_a_cache_without_chunks_publishes_nothing(tmp_path):
-    store = prepared(tmp_path / "cache", 3)
-    assert publish(store, {}, {}).number == UNPUBLISHED
-    assert generation_numbers(store) == []
-
-
-def test_chunks_that_no_generation_lists_are_adopted_with_the_record_that_their_maker_had(tmp_path):
-    build(tmp_path / "cache", 4)
-    first = newest_generation(LocalStore(tmp_path / "cache"))
-    for path in (tmp_path / "cache/generations").iterdir():
-        path.unlink()
-    again = publish(LocalStore(tmp_path / "cache"), {}, {})
-    assert first is not None
-    assert again.table(LAYER).records() == first.table(LAYER).records()
-
-
-@pytest.mark.parametrize("content", [b"", b"not a chunk", bytes(8192)])
-def test_a_file_that_is_no_chunk_is_not_listed(tmp_path, content):
-    build(tmp_path / "cache", 4, end_chunk=1)
-    store = LocalStore(tmp_path / "cache")
-    store.create(layout.chunk(LAYER, 3), [content])
-    skipped: set[str] = set()
-    assert publish(store, {}, {}, skipped).table(LAYER).chunks.tolist() == [0, 1]
-    assert skipped == {layout.chunk(LAYER, 3)}
-
-
-def test_the_chunk_of_another_slice_is_not_listed_under_its_name(tmp_path):
-    build(tmp_path / "cache", 4, end_chunk=1)
-    store = LocalStore(tmp_path / "cache")
-    store.create(layout.chunk(LAYER, 3), [store.read(layout.chunk(LAYER, 0))])
-    assert publish(store, {}, {}).table(LAYER).chunks.tolist() == [0, 1]
 
 
 def test_a_generation_under_the_number_of_another_is_refused(tmp_path):
@@ -200,17 +78,60 @@ def test_a_generation_says_which_library_versions_made_its_chunks(tmp_path):
     assert {"python", "numpy", "zstd", "lz4"} <= set(newest.versions[0])
 
 
-def test_a_chunk_whose_report_an_interrupt_cuts_short_is_listed(tmp_path, monkeypatch):
-    made = Build._made
+def test_generations_appear_while_a_build_runs_and_can_be_opened(tmp_path, monkeypatch):
+    monkeypatch.setattr("forebay.cache.publish.PUBLISH_SECONDS", 0.0)
+    rows: list[int] = []
 
-    def interrupted(build: Build, chunk: int, record: ChunkRecord | None) -> None:
-        if chunk == 2:
+    def look(progress: fb.Progress) -> None:
+        if progress.phase == "building" and progress.done:
+            rows.append(len(fb.open_cache(tmp_path / "cache")))
+
+    build(tmp_path / "cache", 6, on_progress=look)
+    assert rows == sorted(rows)
+    assert {2, 12} <= set(rows)
+
+
+def test_chunks_that_no_generation_lists_are_adopted_with_the_record_of_their_maker(tmp_path):
+    build(tmp_path / "cache", 4)
+    first, files = newest_generation(LocalStore(tmp_path / "cache")), digests(tmp_path / "cache")
+    for path in (tmp_path / "cache/generations").iterdir():
+        path.unlink()
+    assert build(tmp_path / "cache", 4).adopted == 4
+    again = newest_generation(LocalStore(tmp_path / "cache"))
+    assert first is not None
+    assert again is not None
+    assert again.table(LAYER).records() == first.table(LAYER).records()
+    assert digests(tmp_path / "cache") == files
+
+
+@pytest.mark.parametrize("content", [b"", b"not a chunk", bytes(8192), None])
+def test_an_unlisted_file_that_is_not_the_chunk_is_made_again(tmp_path, content):
+    build(tmp_path / "cache", 4, end_chunk=1)
+    root = tmp_path / "cache"
+    other = chunk_path(root, LAYER, 0).read_bytes() if content is None else content
+    chunk_path(root, LAYER, 3).write_bytes(other)
+    report = build(root, 4)
+    assert (report.made, report.adopted) == (2, 0)
+    assert fb.verify(root, full=True).sound
+
+
+def test_a_chunk_that_is_listed_already_is_not_listed_again(tmp_path):
+    build(tmp_path / "cache", 3)
+    before = bytes_of_generations(tmp_path / "cache")
+    assert build(tmp_path / "cache", 3).present == 3
+    assert bytes_of_generations(tmp_path / "cache") == before
+
+
+def test_chunks_made_before_an_interrupt_are_listed(tmp_path, monkeypatch):
+    add = Publisher.add
+
+    def interrupted(self, record, waits=False):
+        add(self, record, waits)
+        if record.chunk == 2:
             raise KeyboardInterrupt
-        made(build, chunk, record)
 
-    monkeypatch.setattr(Build, "_made", interrupted)
+    monkeypatch.setattr(Publisher, "add", interrupted)
     with pytest.raises(fb.errors.BuildStopped):
         build(tmp_path / "cache", 5)
     status = fb.status(tmp_path / "cache")
     assert (status.claims, status.layers[0].listed) == ((), 3)
-    assert len(list((tmp_path / "cache" / "layers" / LAYER).glob("0*.safetensors"))) == 3

@@ -7,7 +7,8 @@ from tests.cli.running import build_lines
 from tests.teachers.own_teachers import Ramp, prompt_cache
 
 import forebay as fb
-from forebay.cache.records import BuildReport, Record, Status
+from forebay.cache.reports import Status
+from forebay.records import Record
 
 NASTY = "<script>alert('&')</script>"
 
@@ -35,23 +36,6 @@ class Cells(HTMLParser):
         self.text.append(data)
 
 
-def test_everything_a_verb_returns_has_a_short_line_and_a_table(tmp_path: Path):
-    root, source = build_lines(tmp_path)
-    lines = fb.sources.lines(source)
-    returned = [
-        fb.build(root, lines, fb.RawRecipe(chunk_bytes=400), workers=0),
-        fb.status(root), fb.summarize(root), fb.estimate(lines, fb.RawRecipe()), fb.verify(root), fb.repair(root),
-        fb.clean(root), fb.copy(root, tmp_path / "copy"), *fb.gaps(root), fb.peek(root), fb.open_cache(root),
-        fb.dry_run(root, lines, fb.RawRecipe(chunk_bytes=400)), fb.doctor(root),
-    ]  # fmt: skip
-    for record in returned:
-        assert len(repr(record)) < 800, record
-        assert "\n" not in repr(record)
-        cells = Cells(record._repr_html_())
-        assert cells.text[0] == type(record).__name__
-        assert cells.tags <= {"table", "caption", "tr", "th", "td", "br"}
-
-
 def test_text_of_others_is_only_text():
     class Report(Record, frozen=True, kw_only=True):
         name: str
@@ -65,29 +49,6 @@ def test_text_of_others_is_only_text():
         assert "script" not in cells.tags
         assert NASTY in cells.text
         assert "and 8 more" in cells.text
-
-
-def test_a_line_leaves_out_what_is_empty_and_counts_what_is_long():
-    report = BuildReport(
-        root="caches/raw", layer="raw", chunks=3, made=3, present=0, failed={}, rows=9, failures=0, samples=9,
-        written_bytes=100, seconds=0.2784757100000661, generation=1, notes=("a note of some length",) * 5,
-        statistics={f"a statistic {number}": number for number in range(9)}, phases={"making": 0.1},
-    )  # fmt: skip
-    assert repr(report) == (
-        "BuildReport(root='caches/raw', layer='raw', chunks=3, made=3, present=0, rows=9, failures=0, "
-        "written_bytes=100, seconds=0.2785, generation=1, notes=<5 items>)"
-    )
-    assert "a statistic 8: 8" in report._repr_html_()
-
-
-def test_gaps_are_a_list_and_a_table(tmp_path: Path):
-    root, _ = build_lines(tmp_path, "--start-chunk", 1, "--end-chunk", 1)
-    found = fb.gaps(root)
-    assert found == [found[0]]
-    cells = Cells(found._repr_html_()).text
-    assert cells[:2] == ["Gaps", "raw"]
-    assert cells[2].startswith(f"1 of {found[0].planned} chunks present, missing: 0, 2")
-    assert fb.gaps(root, layer="raw") == found
 
 
 def test_an_origin_names_ranges_of_files_in_one_line(tmp_path: Path):

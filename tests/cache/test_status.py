@@ -1,17 +1,13 @@
 """Status and gaps: what is there, what is missing, who works on it, what failed, what is stale."""
 
-import os
 import shutil
-import socket
 from pathlib import Path
 
 import msgspec
 import pytest
-from tests.layer_recipes import (
-    MOOD,
-    LengthLayer,
+from tests.helpers.cache_files import chunk_path, layer_path
+from tests.helpers.layer_recipes import (
     LineRecipe,
-    MoodyLayer,
     flip,
     layered_cache,
     number_cache,
@@ -20,9 +16,8 @@ from tests.layer_recipes import (
 
 import forebay as fb
 from forebay.cache.claims import Claim
-from forebay.cache.records import ClaimStatus, FailedSample, Gaps
-from forebay.errors import BuildFailed, CacheNotFound, IndexCorrupt, LayerNotFound
-from forebay.store.base import Owner, this_host, this_process
+from forebay.cache.reports import FailedSample
+from forebay.errors import CacheNotFound, IndexCorrupt
 
 
 def put_claim(root: Path, name: str, owner: object, **facts: object) -> Path:
@@ -35,39 +30,18 @@ def put_claim(root: Path, name: str, owner: object, **facts: object) -> Path:
 def test_a_complete_cache_is_complete(tmp_path: Path) -> None:
     root = layered_cache(tmp_path)
     status = fb.status(root)
-    assert (status.root, status.generation, status.complete, status.source_checked) == (str(root), 2, True, True)
+    assert (status.root, status.generation, status.complete, status.source_checked) == (str(root), 1, True, True)
     assert (status.claims, status.stale, status.grown) == ((), {}, ())
-    length, numbers = status.layers
+    numbers, length = status.layers
     assert (numbers.layer, numbers.planned, numbers.present, numbers.listed) == ("numbers", 5, 5, 5)
     assert (numbers.missing, numbers.suspect, numbers.rows, numbers.samples) == ((), (), 20, 20)
     assert (length.failures, length.reasons) == (5, {"three": 5})
 
 
-def test_gaps_are_planned_chunks_without_a_file(tmp_path: Path) -> None:
-    write_lines(tmp_path / "raw/a.txt", 0, 20)
-    root = tmp_path / "cache"
-    fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0, start_chunk=1, end_chunk=3)
-    assert fb.gaps(root) == [
-        Gaps(root=str(root), layer="numbers", kind="numbers", planned=5, present=3, missing=(0, 4))
-    ]
-    (root / "layers/numbers/000002.safetensors").unlink()
-    assert fb.gaps(root, layer="numbers")[0].missing == (0, 2, 4)
-    fb.build(root, None, LengthLayer(), workers=0, start_chunk=1, end_chunk=1)
-    assert [(gaps.layer, gaps.missing) for gaps in fb.gaps(root)] == [("length", (0, 2, 3, 4)), ("numbers", (0, 2, 4))]
-    status = fb.status(root)
-    assert not status.complete
-    assert [(layer.layer, layer.missing, layer.listed) for layer in status.layers] == [
-        ("length", (0, 2, 3, 4), 1),
-        ("numbers", (0, 2, 4), 3),
-    ]
-    with pytest.raises(LayerNotFound, match="has no layer 'sol'; it has: length, numbers"):
-        fb.gaps(root, layer="sol")
-
-
 def test_chunks_of_another_size_or_head_are_suspect(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
-    flip(root / "layers/numbers/000001.safetensors", 100)
-    path = root / "layers/numbers/000003.safetensors"
+    flip(chunk_path(root, "numbers", 1), 100)
+    path = chunk_path(root, "numbers", 3)
     path.write_bytes(path.read_bytes() + b" ")
     (status,) = fb.status(root).layers
     assert status.suspect == (1, 3)
@@ -77,7 +51,7 @@ def test_failed_samples_are_shown_with_reason_and_counted(tmp_path: Path) -> Non
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw/a.txt").write_bytes(b"000001\n------\n000002\n" * 30)
     root = tmp_path / "cache"
-    fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0)
+    fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0, max_failures=1.0)
     status = fb.status(root)
     assert status.layers[0].reasons == {"no-number": 30}
     assert (status.layers[0].failures, status.layers[0].samples, status.layers[0].rows) == (30, 90, 60)
@@ -91,7 +65,7 @@ def test_failed_samples_are_shown_with_reason_and_counted(tmp_path: Path) -> Non
 def test_as_many_failed_samples_are_listed_as_are_asked_for(tmp_path: Path, asked: int | None, listed: int) -> None:
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw/a.txt").write_bytes(b"000001\n------\n000002\n" * 30)
-    fb.build(tmp_path / "cache", fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0)
+    fb.build(tmp_path / "cache", fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0, max_failures=1.0)
     status = fb.status(tmp_path / "cache", failures=asked)
     assert (len(status.failed_samples), status.failed_samples_left_out) == (listed, 30 - listed)
 
@@ -101,7 +75,7 @@ def test_a_damaged_list_of_failures_is_not_shown_and_no_traceback(tmp_path: Path
     (tmp_path / "raw/a.txt").write_bytes(b"000001\n------\n")
     root = tmp_path / "cache"
     fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0)
-    path = root / "layers/numbers/000000.safetensors"
+    path = chunk_path(root, "numbers", 0)
     size = path.stat().st_size
     for position in (size - 1, size - 10, size - 30):
         flip(path, position)
@@ -110,32 +84,6 @@ def test_a_damaged_list_of_failures_is_not_shown_and_no_traceback(tmp_path: Path
         assert status.layers[0].failures == 1
         flip(path, position)
     assert len(fb.status(root).failed_samples) == 1
-
-
-def test_claims_say_who_works_who_is_gone_and_what_failed(tmp_path: Path) -> None:
-    root = number_cache(tmp_path)
-    put_claim(root, "numbers/000000.1.json", this_process())
-    put_claim(root, "numbers/000001.2.json", Owner(this_host(), 2**22 + 7, 1))
-    put_claim(root, "numbers/000002.1.json", "another-1-1")
-    MOOD["add"] = 5
-    try:
-        with pytest.raises(BuildFailed):
-            fb.build(root, None, MoodyLayer(), layer="moody", workers=0)
-    finally:
-        MOOD["add"] = 0
-    found = fb.status(root).claims
-    assert [(claim.layer, claim.chunk, claim.state) for claim in found] == [
-        ("moody", 1, "failed"), ("numbers", 0, "working"), ("numbers", 1, "abandoned"), ("numbers", 2, "working")
-    ]  # fmt: skip
-    assert found[0] == ClaimStatus(
-        layer="moody",
-        chunk=1,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        state="failed",
-        reason="ValueError: in no mood",
-    )
-    assert (found[1].host, found[1].pid) == ("elsewhere", 4711)
 
 
 def test_stale_and_grown_sources_are_named(tmp_path: Path) -> None:
@@ -158,30 +106,36 @@ def test_a_cache_without_a_generation_has_a_status(tmp_path: Path) -> None:
 
 
 def test_no_cache_and_a_damaged_one_are_said(tmp_path: Path) -> None:
-    for call in (fb.status, fb.gaps):
-        with pytest.raises(CacheNotFound):
-            call(tmp_path / "nowhere")
+    with pytest.raises(CacheNotFound):
+        fb.status(tmp_path / "nowhere")
     root = number_cache(tmp_path)
     flip(root / "plan/000000.safetensors", 4300)
-    for call in (fb.status, fb.gaps):
-        with pytest.raises(IndexCorrupt, match=r"plan/000000.safetensors"):
-            call(root)
+    with pytest.raises(IndexCorrupt, match=r"plan/000000.safetensors"):
+        fb.status(root)
 
 
 def test_a_lost_plan_is_named_and_does_not_pass_for_no_plan(tmp_path):
     root = layered_cache(tmp_path)
     (root / "plan/000000.safetensors").unlink()
-    for call in (fb.status, fb.gaps):
-        with pytest.raises(
-            fb.errors.IndexCorrupt, match=r"'plan/000000.safetensors' .* it is gone; run `forebay repair"
-        ):
-            call(root)
+    with pytest.raises(IndexCorrupt, match=r"(?s)'plan/000000.safetensors' .* it is gone"):
+        fb.status(root)
 
 
 def test_a_published_layer_whose_folder_is_gone_is_missing_and_not_forgotten(tmp_path: Path) -> None:
     root = layered_cache(tmp_path)
-    shutil.rmtree(root / "layers/length")
+    shutil.rmtree(layer_path(root, "length"))
     status = fb.status(root)
     assert not status.complete
-    assert {layer.layer: len(layer.missing) for layer in status.layers} == {"length": 5, "numbers": 0}
-    assert {gaps.layer: len(gaps.missing) for gaps in fb.gaps(root)} == {"length": 5, "numbers": 0}
+    assert {layer.layer: len(layer.lost) for layer in status.layers} == {"length": 5, "numbers": 0}
+
+
+def test_chunks_are_missing_lost_or_unlisted(tmp_path: Path) -> None:
+    write_lines(tmp_path / "raw/a.txt", 0, 20)
+    root = tmp_path / "cache"
+    fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0, start_chunk=1, end_chunk=3)
+    chunk_path(root, "numbers", 4).write_bytes(b"left by somebody")
+    chunk_path(root, "numbers", 2).unlink()
+    status = fb.status(root)
+    (layer,) = status.layers
+    assert not status.complete
+    assert (layer.planned, layer.missing, layer.lost, layer.unlisted) == (5, (0,), (2,), (4,))

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.layer_recipes import LengthLayer, LineRecipe, layered_cache, write_lines
+from tests.helpers.layer_recipes import LengthLayer, LineRecipe, layered_cache, write_lines
 
 import forebay as fb
 from forebay.cache.status import describe_column
@@ -14,7 +14,7 @@ from forebay.errors import CacheNotFound
 def test_a_summary_has_counts_recipes_source_and_versions(tmp_path: Path) -> None:
     root = layered_cache(tmp_path)
     summary = fb.summarize(root)
-    assert (summary.root, summary.base, summary.generation, summary.generations) == (str(root), "numbers", 2, 3)
+    assert (summary.root, summary.base, summary.generation, summary.generations) == (str(root), "numbers", 1, 2)
     assert (summary.planned_chunks, summary.rows, summary.source_files, summary.tagged) == (5, 20, 2, False)
     assert summary.source == {"kind": "lines", "root": str(tmp_path / "raw"), "patterns": ["."]}
     assert summary.bytes == sum(path.stat().st_size for path in (root / "layers").rglob("0*"))
@@ -31,7 +31,7 @@ def test_a_summary_has_counts_recipes_source_and_versions(tmp_path: Path) -> Non
 def test_a_summary_follows_what_is_published(tmp_path: Path) -> None:
     root = layered_cache(tmp_path)
     write_lines(tmp_path / "raw/c.txt", 20, 4)
-    fb.grow(root, fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
+    fb.update(root, fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
     summary = fb.summarize(root)
     assert (summary.rows, summary.planned_chunks, summary.source_files) == (24, 6, 3)
     assert {layer.layer: layer.rows for layer in summary.layers} == {"numbers": 24, "length": 20}

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from tests.cli.running import run
 from tests.format.made import encode
-from tests.layer_recipes import LineRecipe, number_cache
+from tests.helpers.cache_files import chunk_key, real_key
+from tests.helpers.layer_recipes import LineRecipe, number_cache
 
 import forebay as fb
-from forebay.building.chunk_maker import write_revision
 from forebay.columns import DTYPES, Column, Dtype
 from forebay.errors import IndexCorrupt
-from forebay.format import layout
 from forebay.format.chunk import ChunkFile
 from forebay.source import Source
 from forebay.store import LocalStore
@@ -48,7 +47,7 @@ class Shrinking(LocalStore):
 
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
         read = super().read(key, start, stop)
-        if key.startswith("layers/") and "recipe" not in key and not read:
+        if key.startswith("layers/") and stop is not None and len(read) < stop - start:  # up to its end
             os.truncate(os.path.join(self.address, key), 5000)
         return read
 
@@ -58,13 +57,16 @@ def test_a_bad_sector_is_reported_and_does_not_end_the_process(tmp_path: Path, f
     fb.build(tmp_path / "cache", lines_source(tmp_path), fb.RawRecipe(), workers=0)
     report = fb.verify(BadSectors(tmp_path / "cache"), full=full)
     assert [bad.problem for bad in report.bad] == ["it cannot be read: [Errno 5] Input/output error"]
-    assert report.bad[0].key == "layers/raw/000000.safetensors"
+    assert report.bad[0].key == chunk_key(tmp_path / "cache", "raw", 0)
 
 
 def test_a_file_that_shrinks_while_it_is_verified_is_reported(tmp_path: Path) -> None:
     fb.build(tmp_path / "cache", lines_source(tmp_path), fb.RawRecipe(codec="none"), workers=0)
     (bad,) = fb.verify(Shrinking(tmp_path / "cache"), full=True).bad
-    assert bad.problem == "it cannot be read: 'layers/raw/000000.safetensors' became shorter while it was read"
+    assert (
+        bad.problem
+        == f"it cannot be read: '{chunk_key(tmp_path / 'cache', 'raw', 0)}' became shorter while it was read"
+    )
 
 
 def lines_source(tmp_path: Path) -> Source:
@@ -94,23 +96,6 @@ class BadFile(LocalStore):
         if key == self._bad:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return super().read(key, start, stop)
-
-
-def test_a_key_signs_no_generation_whose_chunk_cannot_be_read(tmp_path: Path) -> None:
-    source = lines_source(tmp_path)
-    first = fb.build(tmp_path / "cache", source, fb.RawRecipe(), workers=0).generation or 0
-    (tmp_path / "lines.txt").write_bytes(b"another line\n")
-    fb.refresh(tmp_path / "cache", workers=0)
-    report = fb.rekey(BadFile(tmp_path / "cache", "layers/raw/000000.safetensors"), new_key=b"a key of 16 bytes")
-    assert report.removed[first] == "'layers/raw/000000.safetensors' is not what it lists"
-    assert report.tagged == (report.generation,)
-
-
-def test_a_revision_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
-    chunk = encode({"x": np.arange(3, dtype=np.uint8)}, [Column(name="x", dtype="uint8")])
-    assert write_revision(LocalStore(tmp_path), "base", chunk, 1).revision == 1
-    assert write_revision(LocalStore(tmp_path), "base", chunk, 1).revision == 1, "the same bytes are taken as they are"
-    assert write_revision(BadFile(tmp_path, layout.chunk("base", 7, 1)), "base", chunk, 1).revision == 2
 
 
 @pytest.mark.parametrize("column", ["uint8", "bool"])
@@ -187,17 +172,18 @@ def test_a_full_check_takes_the_same_limit_of_a_block_as_reading_does(tmp_path: 
     assert "bytes at once, but max_block_bytes is 100; if you trust this cache, pass --max-block-bytes" in bad.problem
     assert run("verify", root, "--full", "--max-block-bytes", "100", "--json", code=1).json["bad"][0]["key"] == bad.key
     assert fb.verify(root, max_block_bytes=100).sound, "only a full check decodes"
-    with pytest.raises(ValueError, match=r"max_block_bytes must be at least 1 \(got 0\)"):
+    with pytest.raises(ValueError, match="max_block_bytes must be"):
         fb.verify(root, max_block_bytes=0)
 
 
 @pytest.mark.parametrize("layer", ["layers/numbers", "plan"])
 def test_a_sparse_file_of_a_tebibyte_is_refused_by_its_size(tmp_path: Path, layer: str) -> None:
     root = number_cache(tmp_path)
-    os.truncate(root / layer / "000000.safetensors", 1 << 40)
+    key = real_key(root, f"{layer}/000000.safetensors")
+    os.truncate(root / key, 1 << 40)
     Counting.count = 0
     store = Counting(root)
     report = fb.verify(store)
-    assert [bad.key for bad in report.bad] == [f"{layer}/000000.safetensors"]
+    assert [bad.key for bad in report.bad] == [key]
     fb.repair(store, source=fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
     assert fb.verify(store).sound

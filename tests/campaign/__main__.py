@@ -1,7 +1,8 @@
 """python -m tests.campaign --seed 7 --minutes 2 [--processes 2] [--classes kill,damage] [--json OUT]
 
-Findings are printed as they come. Exit code 0 where no fault led to a finding, 1 where one did. A finding names the
-seed that repeats it: `python -m tests.campaign --repeat CLASS:SEED`.
+Findings are printed as they come. Exit code 0 if no fault led to a finding, 1 if one did. A finding includes the
+seed that repeats it: `python -m tests.campaign --repeat CLASS:SEED`. `--sweep update,repair` kills at each system call
+of these commands in turn; `--add FILE` adds the counts of earlier runs to the table.
 """
 
 import argparse
@@ -20,11 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.campaign.faults import CLASSES, OUTCOMES, Finding, Outcome, as_record, run_fault
+from tests.campaign.faults import CLASSES, run_fault
+from tests.campaign.oracle import OUTCOMES, Finding, Outcome, as_record, trial_in
+from tests.campaign.strikes import JOBS, calls_of, swept
 from tests.campaign.trial import VERDICTS, remove, warm_up
 from tests.campaign.worlds import World, make_worlds
 
 _SAVE_EVERY = 250  # faults
+_SWEEPS = [job.name.replace(" ", "_") for job in JOBS]
 
 
 def main() -> int:
@@ -55,6 +59,7 @@ class Result:
     name: str
     outcome: Outcome
     findings: list[dict[str, Any]]
+    covered: Counter[tuple[str, str]]
 
 
 class Log:
@@ -64,12 +69,23 @@ class Log:
         self.done: Counter[str] = Counter()
         self.findings: list[dict[str, Any]] = []
         self._outcomes: Counter[tuple[str, str]] = Counter()
+        self._covered: Counter[tuple[str, str]] = Counter()
         self._asked = asked
         self._shown: set[tuple[str, str]] = set()
+        for earlier in asked.add:
+            self._load(json.loads(Path(earlier).read_text()))
+
+    def _load(self, record: dict[str, Any]) -> None:
+        self.done += Counter(record["faults"])
+        self.findings += record["findings"]
+        pairs = ((name, each, count) for name, counts in record["outcomes"].items() for each, count in counts.items())
+        self._outcomes += Counter({(name, each): count for name, each, count in pairs})
+        self._covered += Counter({(what, name): count for what, name, count in record["covered"]})
 
     def add(self, result: Result) -> None:
         self.done[result.name] += 1
         self._outcomes[result.name, result.outcome] += 1
+        self._covered += result.covered
         self.findings += result.findings
         for record in result.findings:
             self._show(record)
@@ -87,7 +103,8 @@ class Log:
     def save(self) -> None:
         if self._asked.json:
             outcomes = {name: {each: self._outcomes[name, each] for each in OUTCOMES} for name in self.done}
-            record = {"faults": dict(self.done), "outcomes": outcomes, "findings": self.findings}
+            covered = [[*key, count] for key, count in sorted(self._covered.items())]
+            record = {"faults": dict(self.done), "outcomes": outcomes, "findings": self.findings, "covered": covered}
             Path(self._asked.json).write_text(json.dumps(record, indent=1))
 
     def table(self) -> str:
@@ -101,12 +118,21 @@ class Log:
         totals = [f"{sum(counts[name, column] for name in self.done):,}" for column in columns]
         rows.append(["all", f"{sum(self.done.values()):,}", *totals])
         lines = ["| " + " | ".join(row) + " |" for row in rows]
-        return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+        return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:], "", *self._coverage()])
+
+    def _coverage(self) -> list[str]:
+        """What was damaged, run and killed, and how often."""
+        titles = {"file": "files damaged", "verb": "verbs run", "kill": "killed", "call": "killed at each system call"}
+        counts = {
+            what: [f"{name} {count:,}" for (kind, name), count in sorted(self._covered.items()) if kind == what]
+            for what in titles
+        }
+        return [f"{title}: {', '.join(counts[what])}" for what, title in titles.items() if counts[what]]
 
 
 def _world_seed(asked: argparse.Namespace) -> int:
     """The seed of the campaign; that of a fault to repeat begins with it."""
-    found = re.fullmatch(r"\w[\w-]*:([0-9]+)-[0-9]+-[0-9]+", asked.repeat or "")
+    found = re.fullmatch(r"\w[\w-]*:([0-9]+)-\w+-[0-9]+", asked.repeat or "")
     return int(found[1]) if found else int(asked.seed)
 
 
@@ -118,6 +144,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--each", type=int, default=None, help="This many faults of every class, instead of by weight.")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="Run side by side.")
     parser.add_argument("--classes", default=",".join(CLASSES), help=f"Of: {', '.join(CLASSES)}.")
+    parser.add_argument("--sweep", default="", metavar="JOBS", help=f"Of: {', '.join(_SWEEPS)}.")
+    parser.add_argument("--add", action="append", default=[], metavar="FILE", help="The `--json` of an earlier run.")
     parser.add_argument("--repeat", metavar="CLASS:SEED", help="Repeat one fault.")
     parser.add_argument("--all", action="store_true", help="Print every finding, not one of each kind.")
     parser.add_argument("--json", metavar="FILE", help="Write counts and findings to a file.")
@@ -125,6 +153,8 @@ def _arguments() -> argparse.Namespace:
     unknown = set(asked.classes.split(",")) - set(CLASSES)
     if unknown:
         parser.error(f"unknown class {', '.join(sorted(unknown))}; choose from {', '.join(CLASSES)}")
+    if asked.sweep and set(asked.sweep.split(",")) - set(_SWEEPS):
+        parser.error(f"--sweep takes {', '.join(_SWEEPS)}")
     return asked
 
 
@@ -135,7 +165,8 @@ def _in_parallel(asked: argparse.Namespace, deadline: float, folder: Path, world
 
     def work(number: int) -> None:
         try:
-            _run_faults(_chosen(asked, number), deadline, folder / str(number), worlds, results.put)
+            place = folder / str(number)
+            _run_faults(_chosen(asked, number, place, worlds), deadline, place, worlds, results.put)
             results.put(None)
         except BaseException:
             results.put(traceback.format_exc())
@@ -156,9 +187,18 @@ def _in_parallel(asked: argparse.Namespace, deadline: float, folder: Path, world
         process.join()
 
 
-def _chosen(asked: argparse.Namespace, number: int) -> Iterator[tuple[str, str]]:
+def _chosen(asked: argparse.Namespace, number: int, folder: Path, worlds: Sequence[World]) -> Iterator[tuple[str, str]]:
     """The faults of one process, each as class and seed."""
+    if asked.sweep:
+        for name in asked.sweep.split(","):
+            with trial_in(folder / "counted", "", worlds) as trial:
+                calls = calls_of(trial, *swept(trial, name))
+            yield from (
+                ("each-call", f"{asked.seed}-{name}-{at}") for at in range(1 + number, 1 + calls, asked.processes)
+            )
+        return
     names = asked.classes.split(",")
+    names = [name for name in names if CLASSES[name][1]]
     if asked.each is not None:
         rounds = range(number, asked.each, asked.processes)
         yield from ((name, f"{asked.seed}-{number}-{index}") for index in rounds for name in names)
@@ -180,10 +220,13 @@ def _run_faults(
         if time.monotonic() > deadline:
             break
         try:
-            outcome, found = run_fault(name, one, folder / f"trial-{index}", worlds)
+            trial = run_fault(name, one, folder / f"trial-{index}", worlds)
         except Exception:  # a mistake of the campaign must not lose what hours of it found
-            outcome, found = "finding", [Finding("the campaign itself failed", "unclear", traceback.format_exc())]
-        report(Result(name, outcome, [as_record(each, name, one) for each in found]))
+            failed = Finding("the campaign itself failed", "unclear", traceback.format_exc())
+            report(Result(name, "finding", [as_record(failed, name, one)], Counter()))
+        else:
+            found = [as_record(each, name, one) for each in trial.findings]
+            report(Result(name, trial.outcome, found, trial.covered))
 
 
 if __name__ == "__main__":

@@ -23,47 +23,14 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tests.campaign.trial import run_verb
-from tests.campaign.worlds import World
 
 import forebay as fb
 from forebay.errors import ForebayError
+from forebay.preview.words import harmless
 
 COMMIT = "c" * 40
 SHARDS = 2
-TIER_SIZE = 32
 _DIE_WITH_PARENT = 1  # of prctl
-# --- tiers -----------------------------------------------------------------------------------------------------------
-
-
-def make_tier(world: World) -> Path:
-    """A tier with the rows of an image world, made once."""
-    place = world.folder / "tier"
-    if not place.exists():
-        ending = run_verb("warm", str(world.source), "--size", str(TIER_SIZE), "--l2", str(place), "--workers", "0")
-        assert ending.code == 0, ending.output
-    return place
-
-
-def read_tier(source: Path, tier: Path | None) -> dict[str, Any]:
-    """A digest per row, read through a tier, or the error."""
-    try:
-        with fb.CachedImages(
-            fb.sources.images(str(source)), fb.ImageRecipe(size=TIER_SIZE), l1=0, l2=tier, max_bytes=1 << 26
-        ) as images:
-            rows = images.read(range(len(images)))
-    except ForebayError as error:
-        return {"rows": [], "errors": [type(error).__name__]}
-    return {"rows": [_row_digest(row) for row in rows], "errors": []}
-
-
-def _row_digest(row: Any) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(row):
-        digest.update(name.encode() + repr(row[name].shape).encode() + row[name].tobytes())
-    return digest.hexdigest()[:24]
-
-
 # --- downloads -------------------------------------------------------------------------------------------------------
 
 
@@ -76,6 +43,9 @@ class Hub(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: Any) -> None:
         pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
     def do_GET(self) -> None:
         _, seed, *parts = urlsplit(self.path).path.split("/")
@@ -91,7 +61,7 @@ class Hub(BaseHTTPRequestHandler):
 
     def _listing(self, parts: list[str]) -> bytes:
         if "revision" in parts:
-            return json.dumps({"sha": COMMIT}).encode()
+            return json.dumps({"id": "org/set", "sha": COMMIT}).encode()
         return json.dumps([_entry(name, content) for name, content in self.files.items()]).encode()
 
     def _send_file(self, draw: random.Random, how: str, name: str) -> None:
@@ -100,7 +70,8 @@ class Hub(BaseHTTPRequestHandler):
             self._send(404, {"X-Error-Code": "EntryNotFound"}, b"")
             return
         asked = self.headers.get("Range")
-        status, headers, body = 200, {"ETag": f'"{hashlib.sha256(content).hexdigest()}"'}, content
+        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT}
+        status, body = 200, content
         if asked is not None and how != "all":
             first, _, last = asked.removeprefix("bytes=").partition("-")
             start, stop = int(first), min(int(last) + 1, len(content)) if last else len(content)
@@ -116,6 +87,8 @@ class Hub(BaseHTTPRequestHandler):
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
+        if self.command == "HEAD":
+            return
         self.wfile.write(body[:after])
         if after is not None:
             self.wfile.flush()
@@ -169,9 +142,9 @@ def build_from_hub(root: Path, place: Path, seed: str, vocabulary: str) -> None:
     patience = shards.RetryPolicy(retries=30, timeout=5, first_wait=0.001, longest_wait=0.05)
     address = f"{start_hub()}/{seed}"
     source = shards.HubSource("org/set", None, "train", "text", COMMIT, address, str(place / "spool"), patience)
-    recipe = fb.TokenRecipe(tokenizer=vocabulary, sequence_length=64, chunk_size=8)
+    recipe = fb.TokenRecipe(tokenizer=vocabulary, sequence_length=64, chunk_rows=8)
     try:
         fb.build(root, source, recipe, workers=0, lease_seconds=0.3)
     except ForebayError as error:
-        print(f"forebay: {error}")
+        print(harmless(f"forebay: {error}"))
         sys.exit(1)

@@ -9,17 +9,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from forebay.store.base import this_host
+from forebay.store.owners import this_host
 
 Damage = Callable[[random.Random, Path, Path], None]  # draw, the file, the root of another cache
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A damage that was done: its name, and the key it was done to."""
+    """A damage that was done: its name, the key it was done to, and the kind of file that is."""
 
     name: str
     key: str
+    kind: str
 
     def __str__(self) -> str:
         return f"{self.name} {self.key}"
@@ -32,18 +33,17 @@ def cache_files(root: Path) -> list[Path]:
 
 def leave_behind(draw: random.Random, root: Path) -> None:
     """What dead builders leave: claims, temporary files, chunks and identities that no generation lists."""
-    layer = next(path.name for path in sorted((root / "layers").iterdir()))
-    chunk = next(path for path in sorted((root / "layers" / layer).glob("[0-9]*.safetensors")))
+    chunk = next(path for path in sorted((root / "layers").glob("*/[0-9]*.safetensors")))
+    layer = chunk.parent.name
     dead = f"{this_host()}-4194300-1"
     (root / "claims" / layer).mkdir(parents=True, exist_ok=True)
-    for number, state in enumerate(("working", "failed")):
-        claim = {"owner": dead, "host": "here", "pid": 4194300, "beat": 3, "state": state, "reason": "a reason"}
-        (root / "claims" / layer / f"{number:06d}.1.json").write_text(json.dumps(claim))
+    claim = json.dumps({"owner": dead, "host": "here", "pid": 4194300})
+    for name in (f"{layer}/000000", f"{layer}/000001", "plan", "publish"):
+        (root / "claims" / f"{name}.json").write_text(claim)
     (root / "builders").mkdir(exist_ok=True)
     (root / "builders" / f"{dead}.json").write_text(json.dumps({"beat": 3, "host": "here", "pid": 4194300}))
     for folder in (chunk.parent, root / "generations", root / "plan"):
         (folder / f".tmp-{dead}-{draw.randrange(1 << 32):08x}").write_bytes(chunk.read_bytes()[: draw.randrange(9000)])
-    (chunk.parent / f"{chunk.stem}.r7.safetensors").write_bytes(chunk.read_bytes())
     (root / "identities").mkdir(exist_ok=True)
     (root / "identities" / f"000000.{draw.randrange(1 << 64):016x}.safetensors").write_bytes(b"left")
 
@@ -60,8 +60,9 @@ def damage_one(draw: random.Random, root: Path, path: Path, other: Path) -> Done
     """Do one damage to this file."""
     name = draw.choice(sorted(DAMAGES))
     key = str(path.relative_to(root))
+    done = Done(name, key, _kind(root, path))
     DAMAGES[name](draw, path, other / key)
-    return Done(name, key)
+    return done
 
 
 def _kind(root: Path, path: Path) -> str:
@@ -70,7 +71,7 @@ def _kind(root: Path, path: Path) -> str:
         return "leftover"
     if parts[0] != "layers":
         return parts[0]
-    return "chunk" if path.stem[:6].isdigit() else path.name
+    return "chunks" if path.stem[:6].isdigit() else path.stem
 
 
 def _flip(draw: random.Random, path: Path, other: Path) -> None:
@@ -155,7 +156,7 @@ def _fifo(draw: random.Random, path: Path, other: Path) -> None:
 def _stray(draw: random.Random, path: Path, other: Path) -> None:
     """A file beside it whose name is almost one of ours."""
     names = ("0000001.safetensors", "٠٠٠٠٠١.safetensors", "000001.safetensors~", "00000².safetensors", ".DS_Store")
-    name = draw.choice((*names, "000099.r1.safetensors", "999999.safetensors", f"copy of {path.name}"))
+    name = draw.choice((*names, "999999.safetensors", f"copy of {path.name}"))
     if not os.path.lexists(path.parent / name):
         (path.parent / name).write_bytes(path.read_bytes() if draw.random() < 0.5 else b"stray")
 
@@ -170,7 +171,10 @@ def _nested(draw: random.Random, path: Path, other: Path) -> None:
 def _newer(draw: random.Random, path: Path, other: Path) -> None:
     """Written by a forebay of the future."""
     content = path.read_bytes()
-    for now, then in ((b'format_version\\":1', b'format_version\\":9'), (b'"format_version":1', b'"format_version":9')):
+    for now, then in (
+        (b'format_version\\":2', b'format_version\\":9'),
+        (b'"format_version": 2', b'"format_version": 9'),
+    ):
         content = content.replace(now, then)
     path.write_bytes(content)
 

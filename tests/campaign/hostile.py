@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import xxhash
 import zstandard
-from tests.campaign.trial import KEY_VARIABLE
 from tests.campaign.worlds import doorbell
 
 from forebay.columns import Array, Ragged
@@ -33,7 +32,6 @@ Craft = Callable[[random.Random, Path, Path], str]  # draw, the root, a tree out
 # a damaged copy of it from before it was crafted, {pristine} a sound one; {copy} and {tier} are new folders.
 LOOKING: tuple[tuple[str, ...], ...] = (
     ("status", "{root}"),
-    ("gaps", "{root}"),
     ("info", "{root}"),
     ("peek", "{root}"),
     ("verify", "{root}"),
@@ -42,27 +40,23 @@ LOOKING: tuple[tuple[str, ...], ...] = (
     ("build", "{root}", "--dry-run"),
     ("copy", "{root}", "{copy}"),
     ("repair", "{mine}", "--from", "{root}", "--workers", "0"),
-    ("tier", "stats", "{root}"),
-    ("tier", "verify", "{root}"),
-    ("tier", "clear", "{root}"),
-    ("warm", "{root}", "--l2", "{tier}", "--workers", "0"),
-    ("warm", "{source}", "--l2", "{root}", "--workers", "0"),
+    ("doctor", "{root}"),
+    ("tier", "list", "{root}"),
+    ("tier", "clean", "{root}"),
     ("build", "raw", "{root}", "--into", "{copy}-raw", "--workers", "0"),
     ("view", "{root}", "--bundle", "{copy}.html"),
-    ("warm", "{root}", "--tier", "{tier}-chunks"),
-    ("estimate", "{root}", "--remote"),
+    ("tier", "fill", "{root}", "{tier}-chunks"),
+    ("estimate", "remote", "{root}"),
 )
 CHANGING: tuple[tuple[str, ...], ...] = (
     ("repair", "{root}", "--workers", "0"),
     ("repair", "{root}", "--from", "{pristine}", "--workers", "0"),
     ("build", "{root}", "--workers", "0"),
     ("build", "{root}", "--mode", "inverse", "--workers", "0"),
-    ("grow", "{root}", "{source}", "--workers", "0"),
-    ("refresh", "{root}", "--workers", "0"),
-    ("refresh", "{root}", "--drop-missing", "--workers", "0"),
+    ("update", "{root}", "{source}", "--workers", "0"),
+    ("drop", "{root}", "raw"),
     ("clean", "{root}"),
     ("clean", "{root}", "--keep-generations", "1"),
-    ("rekey", "{root}", "--new-key-env", KEY_VARIABLE),
     ("copy", "{pristine}", "{root}"),
 )
 LEAVES: tuple[Any, ...] = (
@@ -148,6 +142,10 @@ def _plans(root: Path) -> list[Path]:
     return sorted((root / "plan").glob("[0-9]*.safetensors"))
 
 
+def _recipes(root: Path) -> list[Path]:
+    return sorted((root / "recipes").glob("*.json"))
+
+
 def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Where every value of a document is."""
     found = [path] if path else []
@@ -208,7 +206,7 @@ def _mutate_tensor(draw: random.Random, parts: Parts) -> str:
 def publish_chunk(root: Path, path: Path, content: bytes, head_size: int | None = None) -> None:
     """Write a chunk and list it: size, head digest and SHA-256 in the newest generation are those of its bytes."""
     path.write_bytes(content)
-    layer, number = path.parent.name, int(path.name[:6])
+    layer, number = path.parent.name.partition(".")[0], int(path.name[:6])
     generation = Parts.of(newest(root).read_bytes())
     at = generation.numbers(f"{layer}.chunk").index(number)
     size = head_size if head_size is not None else generation.numbers(f"{layer}.head_size")[at]
@@ -244,8 +242,8 @@ def _sum_column(parts: Parts, column: dict[str, Any]) -> None:
 
 
 def _fuzz_document(draw: random.Random, root: Path, outside: Path) -> str:
-    """cache.json or recipe.json with a value changed, on disk and in the generation alike."""
-    path = draw.choice([root / "cache.json", *root.glob("layers/*/recipe.json")])
+    """cache.json or a recipe with a value changed, on disk and in the generation alike."""
+    path = draw.choice([root / "cache.json", *root.glob("recipes/*.json")])
     document, what = _mutated(draw, json.loads(path.read_bytes()))
     text = json.dumps(document)
     path.write_text(text, errors="surrogatepass")
@@ -253,7 +251,7 @@ def _fuzz_document(draw: random.Random, root: Path, outside: Path) -> str:
     if path.name == "cache.json":
         generation.metadata["cache"] = text
     else:
-        generation.metadata["recipes"][path.parent.name] = text
+        generation.metadata["recipes"][path.stem] = text
     newest(root).write_bytes(generation.sealed())
     return f"{path.name} {what}"
 
@@ -353,7 +351,7 @@ def _fuzz_claim(draw: random.Random, root: Path, outside: Path) -> str:
     changed, what = _mutated(draw, document)
     folder = root / "claims" / layer
     folder.mkdir(parents=True, exist_ok=True)
-    name = draw.choice(("000000.1.json", "000001.99999999999999999999.json", "notes.txt", "000000.1.json.bak"))
+    name = draw.choice(("000000.json", "000001.json", "notes.txt", "000000.json.bak"))
     (folder / name).write_text(json.dumps(changed), errors="surrogatepass")
     return f"claim {name} {what}"
 
@@ -411,7 +409,8 @@ def _links(draw: random.Random, root: Path, outside: Path) -> str:
         "cache.json",
     ]
     choices += [
-        str(path.relative_to(root)) for path in (chunks(root)[0], newest(root), root / f"layers/{layer}/recipe.json")
+        str(path.relative_to(root))
+        for path in (chunks(root)[0], newest(root), root / f"recipes/{layer.partition(chr(46))[0]}.json")
     ]
     name = draw.choice(choices)
     path = root / name
@@ -429,7 +428,7 @@ def _links(draw: random.Random, root: Path, outside: Path) -> str:
 def _special(draw: random.Random, root: Path, outside: Path) -> str:
     """Something that is not a file where a file should be."""
     names = [Path("cache.json"), newest(root).relative_to(root), _plans(root)[0].relative_to(root)]
-    names += [chunks(root)[0].relative_to(root), chunks(root)[0].parent.relative_to(root) / "recipe.json"]
+    names += [chunks(root)[0].relative_to(root), _recipes(root)[0].relative_to(root)]
     path = root / draw.choice(names)
     path.unlink()
     kind = draw.choice(("fifo", "directory", "zero", "full", "socket", "tty"))
@@ -471,7 +470,7 @@ def _odd_json(draw: random.Random, root: Path, outside: Path) -> str:
     name = draw.choice(sorted(ODD_JSON))
     text = ODD_JSON[name]
     if draw.random() < 0.5:
-        path = draw.choice([root / "cache.json", *root.glob("layers/*/recipe.json")])
+        path = draw.choice([root / "cache.json", *root.glob("recipes/*.json")])
         path.write_bytes(text)
         return f"{path.name} is {name}"
     parts = Parts.of(newest(root).read_bytes())
@@ -573,7 +572,7 @@ def _escapes(draw: random.Random, root: Path, outside: Path) -> str:
     newest(root).write_bytes(parts.sealed())
     layer = chunks(root)[0].parent.name
     (root / "claims" / layer).mkdir(parents=True, exist_ok=True)
-    (root / "claims" / layer / "000000.1.json").write_text(json.dumps({"owner": escape, "host": escape, "pid": 1}))
+    (root / "claims" / layer / "000000.json").write_text(json.dumps({"owner": escape, "host": escape, "pid": 1}))
     (root / "builders").mkdir(exist_ok=True)
     beat = {"beat": 1, "host": escape, "pid": 1, "layer": escape, "versions": {"numpy": escape, escape: "1"}}
     (root / "builders" / "0123456789ab-7-1.json").write_text(json.dumps(beat))
@@ -675,15 +674,17 @@ def _templates(draw: random.Random, root: Path, outside: Path) -> str:
     parts.tensors["template"] = ("U8", [len(content)], content)
     sealed = parts.sealed()
     path.write_bytes(sealed)
-    layer = path.parent.name
-    document = json.loads((path.parent / "recipe.json").read_bytes())
+    layer = path.parent.name.partition(".")[0]
+    recipe = root / f"recipes/{layer}.json"
+    document = json.loads(recipe.read_bytes())
     tokens = parts.tensors["special_tokens"][2]
     document["dependencies"]["chat template"] = hashlib.sha256(content + b"\0" + tokens).hexdigest()
     fields = {name: value for name, value in document["fields"].items() if name not in ("tokenizer", "template")}
     identity = {"kind": document["kind"], "revision": document["revision"], "fields": fields}
     known = canonical({**identity, "dependencies": document["dependencies"]})
     document["fingerprint"] = hashlib.sha256(known.encode()).hexdigest()
-    (path.parent / "recipe.json").write_text(json.dumps(document))
+    recipe.write_text(json.dumps(document))
+    path.parent.rename(path.parent.with_name(f"{layer}.{document['fingerprint'][:16]}"))
     generation = Parts.of(newest(root).read_bytes())
     generation.metadata["recipes"][layer] = json.dumps(document)
     generation.metadata["constants"][layer] = sealed[-32:].hex()
@@ -697,7 +698,7 @@ def _models(draw: random.Random, root: Path, outside: Path) -> str:
     name = draw.choice(
         ("evil/probe", "../../etc/passwd", "/etc/passwd", "/dev/zero", str(outside / "thesis.txt"), "x" * 9999)
     )
-    path = next(root.glob("layers/*/recipe.json"))
+    path = next(root.glob("recipes/*.json"))
     document = json.loads(path.read_bytes())
     fields = document.get("fields", document)
     where = draw.choice(("tokenizer", "model", "tags")) if "tokenizer" not in fields else "tokenizer"
@@ -708,9 +709,10 @@ def _models(draw: random.Random, root: Path, outside: Path) -> str:
             generation.unlink()
     else:
         parts = Parts.of(newest(root).read_bytes())
-        parts.metadata["recipes"][path.parent.name] = json.dumps(document)
+        parts.metadata["recipes"][path.stem] = json.dumps(document)
         newest(root).write_bytes(parts.sealed())
-    (path.parent / "constants.safetensors").unlink(missing_ok=True)
+    for constants in root.glob(f"layers/{path.stem}.*/constants.safetensors"):
+        constants.unlink()
     return f"the recipe's {where} is {name[:40]!r}"
 
 

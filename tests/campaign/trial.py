@@ -13,6 +13,7 @@ import pkgutil
 import re
 import resource
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -23,9 +24,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
-from tests.gpt2 import load_gpt2
+from tests.helpers.gpt2_tokenizer import load_gpt2
 
 import forebay.cli
 from forebay import api
@@ -34,13 +35,14 @@ from forebay.cli.main import main
 MEMORY_BYTES = 1 << 30  # no small input may take more
 GUARD_BYTES = 12 << 30  # of address space: what would take more fails by itself, and not the machine
 LEASE_SECONDS = 0.3
-KEY_VARIABLE = "FOREBAY_CAMPAIGN_KEY"  # of the environment, for verbs that put a key on a cache
 SECONDS = 10.0  # of processor time, so that a verdict does not depend on what else the machine does
 PATIENCE = 6  # a process may wait for its turn, or for a disk, this many times as long before it counts as hung
 _SHOWN_BYTES = 200_000
 _FREE_TEXT = re.compile(r"\x1b|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]")
-Verdict = Literal["silent", "lost", "outside", "traceback", "hang", "memory", "crash", "unclear"]
-VERDICTS: tuple[Verdict, ...] = ("silent", "lost", "outside", "traceback", "hang", "memory", "crash", "unclear")
+Verdict = Literal[
+    "wrong rows", "rows lost", "destroyed", "circular", "traceback", "hang", "crash", "memory", "outside", "unclear"
+]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,14 @@ class Ending:
     seconds: float  # of processor time
     allowed: float
     hung: bool
+
+    def circular_hint(self, arguments: Sequence[str]) -> str:
+        """A hint of a failed command that is this command, or a part of it; empty if there is none."""
+        for found in re.finditer(r"`forebay ([^`]*)`|next: forebay (.*)", self.output) if self.code else ():
+            with suppress(ValueError):
+                if set(shlex.split(found[1] or found[2])) <= set(arguments):
+                    return found[0]
+        return ""
 
     @property
     def last_line(self) -> str:
@@ -76,8 +86,9 @@ class Ending:
             found.append(("memory", f"took {self.peak_bytes >> 20:,} MiB"))
         if self.code == 1 and not self.output.strip():
             found.append(("unclear", "exit 1 without a word"))
-        if _FREE_TEXT.search(self.output):
-            found.append(("unclear", f"a control character reaches the terminal: {self.last_line!r}"))
+        if bare := _FREE_TEXT.search(self.output):
+            around = self.output[max(0, bare.start() - 100) : bare.start() + 100]
+            found.append(("unclear", f"a control character reaches the terminal: {around!r}"))
         return found
 
 
@@ -85,7 +96,7 @@ def warm_up() -> None:
     """Import what verbs import when they need it, and keep the collector away: children then share the pages."""
     for name in (
         "numpy.ma", "fastokens", "tokenizers", "forebay.raw", "forebay.images.recipe",
-        "forebay.teachers.feature_reader", "forebay.tiers.cached_images", "forebay.tiers.warming", "rich.live",
+        "forebay.teachers.feature_reader", "forebay.row_cache.cached_images", "rich.live",
         "rich.markup", "rich.progress", "rich.table", "rich.traceback",
     ):  # fmt: skip
         importlib.import_module(name)
@@ -110,9 +121,8 @@ def run_verb(*arguments: str, seconds: float = SECONDS, first: Callable[[], None
 
 def command_line(arguments: Sequence[str]) -> None:
     """Run a command in this process, which ends with it. A stranger's claim is waited for shortly, not for a minute."""
-    for verb in (api.build, api.grow, api.clean, api.refresh):
+    for verb in (api.build, api.update, api.clean):
         inspect.unwrap(verb).__kwdefaults__.update(lease_seconds=LEASE_SECONDS)  # each has this one
-    os.environ[KEY_VARIABLE] = "0123456789abcdef" * 4
     sys.argv = ["forebay", *arguments]
     main()
 

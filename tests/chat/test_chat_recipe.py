@@ -1,15 +1,12 @@
 """The chat recipe as a recipe: contract, long conversations, statistics, fingerprint, tokenizers."""
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.chat.chat_rows import expected, labelled_documents
 from tests.chat.stock_templates import CHATML, HARMONY, LLAMA2, QWEN25, TEKKEN, Stock, framed
 from tests.chat.tokenizer_folders import byte_level, sentence_piece, write_folder
@@ -19,12 +16,15 @@ from tokenizers import Tokenizer
 import forebay as fb
 from forebay.chat import ChatRecipe
 from forebay.chat import recipe as chat_recipe
-from forebay.chat.encoding import ChatEncoder, TokenBytes, choose_chat_encoder, encode_documents, open_chat_encoder
-from forebay.chat.layouts import Document
-from forebay.errors import DocumentTooLong, EncodersDiffer, RecipeInvalid, TemplateUnusable, TokenizerUnusable
+from forebay.chat.dissect import Document
+from forebay.chat.encoding import encode_documents
+from forebay.chat.token_bytes import token_bytes
+from forebay.errors import ModelUnusable, RecipeInvalid
 from forebay.masks import KINDS, ROLES
+from forebay.masks.train_on import TrainOn
 from forebay.testing import RecipeContract
 from forebay.tokens import Vocabulary
+from forebay.tokens.encoders import Encoder, choose_encoder, open_encoder
 
 
 def conversation(*texts: str) -> bytes:
@@ -111,8 +111,8 @@ def test_long_conversations_are_an_error_dropped_or_cut_at_a_turn(chatml: str) -
     alone = fb.Sample("alone", conversation("1", "one " * 80))
     fields = {"tokenizer": chatml, "sequence_length": 64}
     with pytest.raises(
-        DocumentTooLong,
-        match=r"'long' has \d+ tokens but a row holds 64; .* set long='truncate' or long='drop' \(`--long`\)$",
+        RecipeInvalid,
+        match=r"'long' has \d+ tokens; rows hold 64\nhint: .* set long='truncate' or long='drop' \(`--long`\)$",
     ):
         ChatRecipe(**fields).make([long])
     dropped = ChatRecipe(**fields, long="drop").make([*samples(2), long])
@@ -179,13 +179,13 @@ def test_the_padding_token_is_the_configured_one(tmp_path: Path) -> None:
 
 def test_a_fast_encoder_that_differs_from_the_reference_is_not_used() -> None:
     vocabulary = Vocabulary("rare", with_two_ids_for("ForgeModLoader"))
-    assert choose_chat_encoder("auto", vocabulary, ["fine"]) == ("fastokens", ())
+    assert choose_encoder("auto", vocabulary, ["fine"], planned=False, control=True) == ("fastokens", ())
     texts = ["fine", "a ForgeModLoader b"]
-    chosen, (note,) = choose_chat_encoder("auto", vocabulary, texts)
+    chosen, (note,) = choose_encoder("auto", vocabulary, texts, planned=False, control=True)
     assert chosen == "tokenizers"
     assert "returns other ids than the reference for 'a ForgeModLoader b'" in note
-    with pytest.raises(EncodersDiffer, match="returns other ids than the reference"):
-        choose_chat_encoder("fastokens", vocabulary, texts)
+    with pytest.raises(RecipeInvalid, match="returns other ids than the reference"):
+        choose_encoder("fastokens", vocabulary, texts, planned=False, control=True)
 
 
 def test_both_encoders_make_the_same_rows(chatml: str) -> None:
@@ -231,14 +231,6 @@ def test_metaspace_before_texts_keeps_spans_exact(stock: Stock, scheme: str, tmp
         assert document.kinds == kinds, text
 
 
-@given(st.sets(st.integers(0, 39)), st.lists(st.integers(0, 39), max_size=60))
-def test_control_tokens_are_found_wherever_their_ids_are(control: set[int], ids: list[int]) -> None:
-    is_control = np.isin(np.arange(40), list(control))
-    tokens = TokenBytes([b"x"] * 40, frozenset(), is_control, re.compile("x"), "never", False)
-    found = tokens.control_places(np.array(ids, np.uint32)).tolist()
-    assert found == [place for place, each in enumerate(ids) if each in control]
-
-
 def test_a_token_across_a_border_belongs_to_the_span_that_it_begins_in(tmp_path: Path) -> None:
     """`⏎` of the header and `⏎` of the answer are one token here: the header has it."""
     merged = json.loads(byte_level(CHATML.special))
@@ -265,12 +257,12 @@ def test_texts_that_do_not_decode_back_are_refused_with_the_place(tmp_path: Path
 
 def test_tokens_that_are_those_of_all_texts_but_not_of_each_are_refused(chatml: str) -> None:
     recipe = ChatRecipe(tokenizer=chatml, encoder="tokenizers")
-    encoder, tokens = open_chat_encoder("tokenizers", recipe.vocabulary()), recipe.token_bytes()
+    encoder, tokens = open_encoder("tokenizers", recipe.vocabulary(), control=True), recipe.token_bytes()
     ids, ends = encoder.encode(["ab", "cd"])
     labels = np.zeros((1, 4), np.uint32)
     documents = [Document(text, text.encode(), [2], labels, 0) for text in ("ab", "cd")]
 
-    class Other(ChatEncoder):
+    class Other(Encoder):
         def __init__(self, ids: Any, ends: Any) -> None:
             self.made = ids, ends
 
@@ -280,7 +272,7 @@ def test_tokens_that_are_those_of_all_texts_but_not_of_each_are_refused(chatml: 
     assert encode_documents(documents, Other(ids, ends), tokens).problems == {}
     found = encode_documents(documents, Other(ids, ends + np.array([0, 1, 0])), tokens).problems
     assert {at: reason for at, (reason, _) in found.items()} == {0: "not-reversible", 1: "not-reversible"}
-    with pytest.raises(TokenizerUnusable, match="which its vocabulary does not have"):
+    with pytest.raises(ModelUnusable, match="which its vocabulary does not have"):
         encode_documents(documents, Other(ids + len(tokens.table), ends), tokens)
 
 
@@ -311,7 +303,9 @@ def test_a_token_that_removes_white_space_is_named_where_it_does(tmp_path: Path)
     folder = write_folder(tmp_path / "line breaks", json.dumps(file), CHATML.plain(), CHATML.tokens)
     (failure,) = ChatRecipe(tokenizer=folder).make(given[:1]).failures
     assert failure.reason == "not-reversible"
-    assert "; the token '<|im_end|>' removes white space beside it: write the template without it, or" in failure.detail
+    assert (
+        "; the token '<|im_end|>' removes white space next to it: write the template without it, or" in failure.detail
+    )
 
 
 @pytest.mark.parametrize(("joined", "failed"), [(".<|im_end|>", ["1"]), ("<|im_end|>\n", ["0", "1"])])
@@ -358,7 +352,7 @@ def test_tokenizers_whose_tokens_are_not_bytes_are_refused_by_name(change: Any, 
     file = json.loads(byte_level(CHATML.special))
     change(file)
     folder = write_folder(tmp_path, json.dumps(file), CHATML.plain(), CHATML.tokens)
-    with pytest.raises(TokenizerUnusable, match=said):
+    with pytest.raises(ModelUnusable, match=said):
         ChatRecipe(tokenizer=folder).settled(None, list)
 
 
@@ -371,5 +365,15 @@ def test_wrong_fields_are_refused_when_the_recipe_is_made(chatml: str) -> None:
     ):
         with pytest.raises(RecipeInvalid, match=said):
             ChatRecipe(tokenizer=chatml, **fields)
-    with pytest.raises(TemplateUnusable, match="there is no such file; pass another with --template FILE"):
+    with pytest.raises(ModelUnusable, match=r"there is no such file\nhint: pass another with --template FILE"):
         ChatRecipe(tokenizer=chatml, template="missing.jinja").dependencies()
+
+
+def test_a_tokenizer_without_added_tokens_is_read() -> None:
+    file = json.loads(byte_level(()))
+    vocabulary = Vocabulary("t", json.dumps({**file, "added_tokens": None}).encode())
+    assert not token_bytes(vocabulary).added
+
+
+def test_a_kind_that_is_named_twice_counts_once() -> None:
+    assert TrainOn.of(["response", "response"]) == TrainOn.of(["response"])

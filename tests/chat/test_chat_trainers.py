@@ -1,6 +1,7 @@
 """TRL's trainers, fed from caches, have the loss of our own batches on the same rows."""
 
 import math
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import torch
 from tests.chat.preference_caches import chat_cache, chatml, gpt2, llama, preference_cache, write_lines
 
 import forebay as fb
-from forebay.chat import prepared, write_dpo, write_sft
+from forebay.chat import prepared, trainers, write_dpo, write_sft
 from forebay.teachers import LogProbs, TeacherRecipe
-from forebay.torch import Loader, PreferenceBatch
+from forebay.torch import Loader, PreferenceBatch, TokenBatch
 
 datasets = pytest.importorskip("datasets")
 trl = pytest.importorskip("trl")
@@ -74,7 +75,8 @@ def loss_of(model: Any, batch: dict[str, torch.Tensor], rows: int) -> float:
 
 
 def our_batch(cache: fb.Cache, **arguments: Any) -> dict[str, torch.Tensor]:
-    return next(iter(Loader(cache, global_batch_size=len(cache), shuffle=None, threads=0, **arguments)))
+    collate = TokenBatch(cache, **arguments)
+    return next(iter(Loader(cache, global_batch_size=len(cache), shuffle=None, threads=0, collate=collate)))
 
 
 @pytest.mark.parametrize("train_on", [None, ("response",)])
@@ -137,7 +139,8 @@ def test_the_loss_of_the_dpo_trainer_is_that_of_preference_batches(
     trainer = prepared(trl.DPOTrainer)(model, args=arguments, train_dataset=data, processing_class=processor)
     assert trainer.ref_model is None
     found = first_loss(trainer)
-    batch = our_batch(preferences, collate=PreferenceBatch(preferences, log_probs=["ref_logps"]))
+    pairs = PreferenceBatch(preferences, log_probs=["ref_logps"])
+    batch = next(iter(Loader(preferences, global_batch_size=len(preferences), shuffle=None, collate=pairs)))
     trained = batch["labels"] >= 0
     mask = torch.arange(batch["tokens"].shape[1]) < batch["seq_lens"]
     with torch.no_grad():
@@ -159,6 +162,11 @@ def test_the_reference_that_trl_computes_is_the_layer(preferences: fb.Cache, tmp
     )  # fmt: skip
     for name in ("ref_chosen_logps", "ref_rejected_logps"):
         np.testing.assert_allclose(trainer.train_dataset[name], data[name], rtol=1e-5)
+
+
+def test_an_unknown_treatment_of_untrained_rows_is_an_error(preferences: fb.Cache, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"untrained must be 'error' or 'drop' \(got 'dorp'\); did you mean 'drop'"):
+        write_dpo(preferences, tmp_path / "dpo.arrow", untrained="dorp")  # type: ignore[arg-type]
 
 
 def test_rows_that_trl_would_train_wrongly_are_refused(tmp_path: Path) -> None:
@@ -190,6 +198,20 @@ def test_what_trainers_have_no_column_for_is_refused(chat: fb.Cache, preferences
     with pytest.raises(ValueError, match=r"path must end with \.arrow or \.parquet \(got '.*a\.csv'\)"):
         write_sft(chat, tmp_path / "a.csv")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_a_cache_is_reported_although_an_earlier_file_was_left_unfinished(tmp_path: Path) -> None:
+    (tmp_path / "x.arrow.unfinished").touch()
+    with pytest.raises(ValueError, match="damaged"):
+        trainers._write(tmp_path / "x.arrow", _damaged())
+    with pytest.raises(ValueError, match="damaged"):
+        trainers._write(tmp_path / "y.arrow", _damaged({"a": np.arange(3)}))
+    assert not list(tmp_path.glob("y.*"))
+
+
+def _damaged(*chunks: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield from chunks
+    raise ValueError("damaged")
 
 
 def test_gpt2_also_has_the_loss_of_the_loader(chat: fb.Cache, tmp_path: Path, processor: Any) -> None:

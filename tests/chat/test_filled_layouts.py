@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 import forebay as fb
 from forebay.chat import ChatRecipe, ChatTemplate
 from forebay.chat import recipe as recipe_module
+from forebay.chat.dissect import Dissector
 from forebay.chat.layouts import Layouts
 from forebay.chat.template import TemplateSource
 
@@ -60,13 +61,12 @@ def with_weights_and_tools(chosen: random.Random, record: dict[str, Any], stock:
 
 
 def taking_apart(
-    source: TemplateSource, arguments: bytes, date: str | None, special: Any, stop: str | None, history: str,
-    generation: str,
-) -> Layouts:  # fmt: skip
+    source: TemplateSource, arguments: bytes, date: str | None, special: Any, stop: str | None, generation: str
+) -> Layouts:
     """Layouts that are never remembered: every conversation is rendered and taken apart."""
     template = ChatTemplate(source, json.loads(arguments), date)
     template.uses = None
-    return Layouts(template, special, stop, history == "split", generation == "check")
+    return Layouts(Dissector(template, special, stop, generation == "check"))
 
 
 def compare(recipe: ChatRecipe, records: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> fb.Rows:
@@ -86,6 +86,7 @@ def compare(recipe: ChatRecipe, records: list[dict[str, Any]], monkeypatch: pyte
 SEEDS = pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 40), marks=pytest.mark.long)], ids=len)
 
 
+@pytest.mark.slow
 @SEEDS
 @pytest.mark.parametrize("stock", STOCK, ids=lambda stock: stock.name)
 def test_filled_layouts_are_what_taking_apart_gives_for_random_conversations(

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 from tests.chat.chat_rows import labelled_documents
 from tests.chat.stock_templates import CHATML, GLM4, HARMONY, LLAMA3, PHI3, QWEN3, STOCK, Stock
+from tests.chat.test_filled_layouts import taking_apart
 from tests.chat.test_layouts import made, only_failure, recipe_of
 from tokenizers import Tokenizer
 
 import forebay as fb
-from forebay.chat import ChatRecipe, layouts
-from forebay.chat import template as template_module
-from forebay.chat.content_uses import ContentUses
-from forebay.chat.template import ChatTemplate, TemplateSource
-from forebay.errors import RecipeInvalid, TemplateUnusable
+from forebay.chat import ChatRecipe
+from forebay.chat import recipe as recipe_module
+from forebay.chat.rendering import ChatTemplate
+from forebay.chat.template import TemplateSource
+from forebay.errors import ModelUnusable, RecipeInvalid
 
 
 def user(content: str) -> dict[str, Any]:
@@ -76,7 +77,7 @@ def test_a_token_behind_the_last_turn_alone_is_not_its_stop_token(tmp_path: Path
 def test_generation_blocks_with_a_further_control_token_are_refused(tmp_path: Path) -> None:
     """Both tokens stay in a longer conversation, but `eos_token` is the first."""
     answer = "{% generation %}{{ m.content }}<|im_end|><|end|>{% endgeneration %}"
-    with pytest.raises(TemplateUnusable, match=r"⟦Me.<\|im_end\|><\|end\|>⟧.*⟦Me.<\|im_end\|>⟧<\|end\|>"):
+    with pytest.raises(ModelUnusable, match=r"⟦Me.<\|im_end\|><\|end\|>⟧.*⟦Me.<\|im_end\|>⟧<\|end\|>"):
         made(recipe_of(tmp_path, TWO_ENDS, chatml(answer)), TWO_TURNS[:2])
 
 
@@ -178,7 +179,7 @@ def test_answers_with_the_weight_0_are_only_context(tmp_path: Path) -> None:
         assert trained(tmp_path, CHATML, generation, chat) == ["good|<|im_end|>"]
     none = [user("x"), assistant("bad", weight=0.0)]
     recipe = recipe_of(tmp_path, CHATML)
-    shown = "every answer has the weight 0: user, assistant, which ends with 'bad'"
+    shown = "all assistant messages have weight 0 (roles: user, assistant); the last message is 'bad'"
     assert only_failure(recipe, none) == ("no-response", shown)
     assert only_failure(recipe, [user("x"), assistant("bad", weight=0.5)])[0] == "bad-message"
 
@@ -271,11 +272,10 @@ def test_filled_layouts_are_what_taking_apart_gives(
 def compare_filled_with_taken_apart(
     recipe: ChatRecipe, chats: list[list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = []
-    for every in (1 << 30, 1):
-        monkeypatch.setattr(layouts, "TAKEN_APART_EVERY", every)
-        results.append(made(recipe, *chats))
-    filled, apart = results
+    filled = made(recipe, *chats)
+    with monkeypatch.context() as patched:
+        patched.setattr(recipe_module, "_open_layouts", taking_apart)
+        apart = made(recipe, *chats)
     assert filled.failures == apart.failures
     for name, column in filled.columns.items():
         both = [each.values if isinstance(each, fb.Ragged) else each for each in (column, apart.columns[name])]
@@ -294,38 +294,13 @@ def test_contents_that_are_written_as_json_are_never_filled_in(tmp_path: Path, m
     compare_filled_with_taken_apart(recipe_of(tmp_path, CHATML, template), chats, monkeypatch)
 
 
-def test_a_layout_that_does_not_fit_is_noticed_by_rendering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If what a template does with contents were read wrongly from its code."""
-    monkeypatch.setattr(template_module, "uses_of_contents", lambda parsed: ContentUses((), False, False))
-    template = "{# read wrongly #}" + chatml("{{ m.content | trim }}<|im_end|>\n")
-    chats = [
-        [user("x"), assistant("y" if number < layouts.RENDERED_EVERY else " y")]
-        for number in range(2 * layouts.RENDERED_EVERY)
-    ]
-    with pytest.raises(TemplateUnusable, match="where it writes a content depends on that content"):
-        made(recipe_of(tmp_path, CHATML, template), *chats)
-    with pytest.raises(TemplateUnusable, match="where it writes a content depends on that content"):
-        made(recipe_of(tmp_path, CHATML, template), *([*chat[:1], {**chat[1], "name": "n"}] for chat in chats))
-
-
-def test_a_layout_that_does_not_fit_is_noticed_by_taking_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of those that are not rendered to be compared, some are taken apart as if no layout were known."""
-    monkeypatch.setattr(template_module, "uses_of_contents", lambda parsed: ContentUses((), False, False))
-    monkeypatch.setattr(layouts, "TAKEN_APART_EVERY", 4)
-    template = "{# read wrongly, too #}" + chatml("{{ m.content | trim }}<|im_end|>\n")
-    chats = [[user("x"), assistant("y" if number < 3 else " y")] for number in range(4)]
-    assert not made(recipe_of(tmp_path, CHATML, template), *chats[:3]).failures
-    with pytest.raises(TemplateUnusable, match="where it writes a content depends on that content"):
-        made(recipe_of(tmp_path, CHATML, template), *chats)
-
-
 def test_white_space_has_no_layout_where_the_template_does_not_strip(tmp_path: Path) -> None:
     spaces = ["", " ", "\n", "\n\n", "\t"]
     chats = [[user(f"{one}a{other}"), assistant(f"{other}b{one}")] for one in spaces for other in spaces]
     for stock, shapes in ((CHATML, 1), (LLAMA3, len(chats))):
         recipe = recipe_of(tmp_path / stock.name, stock)
         made(recipe, *chats)
-        assert len(recipe._layouts(recipe.token_bytes())._known) == shapes
+        assert len(recipe._renderer().layouts.known) == shapes
 
 
 def test_thinking_in_fields_and_contents_shares_no_layout_with_texts_that_only_look_like_it(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 import forebay as fb
 from forebay.chat import ChatRecipe
-from forebay.errors import TemplateUnusable
+from forebay.errors import ModelUnusable
 
 ASKED = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
 AGAIN = [*ASKED, {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
@@ -42,7 +42,7 @@ def test_generation_blocks_without_the_stop_token_are_refused_with_both_masks_sh
     )
     assert "generation" in template
     recipe = recipe_of(tmp_path, CHATML, template)
-    with pytest.raises(TemplateUnusable) as caught:
+    with pytest.raises(ModelUnusable) as caught:
         made(recipe, ASKED)
     assert r"⟦Me.⟧<|im_end|>\n', are not what inference generates" in str(caught.value)
     assert r"⟦Me.<|im_end|>⟧\n'" in str(caught.value)
@@ -54,7 +54,7 @@ def test_generation_blocks_without_the_stop_token_are_refused_with_both_masks_sh
 def test_generation_blocks_around_prompts_are_refused(tmp_path: Path) -> None:
     template = "{% generation %}" + CHATML.plain().partition("{% if add_generation")[0] + "{% endgeneration %}"
     template += "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    with pytest.raises(TemplateUnusable, match=r"its generation blocks, '⟦<\|im_start\|>user"):
+    with pytest.raises(ModelUnusable, match=r"its generation blocks, '⟦<\|im_start\|>user"):
         made(recipe_of(tmp_path, CHATML, template), ASKED)
 
 
@@ -103,7 +103,7 @@ def test_a_role_that_the_template_leaves_out_is_refused(tmp_path: Path) -> None:
     assert detail.startswith(
         "the template leaves out message 2 with the role 'tool', 'cold', in its text '<|im_start|>"
     )
-    assert detail.endswith("<|im_start|>assistant\\nMe.<|im_end|>\\n'")
+    assert detail.endswith("<|im_end|>\\n'; pass a corrected template with --template FILE")
 
 
 def test_what_the_template_says_is_the_detail_of_the_failure(tmp_path: Path) -> None:
@@ -111,7 +111,8 @@ def test_what_the_template_says_is_the_detail_of_the_failure(tmp_path: Path) -> 
     messages = [{"role": "system", "content": "S"}, *ASKED]
     assert only_failure(recipe_of(tmp_path, gemma), messages) == (
         "template",
-        "the template refuses the messages system 'S', user 'Who?', assistant 'Me.': System role not supported",
+        "the template rejects the messages system 'S', user 'Who?', assistant 'Me.': System role not supported; "
+        "pass a corrected template with --template FILE",
     )
 
 
@@ -156,15 +157,13 @@ def test_a_control_token_is_shown_with_text_of_its_own_conversation_only(tmp_pat
     assert not any("SECRET" in failure.detail for failure in failures)
 
 
-def test_a_history_that_changes_is_split_or_refused(tmp_path: Path) -> None:
+def test_a_history_that_changes_is_split(tmp_path: Path) -> None:
     split = labelled_documents(made(recipe_of(tmp_path, HARMONY), AGAIN))
     tokenizer = Tokenizer.from_file(f"{tmp_path}/model/tokenizer.json")
     texts = [document.decoded(tokenizer, "response", "stop") for document in split]
     final = "<|channel|>final<|message|>"
     assert texts == [f"{final}Me.<|return|>", f"{final}So.<|return|>"]
     assert split[1].decoded(tokenizer, "prompt") == "Who?Me.Why?"
-    reason, detail = only_failure(recipe_of(tmp_path, HARMONY, history="error"), AGAIN)
-    assert (reason, "pass history='split'" in detail) == ("history-changes", True)
 
 
 def test_a_history_that_does_not_change_is_one_document(tmp_path: Path) -> None:
@@ -270,4 +269,4 @@ def test_layouts_of_long_tools_are_not_kept(tmp_path: Path) -> None:
         tools = [{"type": "function", "function": {"name": "f", "description": "a" * size}}]
         sample = fb.Sample("s", json.dumps({"messages": ASKED, "tools": tools}))
         assert not recipe.make([sample]).failures
-        assert len(recipe._layouts(recipe.token_bytes())._known) == kept
+        assert len(recipe._renderer().layouts.known) == kept

@@ -10,12 +10,12 @@ from tests.chat.preference_caches import VOCABULARY, chat_cache, gpt2, llama, pr
 
 import forebay as fb
 from forebay.chat import write_dpo
-from forebay.errors import BuildStopped, RecipeInvalid, RecipeMismatch, TeacherUnusable
+from forebay.errors import BuildStopped, ModelUnusable, RecipeInvalid, RecipeMismatch
 from forebay.teachers import LogProbs, TeacherRecipe
-from forebay.torch import Loader, PackedBatch, PreferenceBatch, document_leaks, preference_batch
+from forebay.torch import Loader, PreferenceBatch, TokenBatch, document_leaks, log_probs
 from forebay.torch.batches import to_tensor
 from forebay.torch.distill import forward_kl_top_k
-from forebay.torch.preference_batch import padded_choices, spread_log_probs
+from forebay.torch.log_probs import padded_choices, spread_log_probs
 from forebay.torch.teachers.run_encoders import LoadedLanguageModel
 
 K = 5
@@ -55,7 +55,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory, models: Path) -> fb.Cache:
 
 @pytest.fixture(scope="module")
 def preferences(tmp_path_factory: pytest.TempPathFactory, models: Path) -> fb.Cache:
-    cache = preference_cache(tmp_path_factory.mktemp("preferences"), 12, chunk_size=5)
+    cache = preference_cache(tmp_path_factory.mktemp("preferences"), 12, chunk_rows=5)
     fb.build_layers(cache.root, recipes(models, "preferences"))
     return fb.open_cache(cache.root)
 
@@ -141,16 +141,10 @@ def test_a_batch_has_log_probs_at_its_labels_and_nan_elsewhere(chat: fb.Cache) -
     names = ["ref_logps", "best_top_ids", "best_top_logps"]
     model = llama()
     for style in ("shifted", "unshifted"):
-        collate = PackedBatch(chat, log_probs=names, labels=style, train_on=("prompt", "header", "response", "stop"))
+        collate = TokenBatch(chat, log_probs=names, labels=style, train_on=("prompt", "header", "response", "stop"))
         batch = next(iter(Loader(chat, global_batch_size=len(chat), shuffle=None, threads=0, collate=collate)))
-        usual = next(
-            iter(
-                Loader(
-                    chat, global_batch_size=len(chat), shuffle=None, labels=style,  # type: ignore[arg-type]
-                    train_on=("prompt", "header", "response", "stop"),
-                )
-            )
-        )  # fmt: skip
+        without = TokenBatch(chat, labels=style, train_on=("prompt", "header", "response", "stop"))
+        usual = next(iter(Loader(chat, global_batch_size=len(chat), shuffle=None, collate=without)))
         assert all(torch.equal(batch[name], usual[name]) for name in usual)
         labelled = batch["labels"] >= 0
         assert torch.equal(batch["ref_logps"].isnan(), ~labelled)
@@ -181,7 +175,7 @@ def test_a_batch_of_pairs_has_the_log_probs_of_both_candidates(preferences: fb.C
 
 def test_rows_whose_log_probs_are_not_finite_are_absent_and_read_as_nan(tmp_path: Path, models: Path) -> None:
     """A model that gives NaN for one token: its rows have no values, and a failure with its reason."""
-    cache = preference_cache(tmp_path, 12, chunk_size=5)
+    cache = preference_cache(tmp_path, 12, chunk_rows=5)
     tokens = [{*cache[row]["prompt"].tolist(), *cache[row]["candidates"].tolist()} for row in range(12)]
     poisoned = min(tokens[3] - tokens[0] - tokens[1] - tokens[2])
     model = llama()
@@ -206,7 +200,7 @@ def test_rows_whose_log_probs_are_not_finite_are_absent_and_read_as_nan(tmp_path
 def test_a_stopped_layer_continues_and_other_weights_are_another_layer(
     preferences: fb.Cache, tmp_path: Path, models: Path
 ) -> None:
-    cache = preference_cache(tmp_path, 12, chunk_size=5)
+    cache = preference_cache(tmp_path, 12, chunk_rows=5)
     chunks: list[int] = []
 
     def stop(progress: Any) -> None:
@@ -233,20 +227,20 @@ def test_models_that_do_not_fit_the_cache_are_refused(chat: fb.Cache, tmp_path: 
     small = llama()
     small.resize_token_embeddings(50)
     small.save_pretrained(tmp_path / "small")
-    with pytest.raises(TeacherUnusable, match="it has 50 tokens, and the cache the token"):
+    with pytest.raises(ModelUnusable, match="it has 50 tokens, and the cache the token"):
         fb.build_layers(chat.root, {"a": TeacherRecipe(teacher=LogProbs(model=str(tmp_path / "small"), name="a"))})
     short = llama()
     short.config.max_position_embeddings = 8
     short.save_pretrained(tmp_path / "short")
-    with pytest.raises(TeacherUnusable, match="it has 8 positions, and a document has"):
+    with pytest.raises(ModelUnusable, match="it has 8 positions, and a document has"):
         fb.build_layers(chat.root, {"b": TeacherRecipe(teacher=LogProbs(model=str(tmp_path / "short"), name="b"))})
     one = LogProbs(model=str(models / "llama"), top_k=500, name="c")
-    with pytest.raises(TeacherUnusable, match="top_k is 500"):
+    with pytest.raises(ModelUnusable, match="top_k is 500"):
         fb.build_layers(chat.root, {"c": TeacherRecipe(teacher=one)})
     with pytest.raises(RecipeInvalid, match="top_k must be at least 0"):
         LogProbs(model="m", top_k=-1)
     with pytest.raises(ValueError, match="log_probs must name columns of"):
-        PackedBatch(chat, log_probs=["tokens"])
+        TokenBatch(chat, log_probs=["tokens"])
 
 
 @pytest.fixture(scope="module")
@@ -290,7 +284,7 @@ def test_tokens_up_to_a_probability_are_stored_and_no_more(nucleus: dict[str, fb
 @pytest.mark.parametrize("over", ["tokens", "preferences"])
 def test_batches_of_different_numbers_of_tokens_are_padded(nucleus: dict[str, fb.Cache], over: str) -> None:
     cache = nucleus[over]
-    kind = PackedBatch if over == "tokens" else PreferenceBatch
+    kind = TokenBatch if over == "tokens" else PreferenceBatch
     collate = kind(cache, log_probs=["best_top_ids", "best_top_logps"])
     batch = next(iter(Loader(cache, global_batch_size=len(cache), shuffle=None, threads=0, collate=collate)))
     ids, values, labelled = batch["best_top_ids"], batch["best_top_logps"], batch["labels"] >= 0
@@ -336,7 +330,7 @@ def test_values_that_are_not_one_for_each_label_are_refused() -> None:
 
 
 def test_a_batch_that_one_place_makes_far_wider_than_what_is_stored_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preference_batch, "MOST_VALUES", 100)
+    monkeypatch.setattr(log_probs, "MOST_VALUES", 100)
     with pytest.raises(ValueError, match="would have 210 values, more than 100"):
         padded_choices([np.zeros(21 + 9, np.float16)], [np.array([21, *[1] * 9])])
     with pytest.raises(ValueError, match="would have 102 values, more than 100"):
@@ -391,7 +385,7 @@ def test_the_loss_is_the_divergence_over_the_top_tokens_and_the_rest() -> None:
 def test_a_student_comes_to_the_teacher_with_the_loss_of_stored_tokens(chat: fb.Cache) -> None:
     """Distillation as it is done: batches from the cache, gradients of a student."""
     names = ["best_top_ids", "best_top_logps"]
-    collate = PackedBatch(chat, log_probs=names, train_on=("prompt", "header", "response", "stop"))
+    collate = TokenBatch(chat, log_probs=names, train_on=("prompt", "header", "response", "stop"))
     student = llama(3).train()
     optimizer = torch.optim.Adam(student.parameters(), 3e-3)
     losses = []

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
+from tests.helpers import cache_files
 
 from forebay.cli.main import cli
 
 COMMAND = [sys.executable, "-m", "forebay.cli"]
-_STILL_TRYING = re.compile(r"^forebay: no answer from \S+ yet; still trying\n", re.MULTILINE)
+_STILL_TRYING = re.compile(r"^note: no answer from \S+ yet; still trying\n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -105,13 +106,18 @@ def build_tokens(tmp_path: Path, texts: Sequence[str], *flags: object) -> tuple[
     """A small cache of packed tokens, 64 in a row: its root and its source."""
     source = write_documents(tmp_path / "data", texts)
     root = tmp_path / "cache"
-    words = ["--sequence-length", 64, "--chunk-size", 8, "--workers", 0, *flags]
+    words = ["--sequence-length", 64, "--chunk-rows", 8, "--workers", 0, *flags]
     run("build", "tokens", source, "--into", root, *words)
     return root, source
 
 
 def chunk_path(root: Path, chunk: int, layer: str = "raw") -> Path:
-    return root / "layers" / layer / f"{chunk:06d}.safetensors"
+    return cache_files.chunk_path(root, layer, chunk)
+
+
+def planned_chunks(root: Path) -> int:
+    """How many chunks a cache of one layer has planned."""
+    return int(run("status", root, "--json", code=None).json["layers"][0]["planned"])
 
 
 def flip(path: Path, position: int) -> None:

@@ -7,22 +7,21 @@ import sys
 import unicodedata
 from pathlib import Path
 
-import lmdb
 import msgspec
-import numpy as np
 import pytest
 from rich.table import Table
 from rich.text import Text
 from tests.cli.running import build_lines, build_tokens, run
 from tests.cli.test_cli_progress import on_terminal
-from tests.tiers.pictures import write_pictures
+from tests.row_cache.pictures import write_pictures
 
 import forebay as fb
-from forebay.cache.records import ClaimStatus, FailedSample, Progress, Status
-from forebay.cli.verb import Verb, console_for, say, say_error, show_result
-from forebay.preview.console import Lines
+from forebay.cache.reports import ClaimStatus, FailedSample, Progress, Status
+from forebay.cli.output import say, say_error, show_result
+from forebay.cli.verb import Verb
+from forebay.preview.console import console_for
+from forebay.preview.progress import Lines
 from forebay.preview.words import harmless, printable
-from forebay.tiers.tier_value import encode_value
 
 EVIL = "red\x1b[31m\x1b]0;title\x07 c1\x9b2J bidi\u202egnp.\u2066 cr\rback\x08 del\x7f nul\x00"
 
@@ -55,7 +54,7 @@ def test_whatever_is_printed_goes_through_one_console(capsys: pytest.CaptureFixt
 
 def test_ids_claims_reasons_and_roots_of_a_status_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     root, _ = build_lines(tmp_path)
-    claim = ClaimStatus(layer=EVIL, chunk=0, host=EVIL, pid=1, state=EVIL, reason=EVIL)
+    claim = ClaimStatus(layer=EVIL, chunk=0, host=EVIL, pid=1, state=EVIL)
     failed = FailedSample(layer=EVIL, chunk=0, sample=EVIL, reason=EVIL, detail=EVIL)
     found = fb.status(root)
     layers = tuple(msgspec.structs.replace(layer, layer=EVIL, failures=1, reasons={EVIL: 1}) for layer in found.layers)
@@ -114,21 +113,13 @@ def test_warnings_are_escaped(tmp_path: Path):
     assert is_harmless(done.stderr)
 
 
-def test_names_in_a_crafted_tier_and_in_images_are_escaped(tmp_path: Path):
+def test_names_in_images_are_escaped(tmp_path: Path):
     photos = write_pictures(tmp_path / "photos", 2)
     (photos / "00001.json").write_text(json.dumps({"tags": [EVIL], "caption": EVIL}))
     (photos / f"{EVIL.replace(chr(0), '').replace('/', '')}.png").write_bytes(b"no image")
-    tier, root = tmp_path / "tier", tmp_path / "cache"
-    said = [run("warm", photos, "--l2", tier, "--size", 8, "--workers", 0)]
-    said += [run("build", "images", photos, "--into", root, "--size", 8, "--workers", 0)]
-    with lmdb.open(str(tier), map_size=1 << 26) as environment, environment.begin(write=True) as transaction:
-        identity = json.dumps({"fingerprint": EVIL, "made_with": {EVIL: EVIL}}).encode()
-        transaction.put(bytes(16), encode_value(identity, {"pixels": np.zeros(3, np.uint8)}))
-        transaction.put(bytes(15) + b"\1", EVIL.encode())
+    root = tmp_path / "cache"
+    said = [run("build", "images", photos, "--into", root, "--size", 8, "--workers", 0)]
     for words, code in (
-        (["tier", "stats", tier], 0),
-        (["tier", "verify", tier], 1),
-        (["tier", "clear", tier, "--recipe", EVIL[3:]], 1),
         (["peek", root], 0),
         (["info", root], 0),
         (["status", root], 0),

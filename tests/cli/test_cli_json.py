@@ -8,16 +8,17 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.cli.running import COMMAND, build_lines, chunk_path, flip, run, wait_until, write_lines
+from tests.helpers.cache_files import layer_status
 
 import forebay as fb
 
 
 def test_a_result_is_what_python_returns(tmp_path: Path):
     root, _ = build_lines(tmp_path)
-    document = json.loads(run("gaps", root, "--json").out)
+    document = json.loads(run("status", root, "--json").out)
     assert document.keys() == {"ok", "result"}
     assert document["ok"] is True
-    assert document["result"][0]["planned"] == fb.gaps(root)[0].planned
+    assert document["result"]["layers"][0]["planned"] == layer_status(root).planned
 
 
 def test_what_the_command_line_can_do_python_can_do(tmp_path: Path):
@@ -30,7 +31,7 @@ def test_what_the_command_line_can_do_python_can_do(tmp_path: Path):
     assert would.estimate.chunks == shown["estimate"]["chunks"] == 3
     with pytest.raises(fb.errors.RecipeMismatch, match="codec"):
         fb.dry_run(root, fb.sources.lines(source), fb.RawRecipe(chunk_bytes=400, codec="none"))
-    with pytest.raises(fb.errors.RangeInvalid, match="start_chunk 99 is beyond the plan"):
+    with pytest.raises(fb.errors.NotFound, match="start_chunk 99 is beyond the plan"):
         fb.dry_run(root, fb.sources.lines(source), fb.RawRecipe(chunk_bytes=400), start_chunk=99)
     chunk_path(root, 2).unlink()
     report = fb.doctor(root)
@@ -39,18 +40,6 @@ def test_what_the_command_line_can_do_python_can_do(tmp_path: Path):
     assert repr(report) == f"DoctorReport({len(report.checks)} checks, problems: chunks of raw)"
     shown = run("doctor", root, "--json", code=1).json["checks"]
     assert [check["name"] for check in shown] == [check.name for check in report.checks]
-
-
-def test_numbers_of_chunks_are_ranges_in_json(tmp_path: Path):
-    root, _ = build_lines(tmp_path)
-    for chunk in (1, 2, 3, 6):
-        chunk_path(root, chunk).unlink()
-    gone = [[1, 3], [6, 6]]
-    (gaps,) = run("gaps", root, "--json").json
-    assert (gaps["missing"], gaps["unlisted"]) == (gone, [])
-    (layer,) = run("status", root, "--json", code=1).json["layers"]
-    assert (layer["missing"], layer["lost"], layer["suspect"], layer["unlisted"]) == (gone, gone, [], [])
-    assert run("verify", root, "--json", code=1).json["missing"] == {"raw": gone}
 
 
 def test_a_finding_has_the_result_and_the_command_that_repairs_it(tmp_path: Path):
@@ -79,16 +68,16 @@ def test_an_error_has_its_type_its_message_and_what_is_known(tmp_path: Path):
     root = tmp_path / "nowhere"
     ran = run("status", root, "--json", code=1)
     assert ran.error["type"] == "CacheNotFound"
-    assert ran.error["details"] == {"root": str(root)}
-    assert ran.err == f"forebay: {ran.error['message']}\n"
+    assert ran.error["facts"] == {"root": str(root)}
+    assert ran.err == f"error: {ran.error['message']}\nhint: {ran.error['hint']}\n"
     file = tmp_path / "part-0.jsonl"
     file.touch()
-    assert "it is a file, and a cache is a folder" in run("status", file, code=1).err
+    assert "it is a file; pass the folder" in run("status", file, code=1).err
     root, source = build_lines(tmp_path)
     ran = run("build", "raw", source, "--into", root, "--codec", "none", "--json", code=1)
     assert ran.error["type"] == "RecipeMismatch"
     assert ran.error["command"] == f"forebay build {root}"
-    assert ran.error["details"]["changed"]["codec"] == '"zstd" → "none"'
+    assert ran.error["facts"]["changed"]["codec"] == '"zstd" → "none"'
 
 
 @pytest.mark.parametrize(
@@ -113,7 +102,7 @@ def test_an_error_of_the_system_names_the_path(tmp_path: Path):
     source = write_lines(tmp_path / "data")
     ran = run("build", "raw", source, "--into", source, "--json", code=1)
     assert ran.error["type"] == "NotADirectoryError"
-    assert ran.error["details"] == {"path": str(source)}
+    assert ran.error["facts"] == {"path": str(source)}
 
 
 def test_a_stopped_build_names_the_command_that_resumes_it(tmp_path: Path):
@@ -144,5 +133,5 @@ def test_quiet_prints_errors_only(tmp_path: Path):
     flip(chunk_path(root, 0), 4100)
     ran = run("verify", root, "-q", code=1)
     assert (ran.out, ran.err) == ("", "")
-    assert run("info", tmp_path / "nowhere", "-q", code=1).err.startswith("forebay: there is no cache")
+    assert run("info", tmp_path / "nowhere", "-q", code=1).err.startswith("error: there is no cache")
     assert run("info", root, "-q", "--json").json["root"] == str(root)

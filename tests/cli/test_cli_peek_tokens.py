@@ -13,7 +13,6 @@ from tests.cli.test_cli_progress import on_terminal
 
 import forebay as fb
 from forebay.cli.render.rows import share_bar
-from forebay.tokens.vocabulary import reference_tokenizer
 
 LONG = " ".join(f"word{number}" for number in range(80))
 
@@ -21,7 +20,7 @@ LONG = " ".join(f"word{number}" for number in range(80))
 def test_a_row_is_shown_as_its_documents_and_its_padding(tmp_path: Path):
     root, source = build_tokens(tmp_path, ["first text", "second text"])
     shown = run("peek", root, "--source", source).out
-    assert re.search(r"row 0 \(chunk 0, row 0\) · █.* 9\.4 % in use\n", shown)
+    assert re.search(r"row 0 \(chunk 0, row 0\) · █.* 9\.4% in use\n", shown)
     assert "  ▌ a.jsonl@0 · 3 tokens\n  ▌ first text∎\n" in shown
     assert "  ▌ a.jsonl@23 · 3 tokens\n  ▌ second text∎\n  ░ 58 tokens of padding\n" in shown
 
@@ -50,6 +49,7 @@ def test_text_that_looks_like_a_special_token_is_text(tmp_path: Path):
     assert "  ▌ before <|endoftext|> after∎\n" in run("peek", root).out
 
 
+@pytest.mark.slow
 def test_pieces_have_colours_of_their_own_on_a_terminal(tmp_path: Path):
     root, _ = build_tokens(tmp_path, ["first text", "second text"])
     shown = on_terminal("peek", root)
@@ -114,8 +114,7 @@ def test_rows_are_readable_where_the_source_is_gone_or_changed(tmp_path: Path, f
 
 def test_without_the_library_ids_are_shown_and_the_install_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     root, _ = build_tokens(tmp_path, ["first text"])
-    monkeypatch.setattr("forebay.tokens.vocabulary.is_installed", lambda name: False)
-    reference_tokenizer.cache_clear()
+    monkeypatch.setattr("forebay.tokens.encoders.is_installed", lambda name: False)
     shown = run("peek", root).out
     assert "pip install 'forebay[tokens]'" in shown
     assert "  ▌ 11085 2420 50256\n" in shown
@@ -126,12 +125,13 @@ def test_columns_are_shown_as_numbers_when_asked_for(tmp_path: Path):
     assert re.search(r"seq_lens +uint32 \[1\]  3\n", run("peek", root, "--column", "seq_lens").out)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.text(max_size=60), max_size=6).filter(any))
 def test_any_text_in_rows_of_any_length_is_shown_without_control_marks(texts: list[str]):
     """Pieces may begin and end within a character."""
     with TemporaryDirectory() as folder:
-        root, _ = build_tokens(Path(folder), texts, "--sequence-length", 3, "--chunk-size", 50)
+        root, _ = build_tokens(Path(folder), texts, "--sequence-length", 3, "--chunk-rows", 50)
         shown = run("peek", root, "--rows", 999).out
     assert all(mark.isprintable() or mark == "\n" for mark in shown)
 

@@ -61,7 +61,7 @@ def shout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_its_fields_are_options_with_choices_bounds_and_help(shout: Path):
     assert re.search(r"\n  shout +Count the letters of lines\.\n", run("build", "--help").out)
-    text = run("build", "shout", "--help").out
+    text = run("build", "shout", "--help-all").out
     assert "--tune TEXT           The tune." in text
     assert "--style [loud|quiet]  How to count.  [default: loud]" in text
     assert "--at-most N           The largest count.  [default: 40]" in text
@@ -97,11 +97,14 @@ def test_it_builds_and_keeps_what_the_options_said(shout: Path):
 
 def test_a_wrong_value_is_refused_with_what_is_right(shout: Path):
     said = run("build", "shout", "data", "--into", "cache", "--style", "lound", code=2).err
-    assert "Invalid value for '--style': 'lound' is not valid; it must be one of 'loud', 'quiet'; did you mean" in said
+    assert (
+        "Invalid value for '--style': 'lound' is not valid\nhint: it must be one of 'loud', 'quiet'; did you mean"
+        in said
+    )
     said = run("build", "shout", "data", "--into", "cache", "--at-most", "100", code=2).err
-    assert "'100' is not valid; it must be a whole number from 1 to 99" in said
+    assert "'100' is not valid\nhint: it must be a whole number from 1 to 99" in said
     said = run("build", "shout", "data", "--into", "cache", code=2).err
-    assert "Missing option '--tune', which a recipe of shout needs." in said
+    assert "missing option '--tune' (required for shout)\nhint: The tune." in said
 
 
 def test_a_settings_file_sets_its_fields(shout: Path):
@@ -116,4 +119,4 @@ def test_a_settings_file_sets_its_fields(shout: Path):
 
 
 def test_a_kind_that_was_meant_is_named(shout: Path):
-    assert "Did you mean: forebay build shout data" in run("build", "shoot", "data", code=2).err
+    assert "did you mean: forebay build shout data" in run("build", "shoot", "data", code=2).err

@@ -3,6 +3,7 @@
 import fcntl
 import io
 import itertools
+import json
 import os
 import pty
 import re
@@ -12,13 +13,14 @@ import sys
 import termios
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 from tests.cli.running import COMMAND, write_lines
 
-from forebay.cache.records import Progress
-from forebay.preview.console import Bar, Lines, SpeedMeter, UsageMeter
+from forebay.cache.reports import Progress
+from forebay.preview.progress import Bar, JsonLines, Lines, SpeedMeter, UsageMeter
 
 HALF = Progress(
     phase="building",
@@ -51,15 +53,57 @@ def moment(**changes: object) -> Progress:
 def test_a_line_says_all_there_is_to_know():
     (line,) = lines_of(HALF, seconds=[0, 2])
     assert re.fullmatch(
-        r"building 17/34 chunks  50 %, 200 rows/s, read 3\.5 MB/s, written 625\.0 kB/s, CPU \d+ %, "
-        r"memory [\d.]+ [MG]B, busy 2/2, ETA 4\.0 s",
+        r"building 17/34 chunks  50%, read 3\.5 MB/s, 200 rows/s, written 625\.0 kB/s, "
+        r"memory [\d.]+ [MG]B, CPU \d+%, busy 2/2, ETA 4\.0 s",
         line,
     )
 
 
+@pytest.mark.parametrize("colors", ["standard", "256", "truecolor"])
+def test_finished_bar_has_another_color_than_an_empty_one(colors: Any) -> None:
+    def drawn(done: int) -> str:
+        text = io.StringIO()
+        console = Console(file=text, width=120, force_terminal=True, color_system=colors)
+        Bar(console, console.print)(moment(done=done))
+        return re.findall(r"\x1b\[([\d;]+)m━", text.getvalue())[0]
+
+    assert drawn(0) != drawn(34) != drawn(17) != drawn(0)
+
+
 def test_a_line_of_a_token_build_has_tokens_per_second_and_how_full_rows_are():
     (line,) = lines_of(moment(tokens=102_000, utilization=0.9974), seconds=[0, 2])
-    assert f"200 rows/s, {102_000 / HALF.seconds:,.0f} tokens/s, 99.7% used, read" in line
+    assert f"200 rows/s, {102_000 / HALF.seconds:,.0f} tokens/s, packed 99.7%, written" in line
+
+
+PHASES = {
+    "samples": 4000,
+    "tokens": 102_000,
+    "utilization": 0.9974,
+    "raw_bytes": 6_000_000,
+    "source_bytes": 28_000_000,
+    "downloads": True,
+    "memory_limit": 16_000_000_000,
+}
+
+
+def test_progress_has_a_figure_for_each_phase_and_memory_of_the_limit():
+    (line,) = lines_of(moment(**PHASES), seconds=[0, 2])
+    assert "download 14.0 MB of 28.0 MB, 3.5 MB/s, ETA 4.0 s, 1,000 samples/s, 25,500 tokens/s, packed 99.7%, " in line
+    assert re.search(r"compression 2\.4x, written .*, memory [\d.]+ [MG]B of 16\.0 GB, .*, ETA 4\.0 s$", line)
+
+
+def test_json_lines_have_the_figures_of_a_line_and_every_note():
+    stream, clock = io.StringIO(), iter([0.0, 2.0, 2.1, 2.2])
+    shown = JsonLines(stream, clock=lambda: next(clock))
+    for one in (moment(**PHASES), moment(**PHASES), moment(note="chunk 3 failed")):
+        shown(one)
+    first, noted = (json.loads(line)["progress"] for line in stream.getvalue().splitlines())
+    assert (first["phase"], first["done"], first["total"]) == ("building", 17, 34)
+    assert (first["samples_per_second"], first["tokens_per_second"], first["utilization"]) == (1000.0, 25500.0, 0.9974)
+    assert (first["read_bytes"], first["source_bytes"], first["read_bytes_per_second"]) == (14e6, 28e6, 3.5e6)
+    assert (first["compression_ratio"], first["memory_limit"], first["eta_seconds"]) == (2.4, 16e9, 4.0)
+    assert first["memory_bytes"] > 0
+    assert noted["note"] == "chunk 3 failed"
 
 
 def test_planning_claims_no_speed_but_tells_the_time_left():
@@ -68,9 +112,9 @@ def test_planning_claims_no_speed_but_tells_the_time_left():
         for done, size in ((0, 0), (4, 7_000_000))
     )
     first, second = lines_of(begun, on, seconds=[0, 2, 20])
-    assert re.fullmatch(r"planning 0/9 files  0 %,( CPU \d+ %,)? memory [\d.]+ [MG]B", first)
-    facts = r"7\.0 MB planned,( CPU \d+ %,)? memory [\d.]+ [MG]B, ETA .+"
-    assert re.fullmatch(rf"planning 4/9 files  44 %, {facts}", second)
+    assert re.fullmatch(r"planning 0/9 files  0%, memory [\d.]+ [MG]B(, CPU \d+%)?", first)
+    facts = r"7\.0 MB planned, memory [\d.]+ [MG]B,( CPU \d+%,)? ETA .+"
+    assert re.fullmatch(rf"planning 4/9 files  44%, {facts}", second)
 
 
 def test_a_log_gets_a_line_after_two_seconds_and_then_fewer_and_fewer():
@@ -110,16 +154,18 @@ def test_the_meter_sums_processes_and_survives_those_that_end():
     assert meter.measure([process.pid, 2**22 + 1]).memory_bytes > 0
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_bar_and_the_result(tmp_path: Path):
     source = write_lines(tmp_path / "data")
     words = ["build", "raw", source, "--into", tmp_path / "cache", "--chunk-bytes", "400", "--workers", "1"]
     shown = on_terminal(*words)
     assert "━" in shown
-    assert "12/12 chunks  100 %" in shown
+    assert "12/12 chunks  100%" in shown
     assert "12 built" in shown
     assert "━" not in on_terminal("verify", tmp_path / "cache", "--json")
 
 
+@pytest.mark.slow
 def test_help_fits_a_terminal_and_keeps_its_summaries_whole():
     for words in (["--help"], ["build", "--help"], ["build", "images", "--help"]):
         lines = on_terminal(*words).splitlines()
@@ -151,6 +197,7 @@ def test_the_bar_is_two_lines_that_fit_the_terminal(width: int, progress: Progre
     assert f"{progress.done:,}/{progress.total:,} {progress.unit}" in lines[0]
 
 
+@pytest.mark.slow
 def test_a_terminal_of_60_columns_gets_no_line_that_wraps(tmp_path: Path):
     source = write_lines(tmp_path / "data")
     words = ["build", "raw", source, "--into", tmp_path / "cache", "--chunk-bytes", "400", "--workers", "1"]
@@ -169,6 +216,7 @@ def test_the_first_sign_of_life_comes_before_any_library_is_imported(tmp_path: P
         assert "starting" not in on_terminal("build", "raw", quiet, code=1, PYTHONPATH=path)
 
 
+@pytest.mark.slow
 def test_the_first_sign_is_erased_by_what_comes_next(tmp_path: Path):
     source = write_lines(tmp_path / "data")
     erased = "starting …\x1b[?25l\r\x1b[2K"

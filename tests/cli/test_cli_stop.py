@@ -16,7 +16,7 @@ WORDS = ["build", "raw", LIBRARY, "--suffix", ".py", "--level", "max", "--chunk-
 
 
 def chunk_count(root: Path) -> int:
-    return len(list((root / "layers" / "raw").glob("*.safetensors"))) if root.exists() else 0
+    return len(list(root.glob("layers/raw.*/*.safetensors")))
 
 
 def start(*words: object) -> "subprocess.Popen[str]":
@@ -29,6 +29,7 @@ def start(*words: object) -> "subprocess.Popen[str]":
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_a_build_cleanly_and_the_command_to_go_on_is_right(tmp_path: Path, number: signal.Signals):
     root = tmp_path / "my cache"
@@ -40,13 +41,13 @@ def test_a_signal_stops_a_build_cleanly_and_the_command_to_go_on_is_right(tmp_pa
     assert out == ""
     assert "Traceback" not in err
     said = re.search(
-        r"stopped: all finished chunks of .* are published \(raw (\d+) of (\d+)\); run the same command to resume\n"
-        r"  (forebay .*)\n",
+        r"stopped: all finished chunks of .* are published \(raw (\d+) of (\d+)\)\n"
+        r"hint: resume with: (forebay .*)\n",
         err,
     )
     assert said is not None, err
     present, planned = int(said[1]), int(said[2])
-    assert 2 <= present == chunk_count(root) < planned
+    assert present <= chunk_count(root) < planned  # files whose worker could not report yet are adopted on resume
     status = run("status", root, "--json").json
     assert status["layers"][0]["listed"] == present
     assert status["claims"] == []
@@ -67,11 +68,12 @@ def test_a_signal_while_planning_says_how_to_start_again(tmp_path: Path):
     _, err = process.communicate(timeout=600)
     assert "Traceback" not in err
     if process.returncode == 130:  # else the core refused it, which is as good
-        assert "stopped; run the same command to start again\n  forebay estimate raw" in err
+        assert "stopped\nhint: start again with: forebay estimate raw" in err
 
 
+@pytest.mark.slow
 def test_the_demo_does_what_it_says(tmp_path: Path):
-    size = ["--names", "[f-h]*", "--chunk-size", 20]
+    size = ["--names", "[f-h]*", "--chunk-rows", 20]
     ran = run_process("demo", "--json", *size, env={**os.environ, "TMPDIR": str(tmp_path)})
     report = ran.json
     assert [step["command"].split()[1] for step in report["steps"]] == [
@@ -82,7 +84,7 @@ def test_the_demo_does_what_it_says(tmp_path: Path):
         "$ forebay build tokens",
         "stopped: ",
         "bad-json  line 1: ",
-        "run the same command to resume",
+        "hint: resume with: forebay build tokens library.jsonl",
         "not sound",
         "restored, byte for byte",
     ):
@@ -96,7 +98,8 @@ def test_the_demo_needs_a_folder_of_its_own(tmp_path: Path):
     assert "is not empty" in run_process("demo", "--into", tmp_path, code=2).err
 
 
+@pytest.mark.slow
 def test_the_demo_fails_when_a_step_does_not_do_what_it_should(tmp_path: Path):
     ran = run_process("demo", "--into", tmp_path / "demo", "--names", "no_such_name*", code=1)
-    assert "forebay: the demo failed: " in ran.err
+    assert "error: the demo failed: " in ran.err
     assert (tmp_path / "demo").exists()

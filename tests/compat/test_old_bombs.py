@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from forebay.compat.pt_import import read_old_cache
-from forebay.errors import OldCacheInvalid
+from forebay.compat.pt_import import read_parts
+from forebay.errors import SourceInvalid
 
 ROWS = 3
 
@@ -24,38 +24,37 @@ def encodings(rows: int = ROWS, **others: torch.Tensor) -> dict[str, Any]:
     return {"name": "old", "encodings": made | others}
 
 
-def saved(path: Path, content: Any, **how: Any) -> Path:
-    torch.save(content, path, **how)
+def saved(path: Path, content: Any) -> Path:
+    torch.save(content, path)
     return path
 
 
 def refused(path: Path, words: str) -> None:
-    with pytest.raises(OldCacheInvalid, match=words) as raised:
-        read_old_cache(path)
-    assert "\n" not in str(raised.value)
+    with pytest.raises(SourceInvalid, match=words) as raised:
+        read_parts(path)
+    assert "\n" not in raised.value.message
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-def test_what_torch_writes_is_read(tmp_path, zipped):
+def test_what_torch_writes_is_read(tmp_path):
     shared = torch.linspace(0.1, 0.9, 4)
     content = encodings() | {
         "lune": {"features": torch.zeros(ROWS, 4, 5), "t_buckets": shared},
         "sol": {"stats": torch.zeros(ROWS, 4, 4), "spatial": torch.zeros(ROWS, 4, 8, 8), "t_buckets": shared},
     }
-    path = saved(tmp_path / "a.pt", content, _use_new_zipfile_serialization=zipped)
-    assert read_old_cache(path).rows == ROWS
+    path = saved(tmp_path / "a.pt", content)
+    _, parts = read_parts(path)
+    assert len(parts["lune"]["features"]) == ROWS
 
 
-@pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("name", ["latents", "t5_embeds", "clip_pooled"])
-def test_a_tensor_that_says_it_is_larger_than_its_file_is_refused(tmp_path, name, zipped):
+def test_a_tensor_that_says_it_is_larger_than_its_file_is_refused(tmp_path, name):
     rows = 1 << 40
     wide = {
         "latents": torch.zeros(1, 1, 1, 1).expand(rows, 2, 4, 4),
         "t5_embeds": torch.zeros(1, 1, 1).expand(rows, 3, 8),
         "clip_pooled": torch.zeros(1, 1).expand(rows, 8),
     }
-    path = saved(tmp_path / "a.pt", encodings(**{name: wide[name]}), _use_new_zipfile_serialization=zipped)
+    path = saved(tmp_path / "a.pt", encodings(**{name: wide[name]}))
     assert path.stat().st_size < 10_000
     refused(path, f"'encodings.{name}' declares more values than the file holds")
 
@@ -93,19 +92,13 @@ def nested(levels: int) -> tuple[Any, ...]:
     return inner
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-def test_tuples_within_tuples_that_take_for_ever_to_hash_are_refused(tmp_path, zipped):
+def test_tuples_within_tuples_that_take_for_ever_to_hash_are_refused(tmp_path):
     pickled = io.BytesIO()
     pickler = pickle.Pickler(pickled, 2)
     pickler.dump(nested(60))  # of which a dict's key takes 2 ** 60 steps
     body = pickled.getvalue()
     key = b"\x80\x02}" + body[2:-1] + b"K\x01s."
-    path = saved(tmp_path / "a.pt", encodings(), _use_new_zipfile_serialization=zipped)
-    if zipped:
-        repacked(path, {"data.pkl": key})
-    else:
-        first = [pickle.dumps(each, 2) for each in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True})]
-        path.write_bytes(b"".join([*first, key]))
+    path = repacked(saved(tmp_path / "a.pt", encodings()), {"data.pkl": key})
     refused(path, "it uses a list or tuple more than once")
 
 

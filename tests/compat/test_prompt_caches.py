@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import forebay as fb
-from forebay.compat.tinyflux import PromptCaches
+from forebay.compat.prompt_caches import PromptCaches
 from forebay.teachers.protocol import file_hash
 
 
@@ -21,14 +21,14 @@ def pictures(count: int) -> list[Image.Image]:
 def test_files_of_others_stay_and_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     caches = PromptCaches(str(tmp_path / "caches"), 4)
     prompts = ["a", "b"]
-    samples = Path(f"{caches._place(prompts)}.samples")
+    samples = Path(f"{caches._root(prompts)}.samples")
     samples.mkdir(parents=True)
     (samples / "notes.txt").write_text("mine")
     (samples / "00000007.png").write_bytes(b"left by a longer list")
     canary = tmp_path / "canary"
     canary.write_text("untouched")
     (samples / "00000000.json").symlink_to(canary)
-    caches._keep(caches._place(prompts), pictures(2), prompts)
+    caches._keep(caches._root(prompts), pictures(2), prompts)
     assert (samples / "notes.txt").read_text() == "mine"
     assert canary.read_text() == "untouched"
     kept = {"00000000.json", "00000000.png", "00000001.json", "00000001.png", "notes.txt"}
@@ -52,7 +52,7 @@ def noisy(mode: str, size: tuple[int, int], seed: int) -> Image.Image:
     return Image.frombytes(mode, size, pixels.tobytes())
 
 
-def test_images_of_pillow_keep_orientation_mode_and_name(tmp_path: Path) -> None:
+def test_images_of_pillow_keep_orientation_and_mode(tmp_path: Path) -> None:
     turned = Image.Exif()
     turned[274] = 6  # a quarter turn
     noisy("RGB", (20, 12), 0).save(tmp_path / "turned.png", exif=turned)
@@ -70,18 +70,10 @@ def test_images_of_pillow_keep_orientation_mode_and_name(tmp_path: Path) -> None
         assert read[0]["box"][row].tolist() == read[1]["box"][row].tolist()
         assert np.array_equal(read[0]["pixels"][row], read[1]["pixels"][row]), path.name
         for one in read:
-            assert json.loads(one["metadata"][row].tobytes()) == {"caption": path.stem, "name": path.name}
+            assert json.loads(one["metadata"][row].tobytes()) == {"caption": path.stem}
     assert read[1]["box"][0].tolist() == [3, 0, 10, 16], "12 × 20, as it is displayed"
 
 
 def test_a_mode_that_no_file_keeps_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="an image of mode 'HSV' cannot be kept; convert it to RGB first"):
         PromptCaches(str(tmp_path), 4).root_of_images([Image.new("HSV", (4, 4))], ["a"], 16)
-
-
-def test_samples_from_before_they_had_names_are_the_same(tmp_path: Path) -> None:
-    caches = PromptCaches(str(tmp_path / "caches"), 4)
-    root = caches.root_of_images(pictures(1), ["a"], 8)
-    pictures(1)[0].save(tmp_path / "named.png")
-    assert caches.root_of_images([tmp_path / "named.png"], ["a"], 8) == root
-    assert fb.verify(root).sound

@@ -1,5 +1,6 @@
 """What docs/extending.md shows keeps the contracts, and stays short."""
 
+import ast
 import os
 import re
 import sys
@@ -14,15 +15,18 @@ from forebay.testing import SourceContract, StoreContract
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 MOST_LINES = 40
+DEFINITIONS = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef)
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
 
 def page() -> ModuleType:
-    """The classes of the page, as a module of its own, so that they can be pickled; what uses them is left out."""
+    """The classes and functions of the page in a module, so that they can be pickled."""
     module = sys.modules["docs_extending"] = ModuleType("docs_extending")
     for block in BLOCKS:
         if "\nclass " in block:
-            exec(compile(block, str(PAGE), "exec"), module.__dict__)
+            tree = ast.parse(block)
+            tree.body = [node for node in tree.body if isinstance(node, DEFINITIONS)]
+            exec(compile(tree, str(PAGE), "exec"), module.__dict__)
     return module
 
 

@@ -1,16 +1,14 @@
 """Every recipe of a base layer that we ship keeps the contract, and the contract finds a misspelt hook."""
 
 import io
-from typing import ClassVar
 
-import msgspec
 import numpy as np
 import pytest
 from PIL import Image
-from tests.byte_tokens import ByteTokens
+from tests.helpers.byte_tokens import ByteTokens
 
 import forebay as fb
-from forebay.compat.pt_import import ImportedRecipe, ImportedRows
+from forebay.compat.pt_import import ImportedRecipe
 from forebay.recipe import RecipeHooks, hooks_of
 from forebay.source import Annotated, Sample
 from forebay.testing import RecipeContract, check_hooks
@@ -50,7 +48,6 @@ class TestImages(RecipeContract):
     test_equal_samples_have_one_identity_of_16_bytes = None
     helpers = (
         "letterboxed",
-        "letterboxed_image",
         "packed",
         "policy",
         "stored_column",
@@ -75,20 +72,9 @@ def _png(seed: int) -> bytes:
     return file.getvalue()
 
 
-class TestRowsOfAnOldCache(RecipeContract):
-    test_equal_samples_have_one_identity_of_16_bytes = None
-    test_a_bad_sample_is_a_failure_with_a_reason_beside_the_others = None
-
-    def make_recipe(self) -> ImportedRows:
-        return ImportedRows()
-
-    def samples(self) -> list[Sample]:
-        return [Sample(str(number), str(number).encode()) for number in range(5)]
-
-
 def test_the_hooks_of_layer_recipes_are_spelt_as_declared():
     teacher = fb.TeacherRecipe(teacher=fb.teachers.GeometricSol())
-    check_hooks(teacher, helpers=["model", "fitting_rows", "most_bytes", "known_constants", "run_at"])
+    check_hooks(teacher, helpers=["model", "fitting_rows", "most_bytes", "known_constants", "run_at", "without_effect"])
     check_hooks(ImportedRecipe(path="x", part="y", tensors={}, declared=()))
 
 
@@ -117,25 +103,12 @@ def test_a_misspelt_hook_and_one_that_takes_something_else_fail_the_contract(rec
     assert says in str(caught.value)
 
 
-class Plain(msgspec.Struct, frozen=True, kw_only=True):
-    """Does not inherit the hooks, and has some."""
+def test_a_recipe_without_the_base_class_is_rejected_by_name():
+    class Plain:
+        kind = "plain"
 
-    kind: ClassVar[str] = "plain"
-    revision: ClassVar[int] = 1
-    workers: ClassVar[int] = 0
-
-    reads: tuple[str, ...] = ("data",)
-
-    def versions(self) -> dict[str, str]:
-        return {"plain": "1"}
-
-
-def test_a_recipe_that_does_not_inherit_the_hooks_has_its_own_and_the_defaults_of_the_others():
-    hooks = hooks_of(Plain())
-    assert (hooks.workers, hooks.reads, hooks.versions()) == (0, ("data",), {"plain": "1"})
-    assert (hooks.dependencies(), hooks.default_layer, hooks.identity) == ({}, "", None)
-    assert hooks.settled(None, None) == (Plain(), ())
-    assert hooks_of(Plain).workers == 0
+    with pytest.raises(TypeError, match=r"^Plain is not a recipe: it must inherit forebay\.RecipeHooks$"):
+        hooks_of(Plain())
     assert hooks_of(ByteTokens).figures({}, {}, {}) == {}
 
 

@@ -10,12 +10,12 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.examples import scaled
+from tests.helpers.hypothesis_profiles import scaled
 from tests.sources import functions
 from tests.sources.written import parquet_of
 
 from forebay import sources
-from forebay.errors import SourceChanged, SourceNeeded
+from forebay.errors import SourceChanged, SourceInvalid
 from forebay.source import Source
 from forebay.testing import SourceContract, read_in_parts
 from forebay.testing.kind_contracts import LINES
@@ -198,6 +198,8 @@ class TestParquet(SourceContract):
 class TestFunction(SourceContract):
     """Every line of a file is a document, byte for character; a slice is a file, and its only part."""
 
+    hashes = True
+
     def open_source(self, folder: Path) -> Source:
         functions.FOLDER[:] = [folder]
         return sources.function(functions.lines_of_folder, slices=len(list(folder.iterdir())))
@@ -220,7 +222,7 @@ class TestFunction(SourceContract):
 
     def test_its_description_is_json_that_opens_nothing(self, folder: Path) -> None:
         described = json.loads(json.dumps(self.write(folder, {"a": LINES}).describe()))
-        with pytest.raises(SourceNeeded, match="functions:lines_of_folder"):
+        with pytest.raises(SourceInvalid, match="functions:lines_of_folder"):
             sources.FunctionSource.from_description(described)  # a name in a file is never imported
 
     # What a function gives has no end to cut at, no time to look at, and grows by slices.

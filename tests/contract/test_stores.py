@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.examples import scaled
+from tests.helpers.hypothesis_profiles import scaled
 
 from forebay.store import Entry, LocalStore, MemoryStore, Store
 from forebay.testing import SharedStoreContract, StoreContract

@@ -8,12 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.layer_recipes import number_cache
-from tests.token_caches import grow_cache, token_cache
+from tests.helpers.token_caches import grow_cache, token_cache
 
 import forebay as fb
 from forebay.errors import StateMismatch
-from forebay.torch import CacheDataset, Ingredient, Loader, Mixture, Schedule, Split, Where
+from forebay.torch import (
+    CacheDataset,
+    Ingredient,
+    Loader,
+    Mixture,
+    Ranks,
+    Schedule,
+    Split,
+    TokenBatch,
+    Where,
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,20 +39,21 @@ def mixture(tokens: fb.Cache) -> Mixture:
 
 
 REFUSED: dict[str, tuple[Callable[[fb.Cache], object], str]] = {
-    "a path": (lambda cache: loader("caches/edu"), r"not a str: open one with fb.open_cache\('caches/edu'\)"),
     "a path of a dataset": (lambda cache: CacheDataset(Path("edu")), r"fb.open_cache\('edu'\)"),
     "a dataset": (lambda cache: loader(CacheDataset(cache)), "reads a cache or a Mixture, not a CacheDataset"),
     "a path in a mixture": (lambda cache: Mixture.of([Ingredient("edu", weight=1)]), r"fb.open_cache\('edu'\)"),
     "caches as a mixture": (lambda cache: Mixture.of([cache, cache]), r"Ingredient\(cache, weight=0.7\)"),
     "a side": (lambda cache: loader(cache, selection="train"), r"pass a rule: Split\('train'\)"),
     "a side of a dataset": (lambda cache: CacheDataset(cache, selection="train"), r"pass a rule: Split\('train'\)"),
-    "a window by its rows": (lambda cache: loader(cache, window=64), r"window is 64; pass forebay.torch.Window"),
     "a seed of a split": (lambda cache: Split("train", seed=1.5), "seed is 1.5; pass a whole number"),
     "one column": (lambda cache: loader(cache, columns="tokens"), r"columns is 'tokens'; pass a list of names"),
     "one column to read": (lambda cache: cache.read([0], "tokens"), r"pass \['tokens'\]"),
     "one column of a filter": (lambda cache: Where("any", np.any, "tokens"), r"pass a list of names: \['tokens'\]"),
     "one layer": (lambda cache: fb.open_cache(cache.root, layers="tokens"), r"pass a list of names: \['tokens'\]"),
-    "one derived": (lambda cache: loader(cache, derive="positions"), r"derive is 'positions'; pass a list of names"),
+    "one derived": (
+        lambda cache: loader(cache, collate=TokenBatch(cache, derive="positions")),
+        r"derive is 'positions'; pass a list of names",
+    ),
     "part of a row": (lambda cache: loader(cache, global_batch_size=2.5), "is 2.5; pass a whole number of rows"),
     "part of a seed": (lambda cache: loader(cache, seed=1.5), "seed is 1.5; pass a whole number"),
     "part of a thread": (lambda cache: loader(cache, threads=1.5), "threads is 1.5; pass a whole number"),
@@ -73,41 +83,10 @@ def test_what_is_of_another_type_is_refused(tokens: fb.Cache, mistake: str) -> N
         call(tokens)
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"global_batch_size": 0}, "global_batch_size must be at least 1"),
-        ({"columns": []}, "columns is empty; name columns"),
-        (
-            {"collate": "stored", "columns": ["tokens"], "labels": "unshifted"},
-            "labels passed, but this applies to packed-token batches only",
-        ),
-        ({"collate": "stored", "columns": ["tokens"], "derive": ["document_ids"]}, "derive passed, but"),
-        ({"collate": "stored", "columns": ["tokens"], "derive": ["positions"]}, "derive passed, but"),
-        ({"collate": "stored", "columns": ["tokens"], "labels": "shifted"}, "labels passed, but"),
-        ({"derive": "device", "labels": "shifted"}, "pass labels='shifted' to derive_on_device"),
-    ],
-)
-def test_what_would_have_no_effect_is_refused(tokens: fb.Cache, options: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        loader(tokens, **options)
-
-
-def test_labels_belong_to_token_caches(tmp_path: Path, tokens: fb.Cache) -> None:
-    numbers = fb.open_cache(number_cache(tmp_path))
-    with pytest.raises(ValueError, match="labels and derive passed"):
-        loader(numbers, labels="unshifted", derive=["cu_seqlens"])
-    with pytest.raises(ValueError, match="labels passed"):
-        CacheDataset(tokens, columns=["tokens"], collate="stored", labels="unshifted")
-    with pytest.raises(ValueError, match="derive passed"):
-        CacheDataset(tokens, columns=["tokens"], collate="stored", derive=["positions"])
-    assert len(loader(numbers, labels=None, derive=[])) > 0
-
-
 @pytest.mark.parametrize("wrong", [0, -1.0, float("nan"), "60", timedelta(seconds=60)])
 def test_a_timeout_of_ranks_is_seconds(tokens: fb.Cache, wrong: Any) -> None:
-    with pytest.raises(ValueError, match=r"rank_timeout must be a number of seconds above 0 \(got "):
-        loader(tokens, rank_timeout=wrong)
+    with pytest.raises(ValueError, match=r"timeout of Ranks must be a number of seconds above 0 \(got "):
+        loader(tokens, ranks=Ranks(0, 1, timeout=wrong))
 
 
 def test_a_mixture_has_its_own_order_seed_and_generations(tokens: fb.Cache) -> None:
@@ -205,9 +184,8 @@ def test_there_is_no_moving_to_a_generation_that_is_not_there(tmp_path: Path) ->
 
 
 def test_an_epoch_without_a_batch_is_not_silent(tokens: fb.Cache) -> None:
-    short = loader(tokens, global_batch_size=21)
-    with pytest.raises(ValueError, match="the 20 rows of an epoch fill no batch of 21; choose a smaller"):
-        next(iter(short))
+    with pytest.raises(ValueError, match=r"^global_batch_size \(21\) exceeds the epoch \(20 rows\); choose a smaller"):
+        loader(tokens, global_batch_size=21)
     assert len(next(iter(loader(tokens, global_batch_size=21, drop_last=False)))["tokens"]) == 20
 
 

@@ -3,15 +3,16 @@
 from pathlib import Path
 
 import pytest
+from tests.helpers.token_caches import numbers_of, token_cache
 from tests.store.far_stores import FarFolder
-from tests.token_caches import numbers_of, token_cache
 
 import forebay as fb
-from forebay.feeding.chunk_ahead import estimate_remote, warm_tier
-from forebay.order.orders import Window, lanes_of
+from forebay.errors import NotFound
+from forebay.feeding.remote_plan import estimate_remote, warm_tier
+from forebay.order.window import Window, lanes_of
 from forebay.store import LocalStore
 from forebay.store.tiered import TieredStore
-from forebay.torch import Loader
+from forebay.torch import Loader, Ranks
 
 WINDOW = Window(rows=8, chunks=2, lanes=8)
 
@@ -29,8 +30,8 @@ def fetched_in(store: TieredStore, epoch: int, ranks: range, world: int) -> int:
     """The bytes that the ranks of one node fetch in an epoch."""
     before = store.transfers().bytes_fetched
     for rank in ranks:
-        options = {"rank": rank, "world_size": world, "threads": 0, "restart": False}
-        loader = Loader(fb.open_cache(store), global_batch_size=12, shuffle="window", window=WINDOW, **options)
+        share = Ranks(rank, world)
+        loader = Loader(fb.open_cache(store), global_batch_size=12, shuffle=WINDOW, ranks=share, threads=0)
         loader.load_state_dict({**loader.state_dict(), "epoch": epoch})
         loader._growing.policy = "epoch"  # fetch nothing of the next epoch
         numbers_of(loader)
@@ -99,7 +100,7 @@ def test_a_node_that_does_not_exist_is_refused(root: Path, tmp_path: Path) -> No
 
 
 def estimate_chunks(root: Path, rank: int) -> int:
-    loader = Loader(fb.open_cache(root), global_batch_size=4, shuffle="window", window=WINDOW, rank=rank, world_size=4)
+    loader = Loader(fb.open_cache(root), global_batch_size=4, ranks=Ranks(rank, 4), shuffle=WINDOW)
     return len({row // 10 for batch in numbers_of(loader) for row in batch})
 
 
@@ -108,7 +109,7 @@ def test_warming_fetches_nothing_that_the_tier_does_not_admit(root: Path, tmp_pa
     fill = warm_tier(fb.open_cache(store))
     assert fill.fetched_bytes <= 20_000
     assert fill.refused_chunks == fill.chunks - fill.fetched_chunks > 0
-    with pytest.raises(ValueError, match="must be from 0 to 7"):
+    with pytest.raises(NotFound, match="in 8 lanes"):
         warm_tier(fb.open_cache(store), lanes=[8], window=WINDOW)
     with pytest.raises(ValueError, match="was opened without a tier"):
         warm_tier(fb.open_cache(root))
@@ -116,5 +117,5 @@ def test_warming_fetches_nothing_that_the_tier_does_not_admit(root: Path, tmp_pa
 
 @pytest.mark.parametrize("count", ["nodes", "ranks_per_node", "batch_size"])
 def test_an_estimate_for_no_node_rank_or_row_is_refused(tmp_path: Path, count: str) -> None:
-    with pytest.raises(ValueError, match=rf"{count} must be at least 1 \(got 0\)"):
+    with pytest.raises(ValueError, match=rf"{count} must be a whole number of at least 1 \(got 0\)"):
         fb.estimate_remote(tmp_path, **{count: 0})

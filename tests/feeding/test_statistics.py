@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.token_caches import token_cache
+from tests.helpers.token_caches import token_cache
 
 import forebay as fb
 from forebay.store import LocalStore
@@ -23,7 +23,7 @@ class SlowStore(LocalStore):
     opened, slept = 0, 0.0
 
     def view(self, key: str, *, expect: Expected | None = None) -> memoryview:
-        if key.startswith("layers/tokens/0"):
+        if key.startswith("layers/tokens.") and "/0" in key:
             self.opened += 1
             self.slept += sleep(DELAY)
         return super().view(key, expect=expect)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import CODECS, adopt, column_declared, encode, joined, raw, rows_of, small_chunk, table
 from safetensors import safe_open
-from tests.examples import scaled
+from tests.helpers.hypothesis_profiles import scaled
 
 from forebay.columns import DTYPES, Column, Ragged
 from forebay.errors import RecipeInvalid
@@ -181,8 +181,8 @@ def test_failures_statistics_and_source_sums_come_back(codec):
 def test_the_record_of_a_chunk_is_the_same_from_its_writer_and_from_its_file(codec):
     encoded = small_chunk(codec)
     chunk = joined(encoded)
-    record = encoded.record(encoded.sha256(), revision=2)
-    assert record == adopt_chunk(memoryview(chunk), "a chunk", "base", 7, "f" * 64, revision=2)
+    record = encoded.record(encoded.sha256())
+    assert record == adopt_chunk(memoryview(chunk), "a chunk", "base", 7, "f" * 64)
     assert record.sha256 == sha256(chunk).digest()
     assert record.size == encoded.size == len(chunk)
     assert record.head == xxhash.xxh3_128_digest(chunk[: record.head_size])
@@ -219,10 +219,10 @@ R = Column(name="r", dtype="uint16", ragged=True)
         ({}, [X], r"declares the columns \['x'\] but returned \[\]"),
         ({"x": np.zeros((1, 2), "u2"), "y": np.zeros(1)}, [X], r"but returned \['x', 'y'\]"),
         ({"x": np.zeros((1, 2), "u2")}, [X, X], r"\['x', 'x'\]"),
-        ({"x": np.zeros((1, 2), "i2")}, [X], "'x' is declared uint16 but was made int16"),
-        ({"x": np.zeros((1, 2), ">u2")}, [X], "'x' is declared uint16 but was made >u2"),
-        ({"x": np.zeros((1, 3), "u2")}, [X], r"rows of shape \(2,\) but was made \(3,\)"),
-        ({"x": np.zeros(2, "u2")}, [X], r"rows of shape \(2,\) but was made \(\)"),
+        ({"x": np.zeros((1, 2), "i2")}, [X], "'x' is declared uint16 but the recipe made int16"),
+        ({"x": np.zeros((1, 2), ">u2")}, [X], "'x' is declared uint16 but the recipe made >u2"),
+        ({"x": np.zeros((1, 3), "u2")}, [X], r"rows of shape \(2,\) but the recipe made \(3,\)"),
+        ({"x": np.zeros(2, "u2")}, [X], r"rows of shape \(2,\) but the recipe made \(\)"),
         ({"x": Ragged.of([np.zeros((1, 2), "u2")], np.dtype("u2"))}, [X], "'x' is declared fixed"),
         ({"r": np.zeros(2, "u2")}, [R], "'r' is declared ragged"),
         ({"x": [[1, 2]]}, [X], "'x' is a list, not an array of rows"),
@@ -264,7 +264,9 @@ def test_statistics_that_no_generation_can_list_are_refused_when_the_chunk_is_ma
 def test_a_block_that_no_reader_would_decompress_is_not_written():
     large = np.zeros((3, 100 << 20), np.uint8)  # never touched: it is refused before it is hashed or compressed
     column = Column(name="x", dtype="uint8", shape=(100 << 20,), codec="zstd", rows_per_block=3)
-    with pytest.raises(RecipeInvalid, match=r"'x' has a block of 314,572,800 bytes.* 268,435,456; set rows_per_block"):
+    with pytest.raises(
+        RecipeInvalid, match=r"'x' has a block of 314,572,800 bytes.* 268,435,456\nhint: set rows_per_block"
+    ):
         encode({"x": large}, [column])
     ragged = Column(name="x", dtype="uint8", ragged=True, codec="lz4", rows_per_block=2)
     rows = Ragged(large.reshape(-1), np.array([0, 0, 10, 300 << 20], np.int64))

@@ -29,7 +29,7 @@ def read_tensors(file):
     assert start % 4096 == 0
     header = json.loads(file[8:start])
     metadata = json.loads(header.pop("__metadata__")["forebay"])
-    assert metadata["format_version"] == 1
+    assert metadata["format_version"] == (1 if metadata["type"] == "chunk" else 2)
     tensors, end = {}, 0
     for name, entry in header.items():
         assert entry["data_offsets"][0] == end
@@ -51,9 +51,10 @@ def read_chunk(file):
         name, rows = column["name"], metadata["rows"]
         dtype = np.dtype(DTYPES[TAGS[column["dtype"]]])
         item = int(np.prod(column["shape"], dtype=np.int64)) * dtype.itemsize
-        size = column["rows_per_block"] or (64 if column["ragged"] else max(1, 65536 // max(1, item)))
+        has_offsets = column["ragged"] or column["index"]
+        size = column["rows_per_block"] or (64 if has_offsets else max(1, 65536 // max(1, item)))
         edges = [min(row, rows) for row in range(0, rows + size, size)] if rows else [0]
-        offsets = tensors[f"{name}.offsets"] if column["ragged"] else np.arange(rows + 1)
+        offsets = tensors[f"{name}.offsets"] if has_offsets else np.arange(rows + 1)
         stored, pieces = tensors[name].tobytes(), []
         for block, (low, high) in enumerate(pairwise(edges)):
             first, last = int(offsets[low]), int(offsets[high])
@@ -65,9 +66,9 @@ def read_chunk(file):
             pieces.append(unpack(column["codec"], piece, (last - first) * item))
         values = np.frombuffer(b"".join(pieces), dtype).reshape(int(offsets[-1]), *column["shape"])
         content.update(canonical([name, column["dtype"], column["shape"], column["ragged"], rows]))
-        content.update(offsets.tobytes() if column["ragged"] else b"")
+        content.update(offsets.tobytes() if has_offsets else b"")
         content.update(values.tobytes())
-        columns[name] = (values, offsets) if column["ragged"] else values
+        columns[name] = (values, offsets) if has_offsets else values
     assert content.hexdigest() == metadata["content"]
     return metadata, columns
 
@@ -89,10 +90,10 @@ def read_generation(file):
 
 def read_layer(open_file, generation, layer):
     """(metadata, columns) of every listed chunk of a layer; `open_file` gives the bytes under a name."""
-    _, table = generation
-    for row, (chunk, revision) in enumerate(zip(table[f"{layer}.chunk"], table[f"{layer}.revision"], strict=True)):
-        suffix = f".r{revision}" if revision else ""
-        file = open_file(f"layers/{layer}/{chunk:06d}{suffix}.safetensors")
+    metadata, table = generation
+    mark = json.loads(metadata["recipes"][layer])["fingerprint"][:16]
+    for row, chunk in enumerate(table[f"{layer}.chunk"]):
+        file = open_file(f"layers/{layer}.{mark}/{chunk:06d}.safetensors")
         assert len(file) == table[f"{layer}.size"][row]
         head = file[: table[f"{layer}.head_size"][row]]
         assert xxhash.xxh3_128_digest(head) == table[f"{layer}.head"][row].tobytes()

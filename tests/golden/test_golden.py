@@ -12,10 +12,10 @@ import plain_reader
 import pytest
 import xxhash
 import zstandard
-from tests.distinct import DistinctRecipe, write_file
+from tests.helpers.cache_files import segment_of
+from tests.helpers.dedup_cases import DistinctRecipe, write_file
 
 import forebay as fb
-from forebay.cache.plan import Segment
 from forebay.columns import DTYPES, Column, Ragged
 from forebay.format import layout
 from forebay.format.chunk import compressor, encode_chunk
@@ -44,8 +44,8 @@ def typed_chunk() -> bytes:
     digest_t = b'["t","uint8",[],true,2]' + offsets + t
     metadata = (
         '{"base":"","check":"%s","chunk":0,"columns":['
-        '{"codec":"none","dtype":"uint16","level":"default","name":"n","ragged":false,"rows_per_block":0,"shape":[]},'
-        '{"codec":"none","dtype":"uint8","level":"default","name":"t","ragged":true,"rows_per_block":0,"shape":[]}'
+        '{"codec":"none","dtype":"uint16","index":"","level":"default","name":"n","ragged":false,"rows_per_block":0,"shape":[]},'
+        '{"codec":"none","dtype":"uint8","index":"","level":"default","name":"t","ragged":true,"rows_per_block":0,"shape":[]}'
         '],"content":"' + xxhash.xxh3_128_hexdigest(digest_n + digest_t) + '","failures":1,'
         '"fingerprint":"0000000000000000000000000000000000000000000000000000000000000000","format_version":1,'
         '"ids":"' + xxhash.xxh3_128_hexdigest(digest_t) + '","layer":"tiny","rows":2,"samples":3,'
@@ -84,7 +84,7 @@ def test_the_chunk_typed_from_the_text_is_the_one_we_write():
     )
     assert b"".join(written.buffers) == typed_chunk()
     assert written.head_size == 4096 + 48
-    pinned = "2ee83434d24f775f1bcbefcdbe24176be7d0234f166a90eec27c1f34d965aac4"
+    pinned = "bd3a9971086493f6969595f2390269cadc1a292ed1faf3354fd9c1d567e51296"
     assert hashlib.sha256(typed_chunk()).hexdigest() == pinned
 
 
@@ -128,15 +128,20 @@ def test_a_reader_written_from_the_text_reads_what_we_write(codec, level, rows):
 def test_a_reader_written_from_the_text_reads_a_generation_and_its_chunks():
     store = MemoryStore()
     records = []
-    for chunk, revision in ((0, 0), (2, 1)):
+    for chunk in (0, 2):
         columns, declared = every_column("zstd", "default", 5 + chunk)
         encoded = encode_chunk(
             columns, declared, layer="base", chunk=chunk, fingerprint="0" * 64, samples=9, statistics={"bytes": chunk}
         )
-        store.create(layout.chunk("base", chunk, revision), encoded.buffers)
-        records.append(encoded.record(encoded.sha256(), revision))
+        store.create(layout.chunk(layout.layer_folder("base", "0" * 64), chunk), encoded.buffers)
+        records.append(encoded.record(encoded.sha256()))
+    recipe = {
+        "format_version": 2, "layer": "base", "kind": "k", "revision": 1, "fingerprint": "0" * 64, "fields": {},
+        "dependencies": {}, "reads": [], "sample_ids": "", "columns": [],
+    }  # fmt: skip
     generation = Generation(
-        number=4, cache='{"base": "base"}', recipes={"base": "{}"}, constants={}, plan=("0" * 64,), versions=(),
+        number=4, cache='{"format_version": 2, "cache_id": "c", "base": "base"}', recipes={"base": json.dumps(recipe)},
+        constants={}, plan=("0" * 64,), versions=(),
         layers={"base": ChunkTable.of(records)},
     )  # fmt: skip
     store.create(layout.generation(4), generation.encode(None))
@@ -155,7 +160,7 @@ def test_a_reader_written_from_the_text_reads_a_generation_and_its_chunks():
 def typed_sealed() -> bytes:
     """A constants file of two tensors, tagged: names in the order of their widths, not of the alphabet."""
     header = (
-        rb'{"__metadata__":{"forebay":"{\"format_version\":1,\"layer\":\"tiny\",\"type\":\"constants\"}"},'
+        rb'{"__metadata__":{"forebay":"{\"format_version\":2,\"layer\":\"tiny\",\"type\":\"constants\"}"},'
         rb'"wide":{"dtype":"I32","shape":[1],"data_offsets":[0,4]},'
         rb'"a":{"dtype":"U8","shape":[2],"data_offsets":[4,6]},'
         rb'"b":{"dtype":"BOOL","shape":[],"data_offsets":[6,7]},'
@@ -169,7 +174,7 @@ def typed_sealed() -> bytes:
 
 def test_the_index_file_typed_from_the_text_is_the_one_we_write():
     tensors = {"b": np.array(True), "a": np.array([1, 2], np.uint8), "wide": np.array([-2], np.int32)}
-    written = seal({"type": "constants", "format_version": 1, "layer": "tiny"}, tensors, b"key")
+    written = seal({"type": "constants", "format_version": 2, "layer": "tiny"}, tensors, b"key")
     assert b"".join(written) == typed_sealed()
 
 
@@ -200,13 +205,11 @@ def test_the_levels_in_the_text_are_the_ones_in_the_code():
 
 def test_the_names_in_the_text_are_the_ones_in_the_code():
     named = [name for name, _, _ in tables("name")]
+    folder = layout.layer_folder("<layer>", "<fp>")
     assert named == [
-        layout.CACHE, layout.plan_segment(0), layout.dropped("<layer>", 2), layout.identities(0, "<hash>"),
-        layout.recipe("<layer>"), layout.constants("<layer>"), layout.dropped_constants("<layer>", "<hash>"),
-        layout.chunk("<layer>", 35), layout.chunk("<layer>", 35, 1), layout.generation(3),
-        layout.claim("<layer>", 35, 1), layout.builder("<owner>"), layout.handed("<owner>", 3),
-        layout.listed("<owner>"),
-        layout.planning("<hash>"), layout.claim(None, 0, 1), layout.SEEN, layout.DATASET,
+        layout.CACHE, layout.plan_segment(0), layout.identities(0, "<hash>"), layout.recipe("<layer>"),
+        layout.constants(folder), layout.chunk(folder, 35), layout.generation(3), layout.claim(folder, 35),
+        layout.PLAN_CLAIM, layout.PUBLISH_CLAIM, layout.builder("<owner>"), layout.DATASET,
     ]  # fmt: skip
 
 
@@ -233,34 +236,18 @@ def tensors_described(heading: str, next_heading: str) -> dict[str, str]:
 
 
 def test_the_tensors_of_a_plan_are_the_ones_in_the_text():
-    described = tensors_described("### Plan segments", "### Amendments")
+    described = tensors_described("### Plan segments", "### Duplicates")
     files = [SourceFile("a.txt", 10), SourceFile("b.gz", 9, 5, "etag", True, 77, ctime_ns=6, inode=8)]
     parts = [Part(files[0], 0, 4), Part(files[1], 0, 30)]
-    segment = Segment.of([parts], number=0, first_chunk=0, source={"kind": "lines"}, weight=34)
+    segment = segment_of([parts], number=0, first_chunk=0, source={"kind": "lines"}, weight=34)
     metadata, tensors = plain_reader.read_tensors(b"".join(segment.encode()))
     assert tensors.pop(".digest").shape == (32,)
     assert {name: plain_reader.DTYPES[tag] for name, tag in described.items()} == {
         name: array.dtype.str.replace("|", "") for name, array in tensors.items()
     }
     assert metadata == {
-        "format_version": 1, "type": "plan", "number": 0, "first_chunk": 0, "source": {"kind": "lines"}, "weight": 34,
-    }  # fmt: skip
-
-
-def test_the_tensors_of_an_amendment_are_the_ones_in_the_text():
-    described = tensors_described("### Plan segments", "### Duplicates")
-    parts = [Part(SourceFile("a.txt", 10, ctime_ns=6, inode=8), 0, 4)]
-    segment = Segment.of([parts], number=1, first_chunk=5, source={"kind": "lines"}, weight=34)
-    amendment = segment.amending("raw", [3], {"raw": [1]}, ["gone.txt"])
-    metadata, tensors = plain_reader.read_tensors(b"".join(amendment.encode()))
-    assert tensors.pop(".digest").shape == (32,)
-    assert tensors.pop("revision_raw").dtype.str == "<u8"
-    assert {name: plain_reader.DTYPES[tag] for name, tag in described.items()} == {
-        name: array.dtype.str.replace("|", "") for name, array in tensors.items()
-    }
-    assert metadata == {
-        "format_version": 1, "type": "amendment", "number": 1, "first_chunk": 5, "source": {"kind": "lines"},
-        "weight": 34, "amends": "raw", "dropped": ["gone.txt"],
+        "format_version": 2, "type": "plan", "number": 0, "first_chunk": 0, "source": {"kind": "lines"}, "weight": 34,
+        "previous": "", "cache_id": "",
     }  # fmt: skip
 
 
@@ -299,7 +286,7 @@ def typed_identities(names: list[bytes]) -> bytes:
     """Three identities, each as two numbers: all the upper halves, then all the lower ones."""
     assert len(names) == 3
     header = (
-        rb'{"__metadata__":{"forebay":"{\"format_version\":1,\"number\":0,\"type\":\"identities\"}"},'
+        rb'{"__metadata__":{"forebay":"{\"format_version\":2,\"number\":0,\"type\":\"identities\"}"},'
         rb'"high":{"dtype":"U64","shape":[3],"data_offsets":[0,24]},'
         rb'"low":{"dtype":"U64","shape":[3],"data_offsets":[24,48]},'
         rb'".digest":{"dtype":"U8","shape":[32],"data_offsets":[48,80]}}'

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import constants
-from tests.campaign.faults import Trial, as_record
+from tests.campaign.oracle import Trial, as_record
 from tests.campaign.trial import remove, run_verb
 from tests.hub.data_sets import README, documents, shard
 from tests.hub.server import HubServer
@@ -69,7 +69,7 @@ def meet_answers(name: str, folder: Path) -> list[dict[str, Any]]:
     lying.start()
     address = receiver.recv()
     try:
-        trial = Trial(folder, random.Random(0), ())
+        trial = Trial(folder, "0", ())
         asked = ("tokens", "hub:org/set", "--download-retries", "1", "--download-timeout", "2")
         into = ("--into", str(folder / "cache"), "--workers", "0", "--spool", str(folder / "spool"))
         for command in (("estimate", *asked), ("build", *asked, *into)):

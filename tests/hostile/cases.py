@@ -7,15 +7,15 @@ or `{"input": …}` or `{"answer": …}`, and answers each with one line: the li
 import importlib
 import json
 import os
-import random
 import sys
 import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.campaign.faults import Trial, as_record, meet
+from tests.campaign.faults import meet
 from tests.campaign.hostile import CHANGING, LOOKING, chunks, craft
+from tests.campaign.oracle import Trial, as_record
 from tests.campaign.trial import remove, run_call, run_verb, warm_up
 from tests.campaign.worlds import World, doorbell, make_worlds, read_rows
 from tests.hostile.answers import meet_answers
@@ -34,7 +34,7 @@ def every_verb(name: str, world: World, seed: str, folder: Path, part: slice) ->
     for number, verbs in enumerate((looking, *((verb,) for verb in CHANGING[part]))):
         place = folder / f"{seed}-{number}"
         place.mkdir(parents=True)
-        trial = Trial(place, random.Random(seed), [world])
+        trial = Trial(place, seed, [world])
         world.copied(trial.root)
         trial.cause = craft(name, trial.draw, trial.root, trial.canary.folder)
         if verbs is looking:
@@ -53,7 +53,7 @@ BY_URL: tuple[tuple[str, ...], ...] = (
     ("verify", "{url}"),
     ("verify", "--full", "{url}"),
     ("copy", "{url}", "{copy}"),
-    ("warm", "{url}", "--tier", "{tier}"),
+    ("tier", "fill", "{url}", "{tier}"),
     ("repair", "{mine}", "--from", "{url}", "--workers", "0"),
 )
 
@@ -61,7 +61,7 @@ BY_URL: tuple[tuple[str, ...], ...] = (
 def by_url(name: str, world: World, seed: str, folder: Path) -> list[dict[str, Any]]:
     """A crafted cache in a bucket that only serves; the user named its endpoint, and no other is asked."""
     folder.mkdir(parents=True)
-    trial = Trial(folder, random.Random(seed), [world])
+    trial = Trial(folder, seed, [world])
     world.copied(trial.root)
     trial.cause = craft(name, trial.draw, trial.root, trial.canary.folder)
     url = f"s3://b/{trial.root.name}"
@@ -95,7 +95,7 @@ def by_url(name: str, world: World, seed: str, folder: Path) -> list[dict[str, A
 def repacked(name: str, world: World, seed: str, folder: Path) -> list[dict[str, Any]]:
     """A crafted chat cache is packed again into rows of another length."""
     folder.mkdir(parents=True)
-    trial = Trial(folder, random.Random(seed), [world])
+    trial = Trial(folder, seed, [world])
     world.copied(trial.root)
     trial.cause = craft(name, trial.draw, trial.root, trial.canary.folder)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from tests.builders import REPOSITORY, script_environment
+from tests.helpers.builders import REPOSITORY, script_environment
 
 
 class Corpus:

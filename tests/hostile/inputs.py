@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
-from tests.campaign.faults import Trial, as_record
+from tests.campaign.oracle import Trial, as_record
 from tests.campaign.trial import remove, run_verb
 
 from forebay.tokens.vocabulary import GPT2, load_vocabulary
@@ -259,7 +259,7 @@ def meet_input(name: str, folder: Path) -> list[dict[str, Any]]:
     """Make one input and run its commands in forked children under limits; what was found."""
     folder.mkdir()
     try:
-        trial = Trial(folder, random.Random(0), ())
+        trial = Trial(folder, "0", ())
         (folder / "input").mkdir()
         pid = os.fork()  # what making the input takes is not forebay's
         if pid == 0:

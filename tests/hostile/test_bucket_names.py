@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner
 from tests.campaign.hostile import Parts, chunks, newest
 from tests.campaign.worlds import doorbell
-from tests.layer_recipes import write_lines
+from tests.helpers.layer_recipes import write_lines
 
 import forebay as fb
 from forebay.cli.main import cli
-from forebay.sources.paths import full_path
+from forebay.sources.opening import full_path
 
 Everywhere = Callable[[Path, Path], None]
 VERBS = (

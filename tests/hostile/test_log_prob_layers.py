@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 import pytest
-from tests.token_caches import token_cache
-from tests.warm_process import WarmProcess
+from tests.helpers.processes import PythonProcess
+from tests.helpers.token_caches import token_cache
 
 import forebay as fb
 from forebay.columns import Array, Column, Columns, Ragged
@@ -17,7 +17,7 @@ ROWS = 6
 GUARD_BYTES = 6 << 30  # of addresses: torch alone maps two
 
 
-class CraftedLogProbs(msgspec.Struct, frozen=True, kw_only=True):
+class CraftedLogProbs(fb.RecipeHooks, msgspec.Struct, frozen=True, kw_only=True):
     """Log-probs whose counts, values and shapes are those of an attack."""
 
     kind: ClassVar[str] = "crafted-log-probs"
@@ -70,11 +70,11 @@ CODE = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[3]),) * 2)
 import forebay as fb
-from forebay.torch import Loader, PackedBatch
+from forebay.torch import Loader, TokenBatch
 cache = fb.open_cache(sys.argv[1], layers=["ref"])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
-    for _ in Loader(cache, global_batch_size=6, threads=0, collate=PackedBatch(cache, log_probs=[sys.argv[2]])):
+    for _ in Loader(cache, global_batch_size=6, threads=0, collate=TokenBatch(cache, log_probs=[sys.argv[2]])):
         print("read")
 except ValueError as error:
     print(error)
@@ -87,7 +87,7 @@ def test_crafted_log_probs_are_refused_in_bounded_memory(tmp_path: Path, attack:
     column, said = ATTACKS[attack]
     root = token_cache(tmp_path, ROWS)
     fb.build_layers(root, {"ref": CraftedLogProbs(attack=attack)})
-    process = WarmProcess("-c", CODE, str(root), column, str(GUARD_BYTES))
+    process = PythonProcess("-c", CODE, str(root), column, str(GUARD_BYTES))
     out, err = process.communicate()
     assert process.returncode == 0, err
     *lines, grown_kilobytes = out.splitlines()

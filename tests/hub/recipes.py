@@ -6,11 +6,11 @@ from typing import ClassVar
 import msgspec
 
 from forebay.columns import Column, Ragged
-from forebay.recipe import ChunkTarget, Rows
+from forebay.recipe import ChunkTarget, RecipeHooks, Rows
 from forebay.source import Sample
 
 
-class DocumentRecipe(msgspec.Struct, frozen=True, kw_only=True):
+class DocumentRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True):
     """The text of every document and its id, `rows` to a chunk."""
 
     kind: ClassVar[str] = "documents"

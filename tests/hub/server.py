@@ -4,8 +4,8 @@
         hub.add("org/set", {"data/train-0.parquet": shard})
         hub.spoil("train-0", Drop(after=1000), Status(503, {"Retry-After": "1"}))   # the next two answers
 
-Each spoiling is used up by one answer to a request whose path and range (`/datasets/… bytes=0-99`, or `None` for the
-whole file) contain the words given.
+Each spoiling is used up by one answer to a GET request whose path and range (`/datasets/… bytes=0-99`, or `None` for
+the whole file) contain the words given; words that begin with `HEAD ` are for HEAD requests.
 """
 
 import hashlib
@@ -84,6 +84,7 @@ class Request:
     path: str
     range: str | None
     authorization: str | None
+    method: str = "GET"
 
 
 class HubServer:
@@ -138,7 +139,8 @@ class HubServer:
         return sum(len(spoilings) for _, spoilings in self._spoilings)
 
     def asked(self, words: str) -> list[Request]:
-        return [request for request in self.requests if words in request.path]
+        """The GET requests with these words in their path."""
+        return [request for request in self.requests if words in request.path and request.method == "GET"]
 
     def forgive(self) -> None:
         """No more of what was to be spoiled."""
@@ -148,7 +150,8 @@ class HubServer:
     def next_spoiling(self, request: Request) -> Spoiling | None:
         with self._lock:
             for words, spoilings in self._spoilings:
-                if words in f"{request.path} {request.range}" and spoilings:
+                is_meant = words.startswith("HEAD ") == (request.method == "HEAD")
+                if is_meant and words.removeprefix("HEAD ") in f"{request.path} {request.range}" and spoilings:
                     return spoilings.pop(0)
         return None
 
@@ -183,10 +186,11 @@ class HubServer:
             return 404, {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"}, b""
         content = found[1][path]
         sha256 = hashlib.sha256(content).hexdigest()
+        headers = {"X-Repo-Commit": found[0], "X-Linked-Etag": f'"{sha256}"', "X-Linked-Size": str(len(content))}
         if self.elsewhere is not None and path.endswith(self._large):
             self.elsewhere._blobs[sha256] = content
-            return 302, {"Location": f"{self.elsewhere.address}/blobs/{sha256}", "X-Linked-Etag": f'"{sha256}"'}, b""
-        return 200, {"ETag": f'"{sha256}"'}, content
+            return 302, {"Location": f"{self.elsewhere.address}/blobs/{sha256}", **headers}, b""
+        return 200, {"ETag": f'"{sha256}"', **headers}, content
 
     def _find(self, kind: str, name: str, revision: str) -> tuple[str, dict[str, bytes]] | str:
         known = self._repositories.get(f"{kind}/{name}")
@@ -244,9 +248,12 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *arguments: Any) -> None:
         pass
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
         hub = self.server.hub
-        request = Request(self.path, self.headers.get("Range"), self.headers.get("Authorization"))
+        request = Request(self.path, self.headers.get("Range"), self.headers.get("Authorization"), self.command)
         hub.requests.append(request)
         hub.on_request(request)
         parts = urlsplit(self.path)
@@ -287,6 +294,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        if self.command == "HEAD":
+            return
         if isinstance(spoiling, Flip):
             body = bytes([*body[: spoiling.at], body[spoiling.at] ^ 1, *body[spoiling.at + 1 :]])
         after = getattr(spoiling, "after", None)

@@ -3,9 +3,9 @@
 import hashlib
 from pathlib import Path
 
-from tests.builders import wait_until
+from tests.helpers.builders import wait_until
 
-from forebay.hub import HubFile, Repository, RetryPolicy, acquire
+from forebay.hub import HubFile, Repository, RetryPolicy, ScratchFolder, download
 
 
 def main(address: str, folder: str) -> None:
@@ -13,7 +13,7 @@ def main(address: str, folder: str) -> None:
     commit = owner.commit()
     file = owner.listing(commit).file("a.parquet")
     assert file is not None
-    held = acquire(HubFile(owner, commit, file), f"{folder}/spool")
-    print(hashlib.sha256(Path(held.path).read_bytes()).hexdigest(), flush=True)
-    wait_until(Path(folder, "let-go").exists)
-    held.remove()
+    with ScratchFolder(f"{folder}/spool") as scratch:
+        path = download(HubFile(owner, commit, file), scratch.path)
+        print(hashlib.sha256(Path(path).read_bytes()).hexdigest(), flush=True)
+        wait_until(Path(folder, "let-go").exists)

@@ -5,6 +5,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,20 +15,23 @@ from tests.hub.data_sets import shard
 from tests.hub.server import Flip, HubServer
 
 import forebay as fb
-from forebay.errors import DownloadCorrupt, HubNotFound, HubUnreachable, SourceUnreadable
+from forebay.errors import SourceNotFound, SourceUnreadable, StoreUnavailable
 from forebay.hub import (
     HubFile,
     RangeFile,
     RemoteFile,
     Repository,
+    RepositoryListing,
     RetryPolicy,
-    acquire,
+    ScratchFolder,
     download,
-    http,
     model_files,
+    parquet_shards,
     repository,
+    session,
+    shards,
 )
-from forebay.hub.repository import RepositoryListing, matches, parquet_shards, read_cached, write_cached
+from forebay.hub.shards import matches
 from forebay.sources.hub_datasets import hub as hub_source
 
 QUICK = RetryPolicy(retries=1, timeout=5, first_wait=0.01)
@@ -58,7 +62,7 @@ def listed(hub: HubServer, tmp_path: Path) -> RepositoryListing:
 def test_a_commit_that_is_a_path_is_refused_and_no_folder_is_made(hub, tmp_path, sha):
     hub.add("org/model", {"config.json": b"{}"}, "models")
     answering(hub, "/revision/", lambda: (200, {}, json.dumps({"sha": sha}).encode()))
-    with pytest.raises(HubUnreachable, match="its response is malformed"):
+    with pytest.raises(StoreUnavailable, match="its response is malformed"):
         model_files("org/model", "", (".json",), folder=str(tmp_path / "kept"), endpoint=hub.address, patience=QUICK)
     assert not (tmp_path / "outside").exists()
     assert not list(tmp_path.rglob("config.json"))
@@ -78,7 +82,7 @@ def test_a_kept_commit_that_is_a_path_is_not_used(hub, tmp_path):
 )
 def test_a_file_name_that_leads_elsewhere_is_refused(hub, tmp_path, path):
     answering(hub, "/tree/", lambda: page(entry(path)))
-    with pytest.raises(HubUnreachable, match="its response is malformed"):
+    with pytest.raises(StoreUnavailable, match="its response is malformed"):
         listed(hub, tmp_path)
 
 
@@ -91,7 +95,7 @@ def test_ordinary_names_are_taken(hub, tmp_path, path):
 @pytest.mark.parametrize("wrong", [{"size": -1}, {"size": 1 << 60}, {"oid": "../x"}, {"oid": "A" * 40}])
 def test_sizes_and_hashes_that_no_file_has_are_refused(hub, tmp_path, wrong):
     answering(hub, "/tree/", lambda: page({**entry("a.parquet"), **wrong}))
-    with pytest.raises(HubUnreachable, match="its response is malformed"):
+    with pytest.raises(StoreUnavailable, match="its response is malformed"):
         listed(hub, tmp_path)
 
 
@@ -99,10 +103,11 @@ def test_sizes_and_hashes_that_no_file_has_are_refused(hub, tmp_path, wrong):
 def test_a_kept_listing_is_checked_too(hub, tmp_path, wrong):
     assert listed(hub, tmp_path / "first").files
     (kept,) = (tmp_path / "first" / "kept" / "listings").iterdir()
-    listing = json.loads(read_cached(str(kept)))
-    listing["files"][0] |= wrong
-    write_cached(str(kept), json.dumps(listing).encode())
     other = Repository("org/set", "dataset", hub.address, str(tmp_path / "first" / "kept"), RetryPolicy(retries=0))
+    listing = json.loads(other.recall("listings", other.commit()))
+    listing["files"][0] |= wrong
+    other.remember("listings", other.commit(), json.dumps(listing).encode())
+    assert kept.exists()
     (file,) = other.listing(other.commit()).files
     assert (file.path, file.size) == ("a.parquet", 1)
 
@@ -128,19 +133,19 @@ def test_pages_that_never_end_are_given_up(hub, tmp_path, monkeypatch):
     ):
         hub.requests.clear()
         answering(hub, "/tree/", pages)
-        with pytest.raises(HubUnreachable, match="has no new entries"):
+        with pytest.raises(StoreUnavailable, match="has no new entries"):
             listed(hub, tmp_path)
         assert len(hub.requests) <= 2
     hub.requests.clear()
     answering(hub, "/tree/", lambda: page(entry(f"{next(numbers)}.parquet"), cursor=next(numbers)))
-    with pytest.raises(HubUnreachable, match="more than 20 pages"):
+    with pytest.raises(SourceNotFound, match="more than 20 pages"):
         listed(hub, tmp_path)
     assert len(hub.requests) == 20
 
 
 @pytest.mark.parametrize("commit", ["../../../outside", "main", "A" * 40, "a" * 41])
 def test_what_is_not_a_commit_is_not_asked_for(hub, tmp_path, commit):
-    with pytest.raises(HubNotFound, match="that is not a commit"):
+    with pytest.raises(SourceNotFound, match="that is not a commit"):
         Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), QUICK).listing(commit)
     assert hub.requests == []
 
@@ -149,84 +154,36 @@ def test_an_answer_that_comes_byte_by_byte_is_given_up(hub, tmp_path, monkeypatc
     """Each byte may come in time and the answer never end: so the time of the whole is bounded too."""
     hub.add("org/set", {"a.parquet": b"x"})
     clock = SimpleNamespace(monotonic=count(0, 1000).__next__, time=time.time, sleep=time.sleep)
-    monkeypatch.setattr("forebay.hub.http.time", clock)
-    with pytest.raises(HubUnreachable, match="its response took longer than 5 seconds"):
+    monkeypatch.setattr("forebay.hub.session.time", clock)
+    with pytest.raises(StoreUnavailable, match="its response took longer than 5 seconds"):
         Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), QUICK).commit()
 
 
 @pytest.mark.parametrize(
-    ("location", "said"),
+    ("location", "problem"),
     [
-        ("file:///etc/passwd", "is not allowed"),
-        ("ftp://x.invalid/", "is not allowed"),
-        ("/api/datasets/org/set/tree/again", "redirects more than 5 times"),
+        ("file:///etc/passwd", "unsupported protocol"),
+        ("ftp://x.invalid/", "unsupported protocol"),
+        ("/api/datasets/org/set/tree/again", "Exceeded maximum allowed redirects"),
     ],
 )
-def test_redirects_are_followed_only_to_where_they_may_lead(hub, tmp_path, location, said):
+def test_redirects_of_a_listing_are_bounded(hub, tmp_path, location, problem):
     answering(hub, "/tree/", lambda: (302, {"Location": location}, b""))
-    with pytest.raises(HubUnreachable, match=said):
+    with pytest.raises(StoreUnavailable, match=problem):
         listed(hub, tmp_path)
-    assert len(hub.requests) <= 6
+    assert len(hub.requests) <= 21
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "127.0.0.1",
-        "127.1",
-        "2130706433",
-        "0x7f.1",
-        "017700000001",
-        "0",
-        "localhost",
-        "localhost.",
-        "10.0.0.7",
-        "169.254.169.254",
-        "[::1]",
-        "[fd00::1]",
-        "[::ffff:127.0.0.1]",
-        "[64:ff9b::7f00:1]",
-        "[2002:7f00:1::]",
-    ],
-)
-def test_no_spelling_of_an_address_redirects_from_the_internet_into_this_machine_or_its_network(host):
-    assert not http._may_redirect("http://8.8.8.8/a", f"http://{host}/b")
-    assert not http._may_redirect("https://[2001:4860:4860::8888]/a", f"https://{host}/b")
-    assert http._may_redirect("http://127.0.0.1:8080/a", f"http://{host}/b")
-    assert http._may_redirect("http://8.8.8.8/a", "http://9.9.9.9/b")
-
-
-def test_a_lookup_that_failed_is_tried_again(monkeypatch):
-    answers = [OSError("try again"), [(0, 0, 0, "", ("10.0.0.7", 0))]]
-
-    def look_up(*_, **__):
-        answer = answers.pop(0)
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(http.socket, "getaddrinfo", look_up)
-    assert [http._is_inside("hub.internal-once.example") for _ in range(3)] == [False, True, True]
-
-
-def test_a_compressed_answer_is_read_within_the_bound(hub, tmp_path):
-    body = json.dumps([entry("a.parquet")]).encode()
-    answering(hub, "/tree/", lambda: (200, {"Content-Encoding": "gzip"}, gzip.compress(body)))
-    assert [file.path for file in listed(hub, tmp_path).files] == ["a.parquet"]
-    for encoding, packed, said in (
-        ("gzip", gzip.compress(bytes(200 << 20), 9), "when decompressed"),
-        ("gzip", gzip.compress(body)[:-12], "is incomplete"),
-        ("gzip", b"not gzip", "cannot be decompressed"),
-        ("zstd", b"(\xb5/\xfd", "has the encoding 'zstd'"),
-    ):
-        answering(hub, "/tree/", lambda encoding=encoding, packed=packed: (200, {"Content-Encoding": encoding}, packed))
-        with pytest.raises(HubUnreachable, match=said):
-            listed(hub, tmp_path / encoding / str(len(packed)))
+def test_compressed_answer_that_was_not_requested_is_rejected(hub, tmp_path):
+    bomb = gzip.compress(bytes(20 << 20), 9)
+    answering(hub, "/tree/", lambda: (200, {"Content-Encoding": "gzip"}, bomb))
+    with pytest.raises(StoreUnavailable, match="its response is compressed, which was not requested"):
+        listed(hub, tmp_path)
 
 
 def test_an_answer_that_is_too_long_is_given_up(hub, tmp_path):
     answering(hub, "/tree/", lambda: (200, {}, b" " * (17 << 20)))
-    with pytest.raises(HubUnreachable, match="longer than 16,777,216 bytes"):
+    with pytest.raises(SourceUnreadable, match="longer than 16,777,216 bytes"):
         listed(hub, tmp_path)
 
 
@@ -235,6 +192,7 @@ BAD_PATTERN = "---\nconfigs:\n- config_name: default\n  data_files: data/train**
 LONG_HEAD = "---\nx: " + "y" * (1 << 20) + "\n---\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("readme", "said"),
     [
@@ -245,9 +203,9 @@ LONG_HEAD = "---\nx: " + "y" * (1 << 20) + "\n---\n"
 )
 def test_a_readme_that_cannot_be_read_is_one_line(readme, said):
     files = (RemoteFile("data/train.parquet", 1, "a" * 40),)
-    with pytest.raises(HubNotFound, match=said) as raised:
+    with pytest.raises(SourceNotFound, match=said) as raised:
         parquet_shards(RepositoryListing(files, readme), "the data set 'org/set'", None, "train")
-    assert "\n" not in str(raised.value)
+    assert "\n" not in raised.value.message
 
 
 def test_a_few_aliases_do_not_fill_the_memory():
@@ -266,11 +224,11 @@ def test_a_list_that_is_repeated_by_an_alias_does_not_take_hours_to_match():
     repeated = "  - {split: train, path: *names}\n" * 1000
     readme = f"---\nx: &names\n{names}configs:\n- config_name: default\n  data_files:\n{repeated}---\n"
     files = tuple(RemoteFile(f"data/{number}.parquet", 1, "a" * 40) for number in range(100))
-    with pytest.raises(HubNotFound, match="names more than 100,000 files or patterns for split 'train'"):
+    with pytest.raises(SourceNotFound, match="names more than 100,000 files or patterns for split 'train'"):
         parquet_shards(RepositoryListing(files, readme), "x", None, "train")
     wild = "".join(f"  - '{number}*'\n" for number in range(1000))
     readme = f"---\nconfigs:\n- config_name: default\n  data_files:\n{wild}---\n"
-    with pytest.raises(HubNotFound, match="1,000 patterns over 5,000 files would take minutes"):
+    with pytest.raises(SourceNotFound, match="1,000 patterns over 5,000 files would take minutes"):
         parquet_shards(RepositoryListing(files * 50, readme), "x", None, "train")
 
 
@@ -283,7 +241,7 @@ def test_a_pattern_takes_time_in_proportion_to_its_length():
 def test_a_split_that_is_not_there_names_the_splits(hub):
     readme = "---\nconfigs:\n- config_name: default\n  data_files:\n  - {split: train, path: a.parquet}\n"
     hub.add("org/set", {"README.md": f"{readme}  - {{split: dev, path: b.parquet}}\n---\n".encode(), "a.parquet": b""})
-    with pytest.raises(HubNotFound, match="there are: the splits 'dev', 'train'"):
+    with pytest.raises(SourceNotFound, match="there are: the splits 'dev', 'train'"):
         hub_source("org/set", split="test", endpoint=hub.address).files()
 
 
@@ -295,7 +253,7 @@ def test_a_flipped_bit_in_a_range_read_is_asked_for_again(hub, tmp_path):
     for at in (100, len(content) // 2):
         hub.spoil("a.parquet bytes=", Flip(at=at % 2000))
         part = next(iter(_parts(source, file)))
-        assert len(list(source.glance(part))) == part.weight
+        assert len(list(source.read(part, preview=True))) == part.weight
     assert hub.unspent == 0
 
 
@@ -330,7 +288,7 @@ DEEP = b"[" * 200_000
 )
 def test_whatever_a_listing_is_answered_with_is_one_sentence(hub, tmp_path, answer):
     answering(hub, "/tree/", lambda: answer)
-    with pytest.raises(HubUnreachable, match=f"the hub at {hub.address} returned no usable answer"):
+    with pytest.raises(StoreUnavailable, match=f"the hub at {hub.address} returned no usable answer"):
         listed(hub, tmp_path)
 
 
@@ -338,54 +296,55 @@ def test_whatever_a_listing_is_answered_with_is_one_sentence(hub, tmp_path, answ
 def test_whatever_a_revision_is_answered_with_is_one_sentence(hub, tmp_path, body):
     hub.add("org/set", {"a.parquet": b"x"})
     answering(hub, "/revision/", lambda: (200, {}, body))
-    with pytest.raises(HubUnreachable, match="its response is malformed"):
+    with pytest.raises(StoreUnavailable, match="its response is malformed"):
         Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), QUICK).commit()
 
 
-def test_a_file_that_is_longer_than_listed_is_not_written_to_the_disk(hub, tmp_path):
-    commit = hub.add("org/set", {"a.parquet": b"x" * 100})
-    answering(hub, "a.parquet", lambda: (200, {}, b"x" * 100_000))
-    repository = Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), QUICK)
-    file = HubFile(repository, commit, RemoteFile("a.parquet", 100, "b" * 40, "c" * 64))
-    with pytest.raises(DownloadCorrupt, match="it is longer than the 100 bytes listed"):
-        acquire(file, str(tmp_path / "spool"))
-    assert (tmp_path / "spool" / ("c" * 64 + ".part")).read_bytes() == b""
+def test_file_that_is_longer_than_listed_is_not_written_to_the_disk(hub, tmp_path):
+    commit = hub.add("org/set", {"a.parquet": b"x" * 100_000})
+    owner = Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), QUICK)
+    file = HubFile(owner, commit, RemoteFile("a.parquet", 100, "b" * 40, "c" * 64))
+    with ScratchFolder(str(tmp_path / "spool")) as scratch:
+        with pytest.raises(SourceUnreadable, match="longer than 100 bytes"):
+            download(file, scratch.path)
+        assert not any(path.stat().st_size > 1000 for path in Path(scratch.path).rglob("*") if path.is_file())
 
 
-def test_a_range_at_a_number_of_many_digits_is_not_the_one_asked_for(hub, tmp_path):
-    commit = hub.add("org/set", {"a.parquet": b"x" * 100})
-    download = {"Content-Range": f"bytes {'9' * 5000}-9/100"}
-    answering(hub, "a.parquet", lambda: (206, download, b"x" * 10))
-    repository = Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), QUICK)
-    file = RangeFile(HubFile(repository, commit, RemoteFile("a.parquet", 100, "b" * 40, "c" * 64)))
-    file.seek(50)
-    with pytest.raises(DownloadCorrupt, match="HTTP 206 does not return byte 50"):
-        file.read(10)
+@pytest.mark.parametrize("etag", ["../../../../outside", "/tmp/outside", "a" * 5000, "\xb2", ""])
+def test_etag_of_any_content_leads_to_no_file_outside_the_folder(hub, tmp_path, etag):
+    commit = hub.add("org/set", {"a.parquet": b"x"})
+    owner = Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), QUICK)
+    file = owner.listing(commit).files[0]
+    headers = {"X-Repo-Commit": commit, "ETag": etag}
+    answering(hub, "a.parquet", lambda: (200, headers, b"x"))
+    with ScratchFolder(str(tmp_path / "spool")) as scratch, suppress(OSError):
+        download(HubFile(owner, commit, file), scratch.path)
+    assert not list(tmp_path.rglob("outside*"))
+    assert os.listdir(tmp_path / "spool") == []
 
 
 def test_a_range_is_bounded(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr("forebay.hub.download._LARGEST_RANGE", 1000)
+    monkeypatch.setattr("forebay.hub.repository._LARGEST_RANGE", 1000)
     commit = hub.add("org/set", {"a.parquet": bytes(5000)})
     owner = Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), QUICK)
     file = owner.listing(commit).file("a.parquet")
     assert file is not None
     reading = RangeFile(HubFile(owner, commit, file))
     assert len(reading.read(1000)) == 1000
-    with pytest.raises(HubNotFound, match="more than the limit of 1,000"):
+    with pytest.raises(SourceNotFound, match="more than the limit of 1,000"):
         reading.read(1001)
 
 
 def test_the_threat_model_names_the_limits_that_hold():
     page = (Path(fb.__file__).parents[2] / "docs" / "threat-model.md").read_text()
     for words, limit in (
-        (f"{http._LARGEST_ANSWER >> 20} MiB each", "answer of a hub"),
+        (f"{repository._LARGEST_ANSWER >> 20} MiB each", "answer of a hub"),
         (f"{repository._MOST_PAGES:,} pages, {repository._MOST_ENTRIES:,} entries", "answer of a hub"),
-        (f"{repository._LARGEST_README >> 20} MiB, its head {repository._LARGEST_HEAD >> 20} MiB", "README"),
-        (f"{repository._MOST_PATTERNS:,} files and patterns", "README"),
-        (f"{repository._MOST_MATCHES:,} comparisons", "README"),
-        (f"{download._LARGEST_RANGE >> 20} MiB", "one range of a remote file"),
-        (f"{http._MOST_REDIRECTS}; none from `https`", "redirects"),
-        (f"{http._LONGEST_ASKED:.0f} s before each retry", "wait that a hub can ask for"),
+        (f"{repository._LARGEST_README >> 20} MiB, its head {shards._LARGEST_HEAD >> 20} MiB", "README"),
+        (f"{shards._MOST_PATTERNS:,} files and patterns", "README"),
+        (f"{shards._MOST_MATCHES:,} comparisons", "README"),
+        (f"{repository._LARGEST_RANGE >> 20} MiB", "one range of a remote file"),
+        (f"{session._LONGEST_ASKED:.0f} s before each retry", "wait that a hub can ask for"),
     ):
         (row,) = [line for line in page.splitlines() if line.startswith(f"| {limit}")]
         assert words in row

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.hub.server import Drop, HubServer, Status
 
-from forebay.errors import HubNotFound, TeacherUnusable
+from forebay.errors import ModelUnusable, SourceNotFound
 from forebay.hub import RetryPolicy, model_files
 from forebay.teachers import pipeline
 from forebay.teachers.protocol import hashes, tokenizer_of
@@ -48,7 +48,7 @@ def test_a_folder_has_what_is_wanted_of_it_under_its_names(hub: HubServer, tmp_p
 def test_a_single_file_is_its_path_and_a_folder_of_none_is_told(hub: HubServer, tmp_path: Path) -> None:
     hub.add("org/sd", FILES, "models")
     assert ask(hub, tmp_path, "tuned.safetensors").read_bytes() == b"tuned" * 300
-    with pytest.raises(HubNotFound, match=r"'text_encoder' of the model 'org/sd'.*no such file"):
+    with pytest.raises(SourceNotFound, match=r"'text_encoder' of the model 'org/sd'.*no such file"):
         ask(hub, tmp_path, "text_encoder")
 
 
@@ -70,7 +70,7 @@ def test_shards_and_the_tokenizer_of_a_pipeline_are_brought_too(
     assert set(hashes("t5", named, tokenizer=tokenizer)) == {
         "t5/config.json", "t5/model.safetensors.index.json", "t5/model-1.safetensors", "t5/tokenizer/tokenizer.json",
     }  # fmt: skip
-    with pytest.raises(TeacherUnusable, match=r"nothing of that name is on this disk, and cannot get .* from the Hub"):
+    with pytest.raises(ModelUnusable, match=r"nothing of that name is on this disk, and cannot get .* from the hub"):
         hashes("t5", "org/sd/text_encoder_7")
 
 

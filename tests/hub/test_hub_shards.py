@@ -3,7 +3,7 @@
 import pytest
 from tests.hub.data_sets import README
 
-from forebay.errors import HubNotFound
+from forebay.errors import SourceNotFound
 from forebay.hub import RemoteFile, RepositoryListing, parquet_shards
 
 FINE = ["README.md", "data/2013/0.parquet", "data/2014/0.parquet", "sample/0.parquet", "sample/1.parquet"]
@@ -23,11 +23,15 @@ def test_the_readme_says_which_files_a_subset_has():
 
 
 def test_an_unknown_subset_or_split_names_those_there_are():
-    with pytest.raises(HubNotFound, match=r"subset 'big' of the data set 'org/set'.*there are: 'default', 'sample'"):
+    with pytest.raises(
+        SourceNotFound, match=r"(?s)subset 'big' of the data set 'org/set'.*there are: 'default', 'sample'"
+    ):
         shards(FINE, "big", readme=README)
-    with pytest.raises(HubNotFound, match=r"split 'dev' of subset 'sample'.*there are: the splits 'test', 'train'"):
+    with pytest.raises(
+        SourceNotFound, match=r"(?s)split 'dev' of subset 'sample'.*there are: the splits 'test', 'train'"
+    ):
         shards(FINE, "sample", "dev", README)
-    with pytest.raises(HubNotFound, match=r"several subsets; choose one: 'en', 'de'"):
+    with pytest.raises(SourceNotFound, match=r"several subsets\nhint: choose one: 'en', 'de'"):
         shards(
             FINE, readme="---\nconfigs:\n- {config_name: en, data_files: a}\n- {config_name: de, data_files: b}\n---\n"
         )
@@ -65,14 +69,14 @@ def test_without_a_word_in_the_readme_names_decide(readme):
     assert shards(paths, "en", "test", readme) == ["en/test-0.parquet"]
     assert shards(paths, None, readme=readme) == ["de/train-0.parquet", "en/train-0.parquet", "en/train-1.parquet"]
     assert shards(["0.parquet", "1.parquet"], readme=readme) == ["0.parquet", "1.parquet"]
-    with pytest.raises(HubNotFound, match=r"split 'test' of the data set.*there are: '0\.parquet'"):
+    with pytest.raises(SourceNotFound, match=r"(?s)split 'test' of the data set.*there are: '0\.parquet'"):
         shards(["0.parquet"], split="test", readme=readme)
-    with pytest.raises(HubNotFound, match=r"subset 'fr'.*there are: 'de', 'en'"):
+    with pytest.raises(SourceNotFound, match=r"(?s)subset 'fr'.*there are: 'de', 'en'"):
         shards(paths, "fr", readme=readme)
 
 
 def test_a_data_set_without_parquet_says_what_it_has_and_where_the_hub_converts():
     with pytest.raises(
-        HubNotFound, match=r"only has files of type 'gz', 'md'; try the revision 'refs/convert/parquet'"
+        SourceNotFound, match=r"only has files of type 'gz', 'md'\nhint: try the revision 'refs/convert/parquet'"
     ):
         shards(["README.md", "data.jsonl.gz"])

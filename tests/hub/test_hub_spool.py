@@ -1,22 +1,19 @@
-"""The spool deletes and overwrites only names that forebay made, and nothing through a link."""
+"""The spool removes only scratch folders of forebay, and nothing through a link."""
 
-import hashlib
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.hub.data_sets import documents, shard
 from tests.hub.recipes import DocumentRecipe
-from tests.hub.server import HubServer
 
 import forebay as fb
-from forebay.hub import HubFile, Repository, RetryPolicy, acquire, clear, model_files, sweep
+from forebay.hub import RetryPolicy, ScratchFolder, model_files, sweep
 from forebay.sources.hub_datasets import SHARDS_FOLDER, leave_nothing
 from forebay.sources.hub_datasets import hub as hub_source
+from forebay.store.owners import this_host
 
 SHARD = shard(documents(40, "s"))
-HASH = hashlib.sha256(SHARD).hexdigest()
 QUICK = RetryPolicy(retries=2, timeout=5, first_wait=0.01)
 
 
@@ -47,50 +44,19 @@ def test_a_spool_that_is_a_folder_in_use_keeps_every_file(hub, tmp_path, verb):
     assert contents(tmp_path / "home") == before
 
 
-@pytest.mark.parametrize("remove", [sweep, clear])
-def test_only_names_that_the_spool_writes_are_removed(tmp_path, remove):
+def test_sweep_removes_only_scratch_folders_of_dead_processes(tmp_path):
     before = a_folder_in_use(tmp_path / SHARDS_FOLDER)
-    (tmp_path / SHARDS_FOLDER / ("c" * 64)).mkdir()
-    (tmp_path / SHARDS_FOLDER / ("D" * 64)).write_bytes(b"upper case")
-    remove(str(tmp_path / SHARDS_FOLDER))
-    ours = {"a" * 64, "b" * 40 + ".part"} if remove is sweep else {"a" * 64}
-    assert contents(tmp_path / SHARDS_FOLDER) == {
-        **{name: content for name, content in before.items() if name not in ours},
-        "D" * 64: b"upper case",
-    }
-    assert (tmp_path / SHARDS_FOLDER / ("c" * 64)).is_dir()
-
-
-@pytest.mark.parametrize("suffix", ["", ".part", ".lock"])
-def test_nothing_is_written_or_removed_through_a_link(hub, tmp_path, suffix):
-    hub.add("org/set", {"a.parquet": SHARD})
-    thesis = tmp_path / "thesis.tex"
-    thesis.write_bytes(b"x" * 10)
-    os.utime(thesis, (1e9, 1e9))
-    spool = tmp_path / "spool"
-    spool.mkdir()
-    (spool / (HASH + suffix)).symlink_to(thesis)
-    sweep(str(spool))
-    clear(str(spool))
-    assert os.path.islink(spool / (HASH + suffix))
-    if suffix == "":
-        taken(hub, tmp_path).release()
-        assert (spool / HASH).read_bytes() == SHARD
-    else:
-        with pytest.raises(OSError, match="link"):
-            taken(hub, tmp_path)
-    assert (thesis.read_bytes(), thesis.stat().st_mtime) == (b"x" * 10, 1e9)
-
-
-def test_a_folder_of_the_spool_that_is_a_link_is_refused(hub, tmp_path):
-    hub.add("org/set", {"a.parquet": SHARD})
-    before = a_folder_in_use(tmp_path / "home")
-    (tmp_path / "spool").symlink_to(tmp_path / "home")
-    clear(str(tmp_path / "spool"))
-    sweep(str(tmp_path / "spool"))
-    with pytest.raises(NotADirectoryError, match="is a link"):
-        taken(hub, tmp_path)
-    assert contents(tmp_path / "home") == before
+    (tmp_path / SHARDS_FOLDER / f".tmp-{this_host()}-1-7-beefbeef").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "thesis.tex").touch()
+    dead = tmp_path / SHARDS_FOLDER / f".tmp-{this_host()}-2-7-beefbeef"
+    dead.mkdir()
+    with ScratchFolder(str(tmp_path / SHARDS_FOLDER)) as scratch:
+        sweep(str(tmp_path / SHARDS_FOLDER))
+        assert Path(scratch.path).is_dir()
+    assert not dead.exists()
+    assert contents(tmp_path / SHARDS_FOLDER) == before
+    assert (tmp_path / "elsewhere" / "thesis.tex").exists()
 
 
 def test_a_model_folder_is_linked_anew_where_it_leads_elsewhere(hub, tmp_path):
@@ -105,16 +71,3 @@ def test_a_model_folder_is_linked_anew_where_it_leads_elsewhere(hub, tmp_path):
     model_files("org/model", "", (".json",), folder=kept, endpoint=hub.address, patience=QUICK)
     assert place.read_bytes() == b"{}"
     assert (tmp_path / "other.json").read_bytes() == b"evil"
-    place.unlink()
-    place.write_bytes(b"mine")
-    with pytest.raises(FileExistsError):
-        model_files("org/model", "", (".json",), folder=kept, endpoint=hub.address, patience=QUICK)
-    assert place.read_bytes() == b"mine"
-
-
-def taken(hub: HubServer, tmp_path: Path):
-    owner = replace(Repository("org/set", "dataset", hub.address, str(tmp_path / "kept")), patience=QUICK)
-    commit = owner.commit()
-    file = owner.listing(commit).file("a.parquet")
-    assert file is not None
-    return acquire(HubFile(owner, commit, file), str(tmp_path / "spool"))

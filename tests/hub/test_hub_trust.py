@@ -4,7 +4,6 @@ A cache names its source. Whoever made the cache chose that name, so a verb that
 """
 
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +11,14 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from tests.cli.running import Ran, run, run_process, story
+from tests.helpers.cache_files import chunk_path, constants_path, recipe_path
 from tests.hub.data_sets import README, shard
 from tests.hub.recipes import DocumentRecipe
 from tests.hub.server import HubServer, Status
 
 import forebay as fb
-from forebay.errors import HubNotFound, RecipeNotContacted, SourceInvalid, SourceNotContacted
-from forebay.hub import Repository, RetryPolicy, repository
+from forebay.errors import SourceInvalid, SourceNotFound
+from forebay.hub import HubFile, Repository, RetryPolicy, download, repository
 from forebay.kinds import reopen_recipe
 from forebay.recipe import RecipeDocument, fields_of
 from forebay.sources import hub_datasets
@@ -48,7 +48,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HubServer
         _at_home(patch, folder)
         server.add("org/set", FILES)
         source = hub_source("org/set", "sample", endpoint=server.address, spool=folder / "spool")
-        recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=64, chunk_size=8)
+        recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=64, chunk_rows=8)
         fb.build(folder / "cache", source, recipe, workers=0)
         release()
         yield server, folder / "cache"
@@ -100,7 +100,7 @@ def as_user(*words: object, code: int = 0, **environment: str) -> Ran:
 
 
 def damage(cache: Path) -> Path:
-    chunk = cache / "layers" / "tokens" / "000000.safetensors"
+    chunk = chunk_path(cache, "tokens", 0)
     chunk.write_bytes(chunk.read_bytes()[:-1] + b"\x00")
     return chunk
 
@@ -111,13 +111,11 @@ LOOKING = [
     (["verify", "--full"], 0),
     (["peek"], 0),
     (["info"], 0),
-    (["gaps"], 0),
     (["clean"], 0),
     (["build"], 1),
     (["build", "--dry-run"], 1),
-    (["refresh"], 1),
     (["estimate"], 1),
-    (["grow", "hub:org/set"], 2),
+    (["update", "hub:org/set"], 2),
 ]
 
 
@@ -127,51 +125,52 @@ def test_no_verb_contacts_a_host_that_only_a_cache_names(stranger, cache, token,
     ran = run(verb, cache, *rest, code=code)
     assert stranger.requests == []
     if verb in ("status", "verify"):
-        note = f"the source 'hub:org/set at {stranger.address}' was not checked; pass --check-source"
+        note = f"the source 'hub:org/set at {stranger.address}' was not checked; pass --allow-network"
         assert ran.out.count(note) == 1
     if code == 1:
-        assert f"forebay {verb} {cache} --check-source" in ran.err
-        assert ran.err.count("\n") == 1
-    if verb == "grow":
+        assert f"forebay {verb} {cache} --allow-network" in ran.err
+        assert ran.err.count("\n") == 2
+    if verb == "update":
         assert f"HF_ENDPOINT={stranger.address}" in ran.err
 
 
 def test_a_repair_that_needs_the_remote_source_says_so_and_asks_nobody(stranger, cache, token):
     before = damage(cache).read_bytes()
     ran = run("repair", cache, "--workers", 0, code=1)
-    assert f"forebay repair {cache} --check-source" in ran.out
+    assert f"forebay repair {cache} --allow-network" in ran.out
     assert stranger.requests == []
-    run("repair", cache, "--workers", 0, "--check-source")
-    assert (cache / "layers" / "tokens" / "000000.safetensors").read_bytes() != before
+    run("repair", cache, "--workers", 0, "--allow-network")
+    assert (chunk_path(cache, "tokens", 0)).read_bytes() != before
     assert stranger.requests
     assert {request.authorization for request in stranger.requests} == {None}
 
 
-@pytest.mark.parametrize("words", [["status"], ["verify", "--full"], ["build", "--workers", 0], ["refresh"]])
+@pytest.mark.parametrize("words", [["status"], ["verify", "--full"], ["build", "--workers", 0]])
 def test_who_allows_it_contacts_that_host_without_a_token(stranger, cache, token, words):
     verb, *rest = words
-    ran = run(verb, cache, *rest, "--check-source")
+    ran = run(verb, cache, *rest, "--allow-network")
     assert "not checked" not in ran.out
     assert stranger.requests
     assert {request.authorization for request in stranger.requests} == {None}
 
 
+@pytest.mark.slow
 def test_an_endpoint_of_the_user_gets_the_token_also_from_a_cache(stranger, cache):
     stranger.token = TOKEN
-    as_user("status", cache, "--check-source", HF_ENDPOINT=stranger.address)
+    as_user("status", cache, "--allow-network", HF_ENDPOINT=stranger.address)
     assert {request.authorization for request in stranger.requests} == {f"Bearer {TOKEN}"}
-    as_user("grow", cache, "hub:org/set", "--workers", 0, HF_ENDPOINT=stranger.address)
+    as_user("update", cache, "hub:org/set", "--workers", 0, HF_ENDPOINT=stranger.address)
 
 
 def test_the_same_holds_in_python(stranger, cache, token):
     assert not fb.status(cache).source_checked
-    assert "check_source=True" in fb.verify(cache).source_note
+    assert "allow_network=True" in fb.verify(cache).source_note
     damage(cache)
     (failed,) = fb.repair(cache, workers=0).failed.values()
-    assert "--check-source" in failed
+    assert "--allow-network" in failed
     assert stranger.requests == []
-    assert fb.status(cache, check_source=True).source_checked
-    assert not fb.repair(cache, workers=0, check_source=True).failed
+    assert fb.status(cache, allow_network=True).source_checked
+    assert not fb.repair(cache, workers=0, allow_network=True).failed
     assert {request.authorization for request in stranger.requests} == {None}
 
 
@@ -184,16 +183,37 @@ def test_a_source_that_is_passed_is_named(stranger, token, tmp_path):
 
 def test_a_hub_that_lost_the_data_set_does_not_fail_a_sound_cache(stranger, cache):
     stranger.spoil("", *[Status(404)] * 100)
-    ran = run("status", cache, "--check-source")
+    ran = run("status", cache, "--allow-network")
     assert "the source was not checked: it could not be reached" in ran.out
-    run("verify", cache, "--check-source")
+    run("verify", cache, "--allow-network")
 
 
 def test_a_token_is_not_sent_in_clear_text(token, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    with pytest.raises(HubNotFound, match="your token would be sent in clear text; use https://"):
+    with pytest.raises(SourceNotFound, match="your token would be sent in clear text\nhint: use https://"):
         Repository("org/set", endpoint="http://mirror.invalid", patience=RetryPolicy(retries=0, timeout=1)).commit()
     huggingface_hub.utils.close_session()
+
+
+def test_token_follows_no_redirect_and_no_address_of_a_storage_service(hub, token, tmp_path):
+    """A listing that redirects, and metadata that names another host for the token of Xet."""
+    commit = hub.add("org/set", {"a.parquet": b"x"})
+    owner = Repository("org/set", "dataset", hub.address, str(tmp_path), RetryPolicy(retries=0, timeout=5))
+    listed = owner.listing(commit).files[0]
+    usual = hub.answer
+    with HubServer() as other:
+        xet = {"X-Xet-Hash": "a" * 64, "X-Xet-Refresh-Route": f"{other.address}/api/datasets/org/set/xet-read-token/x"}
+        elsewhere = 302, {"Location": f"{other.address}/api/datasets/org/set/tree/x"}, b""
+        hub.answer = lambda path, query: (
+            elsewhere if "/tree/" in path else (200, {**usual(path, query)[1], **xet}, b"x")
+        )
+        with pytest.raises(SourceNotFound):
+            owner.listing("b" * 40)
+        with pytest.raises(SourceNotFound):
+            download(HubFile(owner, commit, listed), str(tmp_path / "spool"))
+        assert len(other.requests) == 2
+        assert {request.authorization for request in other.requests} == {None}
+        assert {request.authorization for request in hub.requests} == {f"Bearer {token}"}
 
 
 def test_a_description_from_a_plan_is_checked(stranger):
@@ -208,25 +228,21 @@ def test_a_description_from_a_plan_is_checked(stranger):
 
 @pytest.mark.parametrize("endpoint", ["file:///etc/passwd", "ftp://host", "http://user:secret@host", "http://", "x"])
 def test_an_endpoint_that_is_not_an_address_is_refused(hub, endpoint):
-    with pytest.raises(HubNotFound, match="is not an address"):
+    with pytest.raises(SourceNotFound, match="is not an address"):
         Repository("org/set", endpoint=endpoint).listing("a" * 40)
     assert hub.requests == []
-
-
-def test_the_error_names_source_root_and_command():
-    error = SourceNotContacted("caches/x", "hub:org/set", "build")
-    assert re.search(r"'caches/x' is 'hub:org/set'.*`forebay build caches/x --check-source`", str(error))
 
 
 def foreign_tokenizer(tmp_path: Path) -> Path:
     """A cache of local lines whose recipe names a tokenizer on the hub, and that has lost its constants."""
     (tmp_path / "data.txt").write_text("".join(f"{story(number)}\n" for number in range(20)))
     root = tmp_path / "named"
-    recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=64, chunk_size=8)
+    recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=64, chunk_rows=8)
     fb.build(root, fb.sources.lines(str(tmp_path / "data.txt")), recipe, workers=0)
-    replace_text(root / "layers/tokens/recipe.json", '"tokenizer": "gpt2"', '"tokenizer": "evil/probe"')
+    constants = constants_path(root, "tokens")
+    replace_text(recipe_path(root, "tokens"), '"tokenizer": "gpt2"', '"tokenizer": "evil/probe"')
     shutil.rmtree(root / "generations")
-    (root / "layers/tokens/constants.safetensors").unlink()
+    constants.unlink()
     return root
 
 
@@ -236,44 +252,53 @@ def replace_text(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-@pytest.mark.parametrize("words", [["build"], ["build", "--dry-run"], ["refresh"], ["estimate"]])
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["build"], ["build", "--dry-run"], ["estimate"]])
 def test_a_tokenizer_that_only_a_cache_names_is_not_fetched(hub, tmp_path, words):
     root, (verb, *rest) = foreign_tokenizer(tmp_path), words
     hub.add("evil/probe", {"tokenizer.json": gpt2_json()}, "models")
     ran = as_user(verb, root, *rest, code=1, HF_ENDPOINT=hub.address)
     assert "needs 'evil/probe' from the hub" in ran.err
-    assert f"`forebay {verb} {root} --check-source`" in ran.err
+    assert f"`forebay {verb} {root} --allow-network`" in ran.err
     assert hub.requests == []
 
 
+@pytest.mark.slow
 def test_a_tokenizer_of_a_cache_that_grows_is_not_fetched(hub, tmp_path):
     root = foreign_tokenizer(tmp_path)
-    ran = as_user("grow", root, tmp_path / "data.txt", code=1, HF_ENDPOINT=hub.address)
-    assert f"`forebay repair {root} --check-source`" in ran.err
+    ran = as_user("update", root, tmp_path / "data.txt", code=1, HF_ENDPOINT=hub.address)
+    assert f"`forebay update {root} --allow-network`" in ran.err
     assert hub.requests == []
+    hub.add("evil/probe", {"tokenizer.json": gpt2_json()}, "models")
+    words = ["--allow-network", "--workers", 0]
+    as_user("update", root, tmp_path / "data.txt", *words, HF_ENDPOINT=hub.address)
+    assert hub.asked("tokenizer.json")
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_the_user_allows_is_fetched_from_the_endpoint_of_the_user(hub, tmp_path):
     root = foreign_tokenizer(tmp_path)
     hub.add("evil/probe", {"tokenizer.json": gpt2_json()}, "models")
-    as_user("build", root, "--check-source", "--workers", 0, HF_ENDPOINT=hub.address)
+    as_user("build", root, "--allow-network", "--workers", 0, HF_ENDPOINT=hub.address)
     assert hub.asked("tokenizer.json")
     assert len(fb.open_cache(root))
 
 
+@pytest.mark.slow
 def test_a_repair_fetches_a_lost_tokenizer_only_where_the_user_allows_it(hub, tmp_path):
     (tmp_path / "data.txt").write_text("".join(f"{story(number)}\n" for number in range(20)))
     hub.add("org/model", {"tokenizer.json": gpt2_json()}, "models")
-    root, constants = tmp_path / "cache", tmp_path / "cache/layers/tokens/constants.safetensors"
+    root = tmp_path / "cache"
     words = ["--into", root, "--workers", 0, "--tokenizer", "org/model"]
     as_user("build", "tokens", tmp_path / "data.txt", *words, HF_ENDPOINT=hub.address)
+    constants = constants_path(root, "tokens")
     before = constants.read_bytes()
     constants.unlink()
     hub.requests.clear()
     ran = as_user("repair", root, code=1, HF_ENDPOINT=hub.address)
-    assert f"forebay repair {root} --check-source" in ran.out
+    assert f"forebay repair {root} --allow-network" in ran.out.replace("\n", "")  # a long path may be wrapped
     assert hub.requests == []
-    as_user("repair", root, "--check-source", HF_ENDPOINT=hub.address)
+    as_user("repair", root, "--allow-network", HF_ENDPOINT=hub.address)
     assert constants.read_bytes() == before
 
 
@@ -293,10 +318,10 @@ def test_a_model_that_only_the_layer_of_a_teacher_names_is_not_fetched(hub, tmp_
         columns=(),
     )
     with pytest.raises(
-        RecipeNotContacted, match=r"'t5' of '/c' needs 'evil/probe'.*`forebay repair /c --check-source`"
+        SourceInvalid, match=r"(?s)'t5' of '/c' needs 'evil/probe'.*`forebay repair /c --allow-network`"
     ):
         reopen_recipe(kept, None, root="/c")
-    with pytest.raises(RecipeNotContacted, match="`forebay build teachers /c --check-source`"):
+    with pytest.raises(SourceInvalid, match="`forebay build teachers /c --allow-network`"):
         reopened(kept, "/c", "build teachers", False)
     (tmp_path / "evil" / "probe").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

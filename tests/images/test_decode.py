@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageFile
-from tests import bad_images
-from tests.examples import scaled
+from PIL import Image, ImageFile, JpegImagePlugin
+from tests.helpers import bad_images
+from tests.helpers.hypothesis_profiles import scaled
 
 import forebay as fb
-from forebay.errors import ImageUnreadable
-from forebay.images.decode import FORMATS, Policy, decode, pillow_guard, webp_size
+from forebay.errors import ForebayError
+from forebay.images.decode import FORMATS, Policy, decode, webp_size
+from forebay.images.tags import ImageUnreadable
 
 PICTURE = bad_images.picture(24, 40)
 
@@ -92,7 +93,7 @@ def test_alpha_is_composited_dropped_or_refused():
         assert np.array_equal(pixels(solid, Policy(alpha=alpha)), PICTURE)
 
 
-def test_deep_grey_with_a_transparent_shade_shows_the_pad_colour_there():
+def test_deep_gray_with_a_transparent_shade_shows_the_pad_color_there():
     lines = b"".join(b"\0" + row.astype(">u2").tobytes() for row in np.array([[0x1234, 0x12FF], [0xFF00, 0x1234]]))
     plain = bad_images.png_bytes(2, 2, 16, 0, lines)
     at = plain.index(b"IDAT") - 4
@@ -108,16 +109,14 @@ def test_pixels_without_an_agreed_range_are_a_failure(mode):
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_the_bound_on_pixels_is_the_policys_and_not_that_of_the_process(monkeypatch, kind):
+def test_the_bound_on_pixels_is_the_policys(kind):
     content = saved(Image.fromarray(PICTURE), kind)
     alone = pixels(content)
     assert reason(content, Policy(max_pixels=PICTURE.size // 3 - 1)) == "too-large"
     assert np.array_equal(pixels(content, Policy(max_pixels=PICTURE.size // 3)), alone)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    assert np.array_equal(pixels(content), alone)
-    assert Image.MAX_IMAGE_PIXELS == 10
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_file_cut_anywhere_or_with_bytes_gone_wrong_is_a_picture_or_a_reason(kind):
     content = saved(Image.fromarray(PICTURE), kind)
@@ -133,6 +132,7 @@ def test_a_file_cut_anywhere_or_with_bytes_gone_wrong_is_a_picture_or_a_reason(k
     damaged()
 
 
+@pytest.mark.filterwarnings("ignore")
 @given(st.binary(max_size=200))
 def test_no_bytes_at_all_are_too_strange(content):
     for start in (b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"II*\0", b"RIFF\0\0\0\0WEBP"):
@@ -161,77 +161,68 @@ def odd_exif() -> bytes:
     return saved(Image.fromarray(PICTURE), "JPEG", quality=95, exif=exif)
 
 
-def test_no_warning_of_pillow_gets_out_and_none_makes_a_picture_unreadable():
-    content = odd_exif()
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        Image.open(io.BytesIO(content)).getexif()
-        assert seen
-        seen.clear()
-        decode(content, Policy())
-        assert not seen
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert decode(content, Policy()).size == (40, 24)
+def test_decoding_changes_no_setting_of_the_process(monkeypatch):
+    settings = []
+
+    def opened(*arguments):
+        settings.append((list(warnings.filters), Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES))
+        return JpegImagePlugin.jpeg_factory(*arguments)
+
+    before = list(warnings.filters), Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
+    monkeypatch.setitem(Image.OPEN, "JPEG", (opened, Image.OPEN["JPEG"][1]))
+    decode(saved(Image.fromarray(PICTURE), "JPEG", quality=95), Policy())
+    assert settings == [before]
 
 
-def test_messages_of_libtiff_do_not_reach_the_terminal(capfd):
-    content = bytearray(saved(Image.effect_noise((64, 64), 80), "TIFF", compression="tiff_lzw"))
-    content[300:1500:97] = bytes(255 - value for value in content[300:1500:97])
-    assert reason(bytes(content)) == "corrupt"
+def test_pillow_warnings_reach_the_program_and_leave_the_image_readable():
+    with pytest.warns(UserWarning, match="Skipping tag 305"):
+        assert decode(odd_exif(), Policy()).size == (40, 24)
+
+
+def test_a_filter_that_makes_pillow_warnings_errors_is_reported_with_the_exemption():
+    with pytest.raises(ForebayError, match="warning filter") as raised:  # pytest turns warnings into errors
+        decode(odd_exif(), Policy())
+    assert not isinstance(raised.value, ImageUnreadable)
+    assert "PIL" in raised.value.hint
+
+
+def test_a_program_that_accepts_truncated_images_is_an_error(monkeypatch):
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    with pytest.raises(ForebayError, match="LOAD_TRUNCATED_IMAGES is True") as raised:
+        decode(saved(Image.fromarray(PICTURE), "PNG"), Policy())
+    assert not isinstance(raised.value, ImageUnreadable)
+
+
+def test_a_pillow_pixel_limit_below_the_recipe_is_an_error(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(ForebayError, match="MAX_IMAGE_PIXELS is 1,000 in this process; max_pixels is 2,001"):
+        decode(saved(Image.fromarray(PICTURE), "PNG"), Policy(max_pixels=2001))
+    assert decode(saved(Image.fromarray(PICTURE), "PNG"), Policy(max_pixels=2000)).size == (40, 24)
+
+
+@pytest.mark.filterwarnings("ignore")  # of this process; workers have the filter of the environment
+def test_workers_decode_quietly_under_any_warning_filter(tmp_path, monkeypatch, capfd):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "odd.jpg").write_bytes(odd_exif())
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    report = fb.build(tmp_path / "cache", fb.sources.images(tmp_path / "images"), fb.ImageRecipe(size=64), workers=1)
+    assert report.rows == 1
     assert capfd.readouterr().err == ""
 
 
-def test_other_peoples_warnings_and_filters_are_left_alone():
-    before = list(warnings.filters)
-    with pillow_guard(1), pillow_guard(1):
-        with pytest.raises(UserWarning, match="mine"):
-            warnings.warn("mine", UserWarning, stacklevel=1)
-        assert len(warnings.filters) == len(before) + 1
-    assert warnings.filters == before
-
-
-def test_half_a_picture_is_none_even_where_a_program_says_that_pillow_may_take_it(monkeypatch):
-    content = saved(Image.fromarray(PICTURE), "JPEG", quality=95)
-    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    with pytest.raises(ImageUnreadable, match="truncated"):
-        decode(content[: len(content) // 2], Policy())
-    assert ImageFile.LOAD_TRUNCATED_IMAGES
-
-
-FORKS = """
-import os, warnings
-from forebay.images.decode import pillow_guard
-before = list(warnings.filters)
-with pillow_guard(1):
-    child = os.fork()
-    if not child:
-        anew = warnings.filters == before
-        with pillow_guard(1):
-            os._exit(0 if anew else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert warnings.filters != before
-"""
-
-
-def test_a_process_forked_while_pictures_are_decoded_begins_anew():
-    subprocess.run([sys.executable, "-c", FORKS], check=True, timeout=600)
-
-
+@pytest.mark.filterwarnings("ignore")
 def test_many_threads_decode_at_once_and_each_gets_its_own():
     contents = [odd_exif(), saved(Image.fromarray(PICTURE), "PNG"), oriented(6, "PNG"), b"", b"nothing"]
     alone = [_outcome(content) for content in contents]
     found: list[list[object]] = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        threads = [
-            threading.Thread(target=lambda: found.append([_outcome(content) for content in contents * 20]))
-            for _ in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    threads = [
+        threading.Thread(target=lambda: found.append([_outcome(content) for content in contents * 20]))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert found == [alone * 20] * 4
 
 
@@ -267,7 +258,7 @@ def test_a_large_picture_has_the_pixels_of_a_small_one(mode, turn, monkeypatch):
         with monkeypatch.context() as patched:
             small = recipe.letterboxed(stream.getvalue())
             patched.setattr("forebay.images.decode.LARGE", 0)
-            patched.setattr("forebay.images.decode._STRIP_PIXELS", 43 * 7)
+            patched.setattr("forebay.images.color._STRIP_PIXELS", 43 * 7)
             large = recipe.letterboxed(stream.getvalue())
         assert large[1] == small[1]
         np.testing.assert_array_equal(large[0], small[0])
@@ -281,6 +272,7 @@ def test_alpha_of_a_large_picture_can_be_a_failure(monkeypatch):
         fb.ImageRecipe(size=8, alpha="fail").letterboxed(stream.getvalue())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="asks Linux how much memory was in use")
 def test_a_transparent_picture_takes_seven_bytes_a_pixel_while_it_is_decoded():
     stream = io.BytesIO()
@@ -315,20 +307,6 @@ def test_the_size_of_webp_is_read_before_its_decoder_takes_memory(options, monke
     monkeypatch.setitem(Image.OPEN, "WEBP", (lambda *_: pytest.fail("opened"), lambda _: True))
     with pytest.raises(ImageUnreadable, match="too-large"):
         fb.ImageRecipe(max_pixels=1199).letterboxed(stream.getvalue())
-
-
-def test_what_a_program_sets_while_pictures_are_decoded_holds_afterwards(monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", False)
-    with pillow_guard(5000):
-        assert Image.MAX_IMAGE_PIXELS == 5000
-        Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = 7, True
-        with pillow_guard(5000):
-            assert (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES) == (5000, False)
-    assert (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES) == (7, True)
-    with pillow_guard(5000):
-        pass
-    assert (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES) == (7, True)
 
 
 def test_compressed_tiff_in_one_large_strip_counts_twice(monkeypatch):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.examples import scaled
+from tests.helpers.hypothesis_profiles import scaled
 
 from forebay.images import Letterbox, fit, fit_many
 from forebay.masks.rectangle import flip_rectangles, pixel_mask
@@ -84,11 +84,11 @@ def test_the_corners_of_the_image_are_the_corners_of_its_box(letterbox):
 
 
 @given(SMALL_CANVASES)
-def test_a_pixel_is_content_where_its_centre_lies_in_the_image(letterbox):
+def test_a_pixel_is_content_where_its_center_lies_in_the_image(letterbox):
     size = letterbox.size
-    centres = np.stack(np.meshgrid(np.arange(size) + 0.5, np.arange(size) + 0.5), axis=-1)
+    centers = np.stack(np.meshgrid(np.arange(size) + 0.5, np.arange(size) + 0.5), axis=-1)
     for way in (letterbox, letterbox.flipped()):
-        inside = way.to_image(centres)
+        inside = way.to_image(centers)
         is_content = ((inside > 0) & (inside < np.array(way.image))).all(axis=-1)
         assert (is_content == ~pixel_mask([way.box], (size, size))[0]).all()
 

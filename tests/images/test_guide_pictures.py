@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tests import guide_pictures
+from tests.helpers import guide_pictures
 
 KEPT = Path(__file__).parents[2] / "docs" / "pictures"
 

@@ -9,18 +9,20 @@ import msgspec
 import numpy as np
 import pytest
 from PIL import Image
-from tests import bad_images
+from tests.helpers import bad_images
 
 import forebay as fb
-from forebay.errors import ImageUnreadable, RecipeInvalid, RecipeMismatch
+from forebay.errors import RecipeInvalid, RecipeMismatch
 from forebay.images import fit, paste
+from forebay.images.resize import letterbox_planes
+from forebay.images.tags import ImageUnreadable
 from forebay.masks.rectangle import pixel_mask
 from forebay.recipe import fields_of
 from forebay.source import Annotated, Sample
 
 NO_TAGS = (
-    "rows have none; name their key (tag_key=…, --tag-key …), or with labels='folder' the folder above those of the "
-    "classes"
+    "so rows have no tags; pass another key (tag_key=…, --tag-key …), or labels='folder' (--labels folder) for one "
+    "folder per class"
 )
 
 
@@ -203,7 +205,7 @@ def test_what_a_row_stores_is_the_packed_letterbox_and_nothing_of_the_file_besid
     recipe = fb.ImageRecipe(size=64, storage=storage)
     row = recipe.make_row(Sample("a", buffer.getvalue()))
     planes, fitted = recipe.letterboxed(buffer.getvalue())
-    again, refitted = recipe.letterboxed_image(Image.open(buffer))
+    again, refitted = letterbox_planes(Image.open(buffer), 64)
     assert np.array_equal(row[recipe.stored_column], recipe.packed(planes))
     assert np.array_equal(planes, again)
     assert fitted == refitted == fit(60, 40, 64)
@@ -229,7 +231,7 @@ def test_fast_decoding_has_the_same_boxes_and_nearly_the_same_pixels():
     assert difference.mean() < 3
 
 
-def test_content_of_the_pad_colour_and_transparent_content_are_never_padding():
+def test_content_of_the_pad_color_and_transparent_content_are_never_padding():
     buffer = io.BytesIO()
     Image.new("RGBA", (50, 25)).save(buffer, "PNG")
     recipe = fb.ImageRecipe(size=32, pad_color=(114, 114, 114))
@@ -314,7 +316,7 @@ def test_chunks_come_out_near_their_size_whatever_the_files_weigh(tmp_path):
     source, recipe = fb.sources.images(data), fb.ImageRecipe(size=64, chunk_bytes=20 * 3 * 64 * 64)
     estimate = fb.estimate(source, recipe)
     fb.build(tmp_path / "cache", source, recipe, workers=0)
-    sizes = [path.stat().st_size for path in sorted((tmp_path / "cache" / "layers" / "images").glob("0*"))]
+    sizes = [path.stat().st_size for path in sorted((tmp_path / "cache" / "layers").glob("images.*/0*"))]
     assert 6 <= len(sizes) <= 7
     assert max(sizes) < 1.3 * recipe.chunk_bytes
     assert estimate.rows == 120
@@ -328,16 +330,16 @@ def test_workers_make_the_bytes_that_this_process_makes(cache, pictures, tmp_pat
     assert fb.verify(tmp_path).sound
 
 
-def test_what_is_passed_of_a_source_that_counts_samples_is_not_told_as_bytes(pictures, tmp_path):
+def test_progress_counts_the_bytes_of_files_of_a_source_that_counts_samples(pictures, tmp_path):
     moments = []
     source, recipe = fb.sources.images(pictures), fb.ImageRecipe(size=64)
     fb.build(tmp_path / "new", source, recipe, workers=0, on_progress=moments.append)
     fb.verify(tmp_path / "new", on_progress=moments.append)
-    told = {moment.phase: moment.read_bytes for moment in moments}
-    assert {"planning", "building"} < set(told)
-    assert told.pop("verifying") > 10_000
-    assert told.pop("planning") == sum(file.size for file in source.files()), "planning counts the bytes of files"
-    assert not any(told.values())
+    read = {moment.phase: moment.read_bytes for moment in moments}
+    size = sum(file.size for file in source.files())
+    assert read["verifying"] > 10_000
+    assert read["planning"] == read["building"] == size
+    assert {moment.source_bytes for moment in moments if moment.phase == "building"} == {size}
 
 
 @pytest.mark.parametrize(
@@ -345,10 +347,10 @@ def test_what_is_passed_of_a_source_that_counts_samples_is_not_told_as_bytes(pic
     [
         ({}, ()),
         ({"tags": ()}, ()),
-        ({"tag_key": "labels"}, (f"the source names no tag under 'labels': {NO_TAGS}",)),
+        ({"tag_key": "labels"}, (f"no tag occurs under 'labels', {NO_TAGS}",)),
         (
             {"min_tag_count": 9},
-            (f"the source names no tag 9 times under 'tags': {NO_TAGS}",),
+            (f"no tag occurs 9 times under 'tags', {NO_TAGS}",),
         ),
     ],
 )

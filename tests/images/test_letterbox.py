@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from tests.examples import scaled
+from tests.helpers.hypothesis_profiles import scaled
 
-from forebay.images import ImageRecipe, fit, letterbox, paste
-from forebay.images.decode import as_planes
+from forebay.images import fit, letterbox, paste
+from forebay.images.resize import as_planes, letterbox_planes
 from forebay.masks.rectangle import pixel_mask
 
 RESAMPLES = ("bilinear", "bicubic", "lanczos", "box", "nearest")
@@ -29,8 +29,8 @@ def test_content_is_pillows_resize_in_every_pixel(width, height, size, resample,
     assert content.dtype == np.uint8
     assert content.flags.c_contiguous
     assert np.array_equal(content.transpose(1, 2, 0), np.asarray(expected))
-    kept, same = ImageRecipe(size=size, resample=resample).letterboxed_image(image)
-    assert np.array_equal(kept, content)
+    planes, same = letterbox_planes(image, size, resample)
+    assert np.array_equal(planes, content)
     assert same == fitted
 
 
@@ -44,7 +44,7 @@ def test_extreme_sizes_keep_at_least_a_pixel(size):
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 40))
-def test_the_canvas_is_content_in_the_box_and_the_pad_colour_around_it(width, height, size):
+def test_the_canvas_is_content_in_the_box_and_the_pad_color_around_it(width, height, size):
     small, fitted = letterbox(noise(width, height), size)
     content = as_planes(small)
     canvas = paste(content, fitted, (1, 2, 3))
@@ -53,9 +53,9 @@ def test_the_canvas_is_content_in_the_box_and_the_pad_colour_around_it(width, he
     assert np.array_equal(canvas[:, ~padding], content.reshape(3, -1))
 
 
-def test_content_of_the_colour_of_padding_is_not_padding():
-    grey = Image.new("RGB", (30, 20), (114, 114, 114))
-    small, fitted = letterbox(grey, 16)
+def test_content_of_the_color_of_padding_is_not_padding():
+    gray = Image.new("RGB", (30, 20), (114, 114, 114))
+    small, fitted = letterbox(gray, 16)
     content = as_planes(small)
     canvas = paste(content, fitted, (114, 114, 114))
     assert (canvas == 114).all()

@@ -9,8 +9,9 @@ import torch
 from PIL import Image
 
 import forebay as fb
-from forebay.errors import AllTokensIgnored, ImageUnreadable
+from forebay.errors import RecipeInvalid
 from forebay.images import ImageRecipe, prepare, prepared_row
+from forebay.images.tags import ImageUnreadable
 from forebay.torch import ImageBatch, Loader
 
 SIZE, PATCH = 32, 4
@@ -31,14 +32,14 @@ def picture(mode: str, width: int, height: int) -> Image.Image:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures of many kinds: large, wide, tall, small, grey, transparent, turned."""
+    """Pictures of many kinds: large, wide, tall, small, gray, transparent, turned."""
     folder = tmp_path_factory.mktemp("pictures")
     turned = Image.Exif()
     turned[0x0112] = 6
     picture("RGB", 300, 200).save(folder / "large.jpg")
     picture("RGB", 300, 40).save(folder / "turned.jpg", exif=turned)
     picture("RGB", 20, 12).save(folder / "small.png")
-    picture("L", 50, 120).save(folder / "tall grey.png")
+    picture("L", 50, 120).save(folder / "tall gray.png")
     picture("RGBA", 60, 30).save(folder / "transparent.webp", lossless=True)
     picture("P", 40, 40).save(folder / "palette.gif")
     return folder
@@ -138,9 +139,9 @@ def test_an_opened_image_that_ends_early_is_refused_as_its_file_is(tmp_path: Pat
 
 def test_an_image_without_a_token_is_named(tmp_path: Path) -> None:
     picture("RGB", 1, 2).save(tmp_path / "dot.png")
-    with pytest.raises(AllTokensIgnored, match=r"dot\.png' are ignored: with content of 1 × 2 pixels"):
+    with pytest.raises(RecipeInvalid, match=r"dot\.png' are ignored: with content of 1 × 2 pixels"):
         prepare(tmp_path / "dot.png", ImageRecipe(size=SIZE), patch=PATCH)
-    with pytest.raises(AllTokensIgnored, match="'<an array>' are ignored"):
+    with pytest.raises(RecipeInvalid, match="'<an array>' are ignored"):
         prepare(np.zeros((1, 1), np.uint8), ImageRecipe(size=SIZE), patch=PATCH)
 
 

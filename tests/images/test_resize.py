@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from forebay.images import ImageRecipe, decode
-from forebay.images.decode import Resample, compiled_planes, pillow_planes, resized_planes
-from forebay.source import Sample
+from forebay.images import ImageRecipe, resize
+from forebay.images.resize import Resample, compiled_planes, pillow_planes, resized_planes
 
 compiled = pytest.importorskip("forebay.images._resize", reason="forebay was installed without a compiler")
 SMOOTH: list[Resample] = ["bilinear", "bicubic", "lanczos"]
@@ -62,16 +61,16 @@ def test_a_cache_has_the_same_bytes_with_pillow_alone(monkeypatch: pytest.Monkey
     _noise(np.random.default_rng(3), 320, 150).save(file, "JPEG")
     content = file.getvalue()
     ours, _ = recipe.letterboxed(content)
-    monkeypatch.setattr(decode, "compiled", None)
+    monkeypatch.setattr(resize, "compiled", None)
     alone, _ = recipe.letterboxed(content)
     np.testing.assert_array_equal(ours, alone, strict=True)
 
 
 def test_another_way_of_computing_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Pillow that resizes in another order, as every version before 13 does for tall images."""
-    assert decode._is_equal.__wrapped__("bilinear")
-    monkeypatch.setattr(decode, "_FROM_THE_TALL_SIDE", not decode._FROM_THE_TALL_SIDE)
-    assert not decode._is_equal.__wrapped__("bilinear")
+    assert resize._is_equal.__wrapped__("bilinear")
+    monkeypatch.setattr(resize, "_FROM_THE_TALL_SIDE", not resize._FROM_THE_TALL_SIDE)
+    assert not resize._is_equal.__wrapped__("bilinear")
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
@@ -83,21 +82,3 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
             compiled.resize_planes(out, lent, size, new_size, kernel, False, True)
     with pytest.raises(ValueError, match="incorrect name"):
         compiled.resize_planes(out, Image.new("RGB", (8, 6)).__arrow_c_array__()[0], (8, 6), (4, 3), 0, False, True)
-
-
-def test_memory_of_a_chunk_is_used_again_only_when_nobody_refers_to_it() -> None:
-    recipe = ImageRecipe(size=64, tags=(), chunk_bytes=1 << 20)
-
-    def make(color: str) -> np.ndarray:
-        file = io.BytesIO()
-        Image.new("RGB", (64, 64), color).save(file, "PNG")
-        values: np.ndarray = recipe.make([Sample("a", file.getvalue())]).columns["pixels"].values
-        return values
-
-    red, blue = make("red"), make("blue")
-    assert (red[0], blue[0]) == (255, 0)
-    first = red.ctypes.data
-    del red
-    assert make("white").ctypes.data == first
-    assert blue.sum() == 255 * 64 * 64, "what is still in use stays as it is"
-    recipe.release()

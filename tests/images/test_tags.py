@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.columns import Ragged
-from forebay.errors import ImageUnreadable, RecipeInvalid
+from forebay.errors import RecipeInvalid
 from forebay.images import Tags, tags
-from forebay.images.tags import tags_in
+from forebay.images.tags import ImageUnreadable, tags_in
 
 NAMES = st.lists(st.text("abcde", min_size=1, max_size=2), max_size=8)
 
@@ -25,7 +25,7 @@ def test_sentences_are_no_vocabulary(monkeypatch):
     said = [{"caption": f"picture number {number}", "tags": ["cat"]} for number in range(101)]
     assert Tags.counted(said, "tags").names == ("cat",)
     assert len(Tags.counted(said[:100], "caption")) == 100
-    with pytest.raises(RecipeInvalid, match=r"more than 100 different tags under 'caption'.*--tag-key"):
+    with pytest.raises(RecipeInvalid, match=r"(?s)more than 100 different tags under 'caption'.*--tag-key"):
         Tags.counted(said, "caption")
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.forged import Draft, ending, forge, peak_megabytes
-from tests.layer_recipes import layered_cache
-from tests.token_caches import NumberedTokens, write_numbers
+from tests.helpers.forged_caches import Draft, ending, forge, peak_megabytes
+from tests.helpers.layer_recipes import layered_cache
+from tests.helpers.token_caches import NumberedTokens, write_numbers
 
 import forebay as fb
 

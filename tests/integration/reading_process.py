@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
-from tests.layer_recipes import flip
+from tests.helpers.layer_recipes import flip
 
 import forebay as fb
 from forebay.errors import ChunkCorrupt

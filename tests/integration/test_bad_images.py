@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.bad_images import (
+from tests.cli.running import run
+from tests.helpers.bad_images import (
     MAX_PIXELS,
     PAD,
     SIZE,
@@ -21,7 +22,6 @@ from tests.bad_images import (
     picture,
     write_folder,
 )
-from tests.cli.running import run
 
 import forebay as fb
 from forebay.torch import ImageBatch
@@ -37,7 +37,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder, root = tmp_path_factory.mktemp("bad") / "images", tmp_path_factory.mktemp("made") / "cache"
     folder.mkdir()
     expected = write_folder(folder)
-    fb.build(root, fb.sources.images(folder), RECIPE, workers=2)
+    fb.build(root, fb.sources.images(folder), RECIPE, workers=2, max_failures=1.0)
     return folder, root, expected
 
 
@@ -117,18 +117,18 @@ def test_what_was_said_beside_a_picture_is_kept(made: Made):
 
 def test_one_process_makes_the_same_bytes(made: Made, tmp_path: Path):
     folder, root, _ = made
-    fb.build(tmp_path / "cache", fb.sources.images(folder), RECIPE, workers=0)
-    chunks = sorted(path.name for path in (root / "layers" / "images").glob("*.safetensors"))
+    fb.build(tmp_path / "cache", fb.sources.images(folder), RECIPE, workers=0, max_failures=1.0)
+    chunks = sorted(path.name for path in (root / "layers").glob("images.*/*.safetensors"))
     assert len(chunks) > 1
     for name in chunks:
-        one, two = (at / "layers" / "images" / name for at in (root, tmp_path / "cache"))
+        one, two = (next((at / "layers").glob(f"images.*/{name}")) for at in (root, tmp_path / "cache"))
         assert one.read_bytes() == two.read_bytes(), name
 
 
-def test_tiers_give_the_same_rows_and_leave_out_the_same_files(made: Made, tmp_path: Path):
+def test_a_row_cache_gives_the_same_rows_and_leaves_out_the_same_files(made: Made, tmp_path: Path):
     folder, root, _ = made
     rows = rows_by_id(root)
-    with fb.CachedImages(fb.sources.images(folder), RECIPE, l1=0, l2=tmp_path / "tier", unreadable="skip") as images:
+    with fb.CachedImages(fb.sources.images(folder), RECIPE, l1=0, l2=tmp_path / "rows", unreadable="skip") as images:
         for _ in range(2):  # decoded and written back, then found on disk
             found = {os.fsdecode(row["id"].tobytes()): row for row in images.read(range(len(images)))}
             assert set(found) == set(rows)
@@ -138,6 +138,7 @@ def test_tiers_give_the_same_rows_and_leave_out_the_same_files(made: Made, tmp_p
         assert images.statistics().l2_hits == len(rows)
 
 
+@pytest.mark.slow
 def test_every_verb_can_say_every_name(made: Made, tmp_path: Path):
     _, root, expected = made
     failed = sum(isinstance(what, Fails) for what in expected.values())
@@ -182,7 +183,7 @@ def test_a_manifest_leads_nowhere_but_below_its_root(tmp_path: Path):
     manifest = folder / "all.jsonl"
     manifest.write_text("".join(f"{line}\n" for line in lines))
     with opened_files() as opened:
-        fb.build(tmp_path / "cache", fb.sources.image_manifest(manifest), RECIPE, workers=0)
+        fb.build(tmp_path / "cache", fb.sources.image_manifest(manifest), RECIPE, workers=0, max_failures=1.0)
     assert str(folder / "formats" / "plain.png") in opened
     assert str(outside) not in opened
     reasons = [failed.reason for failed in fb.status(tmp_path / "cache", failures=None).failed_samples]
@@ -196,7 +197,7 @@ def test_a_file_that_vanishes_stops_its_chunk_and_no_other(made: Made, tmp_path:
     for number in range(8):
         (folder / f"{number}.png").write_bytes(encoded(picture(SIZE, SIZE), "PNG"))
     recipe = fb.ImageRecipe(size=SIZE, chunk_bytes=3 * SIZE * SIZE * 2)
-    fb.build(root, fb.sources.images(folder), recipe, workers=0, end_chunk=0)
+    fb.build(root, fb.sources.images(folder), recipe, workers=0, end_chunk=0, max_failures=1.0)
     (folder / "7.png").rename(tmp_path / "away.png")
     with pytest.raises(fb.errors.ForebayError, match=r"7\.png"):
         fb.build(root, fb.sources.images(folder), recipe, workers=0)

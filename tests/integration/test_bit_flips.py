@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.layer_recipes import LengthLayer, LineRecipe
-from tests.positions import STRIDES, struck
+from tests.helpers.byte_positions import STRIDES, struck
+from tests.helpers.layer_recipes import LengthLayer, LineRecipe
 
 import forebay as fb
-from forebay.cache.records import VerifyReport
+from forebay.cache.reports import VerifyReport
 from forebay.columns import Ragged
-from forebay.errors import Damaged, ForebayError
+from forebay.errors import Damaged, ForebayError, IndexCorrupt
 from forebay.format import layout
 from forebay.format.chunk import ChunkFile
-from forebay.source import Part, Sample, Source, SourceFile
+from forebay.source import Part, PartDigest, Sample, Source, SourceFile
 
 LINES = [b"0", b"11", b"", b"3", b"444", b"5", b"66666", b"7", b"8"]  # the empty one fails
 
@@ -46,7 +46,7 @@ class ListSource(Source):
     def scanned(self, file: SourceFile) -> SourceFile:
         return file
 
-    def read(self, part: Part) -> Iterator[Sample]:
+    def read(self, part: Part, *, digest: PartDigest | None = None, preview: bool = False) -> Iterator[Sample]:
         for number in range(part.start, part.stop):
             yield Sample(f"{part.file.path}@{number}", LINES[3 * int(part.file.path) + number])
 
@@ -77,7 +77,14 @@ def expected() -> list[dict[str, Rows]]:
 
 
 def chunk_keys() -> dict[tuple[str, int], str]:
-    return {(layer, chunk): layout.chunk(layer, chunk) for layer in ("numbers", "length") for chunk in range(3)}
+    return {
+        (layer, chunk): layout.chunk(folder_of(layer), chunk) for layer in ("numbers", "length") for chunk in range(3)
+    }
+
+
+@cache
+def folder_of(layer: str) -> str:
+    return fb.open_cache(filled(pristine())).generation.folder(layer)
 
 
 def filled(values: dict[str, bytes]) -> fb.MemoryStore:
@@ -178,7 +185,7 @@ def test_verify_finds_every_flipped_byte_of_a_chunk_and_the_range_it_is_in(strid
 @pytest.mark.parametrize("stride", STRIDES)
 def test_chunks_cut_at_every_length_are_refused_and_found(stride: int) -> None:
     store, values = filled(pristine()), pristine()
-    keys = {("numbers", 1): layout.chunk("numbers", 1), ("length", 2): layout.chunk("length", 2)}
+    keys = {(layer, chunk): layout.chunk(folder_of(layer), chunk) for layer, chunk in (("numbers", 1), ("length", 2))}
     for length in struck(min((values[key] for key in keys.values()), key=len), stride):
         for key in keys.values():
             put(store, key, values[key][:length])
@@ -233,15 +240,15 @@ def beside_chunks() -> list[str]:
 
 @pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("key", [
-    "cache.json", "plan/000000.safetensors", "layers/numbers/recipe.json", "layers/length/recipe.json",
-    "layers/numbers/constants.safetensors", "layers/length/constants.safetensors",
-    "generations/000000.safetensors", "generations/000001.safetensors",
+    "cache.json", "plan/000000.safetensors", "recipes/numbers.json", "recipes/length.json",
+    "numbers constants", "length constants", "generations/000000.safetensors",
 ])  # fmt: skip
 def test_every_flipped_byte_beside_the_chunks_changes_no_row_and_is_found(key: str, stride: int) -> None:
+    layer = "length" if "length" in key else "numbers"
+    key = layout.constants(folder_of(layer)) if key.endswith(" constants") else key
     assert key in beside_chunks()
     values = pristine()
     store = filled(values)
-    layer = key.split("/")[1] if key.startswith(layout.LAYERS) else "numbers"
     constants = fb.open_cache(store).constants(layer)
     constant = key.endswith("constants.safetensors")
     for position in struck(values[key], stride):
@@ -256,26 +263,23 @@ def test_every_flipped_byte_beside_the_chunks_changes_no_row_and_is_found(key: s
         except Damaged:
             assert constant
         if position % 8 == 0 or not key.endswith(".safetensors"):
-            assert list(found_in(fb.verify(store, source=ListSource()))) == [key], position
+            try:
+                assert list(found_in(fb.verify(store, source=ListSource()))) == [key], position
+            except IndexCorrupt:  # another cache id: no generation seems to be of this cache
+                assert key == layout.CACHE
 
 
 def test_all_that_a_cache_consists_of_was_flipped_here() -> None:
-    tested = {
-        "cache.json",
-        "plan/000000.safetensors",
-        "generations/000000.safetensors",
-        "generations/000001.safetensors",
-    }
-    tested |= {
-        f"layers/{layer}/{name}" for layer in ("numbers", "length") for name in ("recipe.json", "constants.safetensors")
-    }
+    tested = {"cache.json", "plan/000000.safetensors", "generations/000000.safetensors"}
+    for layer in ("numbers", "length"):
+        tested |= {layout.recipe(layer), layout.constants(folder_of(layer))}
     assert set(beside_chunks()) == tested
 
 
 @pytest.mark.parametrize("column", ["number", "text"])
 def test_a_flip_that_is_mended_in_the_sums_is_still_found(column: str) -> None:
     """Whoever also corrects the sum inside the chunk is found out by the digest of the head."""
-    key = layout.chunk("numbers", 0)
+    key = layout.chunk(folder_of("numbers"), 0)
     values = pristine()
     store = filled(values)
     file = ChunkFile(memoryview(values[key]), key)

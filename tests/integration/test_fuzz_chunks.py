@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.warm_process import WarmProcess
+from tests.helpers.processes import PythonProcess
 
 # Per kind; `python -m tests.integration.fuzz_process zstd 2 5000` tries more.
 MUTATIONS = [25, pytest.param(300, marks=pytest.mark.long)]
@@ -12,7 +12,7 @@ MUTATIONS = [25, pytest.param(300, marks=pytest.mark.long)]
 @pytest.mark.parametrize("mutations", MUTATIONS)
 @pytest.mark.parametrize("kind", ["none", "lz4", "zstd", "tokens", "presence"])
 def test_a_forged_leaf_gives_rows_or_says_which_chunk_is_corrupt(kind: str, mutations: int) -> None:
-    ran = WarmProcess("-m", "tests.integration.fuzz_process", kind, "1", str(mutations))
+    ran = PythonProcess("-m", "tests.integration.fuzz_process", kind, "1", str(mutations))
     out, err = ran.communicate()
     last = err.splitlines()[-1:]
     assert ran.returncode == 0, f"ended with {ran.returncode} at: {last}"

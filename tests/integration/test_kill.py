@@ -14,8 +14,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.builders import children_of, chunk_count, chunk_digests, ending, every_file, start_builder, wait_until
-from tests.recipes import ObedientRecipe, let_begin, makes, orders, write_orders
+from tests.helpers.builders import (
+    children_of,
+    chunk_count,
+    chunk_digests,
+    ending,
+    every_file,
+    start_builder,
+    wait_until,
+)
+from tests.helpers.cache_files import chunk_path
+from tests.helpers.obedient_recipes import ObedientRecipe, let_begin, makes, orders, write_orders
 
 import forebay as fb
 
@@ -82,7 +91,7 @@ class Campaign:
         return [claim.chunk for claim in claims if claim.pid == pid and not self._chunk(claim.chunk).exists()]
 
     def _chunk(self, number: int) -> Path:
-        return self.root / f"layers/obedient/{number:06d}.safetensors"
+        return chunk_path(self.root, "obedient", number)
 
     def _start(self) -> "subprocess.Popen[str]":
         return start_builder(

@@ -8,11 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.builders import children_of, start_python
-from tests.recipes import ObedientRecipe, orders, write_orders
+from tests.helpers.builders import children_of
+from tests.helpers.obedient_recipes import ObedientRecipe, orders, write_orders
+from tests.helpers.processes import PythonProcess
 
 import forebay as fb
-from forebay.errors import MemoryTooSmall
+from forebay.errors import EngineUnusable
 
 MB = 1_000_000
 
@@ -34,9 +35,7 @@ print(json.dumps({"made": report.made, "rows": report.rows, "workers": most, "de
 
 def start_build(folder: Path, ballast: int, chunk_bytes: int) -> "subprocess.Popen[str]":
     """A build under 600 MB by a process that holds some memory of its own."""
-    return start_python(
-        ["-c", BUILD, str(folder / "source.txt"), str(folder / "cache"), str(ballast), str(chunk_bytes)]
-    )
+    return PythonProcess("-c", BUILD, str(folder / "source.txt"), str(folder / "cache"), str(ballast), str(chunk_bytes))
 
 
 def pss(pid: int) -> int:
@@ -69,6 +68,7 @@ def write_source(path: Path, size: int) -> int:
     return 20_000 * repeats
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [240 * MB, pytest.param(1_000 * MB, marks=pytest.mark.long)])
 def test_a_large_build_stays_below_its_memory_limit_and_uses_what_it_may(tmp_path, capsys, size):
     rows = write_source(tmp_path / "source.txt", size)
@@ -85,6 +85,7 @@ def test_a_large_build_stays_below_its_memory_limit_and_uses_what_it_may(tmp_pat
     assert most < 600 * MB
 
 
+@pytest.mark.slow
 def test_what_the_builder_itself_holds_counts_once_not_for_every_worker(tmp_path):
     """A worker's peak is its own: not that of the large process that started it."""
     write_source(tmp_path / "source.txt", 60 * MB)
@@ -99,8 +100,8 @@ def test_what_the_builder_itself_holds_counts_once_not_for_every_worker(tmp_path
 @pytest.mark.parametrize("workers", [1, 4])
 def test_a_limit_that_cannot_hold_one_worker_is_refused_with_what_is_needed(tmp_path, workers):
     source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(20)))
-    with pytest.raises(MemoryTooSmall, match="raise --memory-limit") as caught:
+    with pytest.raises(EngineUnusable, match="raise --memory-limit") as caught:
         fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=workers, memory_limit=10 * MB)
-    assert caught.value.needed > 10 * MB
+    assert caught.value.facts["needed"] > 10 * MB
     assert fb.status(tmp_path / "cache").claims == ()
     assert fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=1).rows == 40

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import forebay as fb
-from forebay.teachers import Batch, Loaded, Output, Teacher, TeacherRecipe, shared
+from forebay.teachers import Batch, Loaded, Output, Teacher, TeacherRecipe
 from forebay.teachers.protocol import hashes
 from forebay.torch.distill import feature_loss
 from forebay.torch.teachers.loading import load_model
@@ -91,7 +91,7 @@ def test_a_sentence_encoder_is_cached_and_distilled(model: str, tmp_path: Path) 
     report = fb.build(tmp_path / "cache", None, TeacherRecipe(teacher=MiniLM(model=model), batch_size=24))
     assert report.rows == len(sentences)
     cache = fb.open_cache(tmp_path / "cache")
-    taught = torch.from_numpy(shared(cache, "minilm").read(np.arange(len(cache)))).float()
+    taught = torch.from_numpy(cache.read(np.arange(len(cache)), ["minilm"])["minilm"]).float()
     assert torch.allclose(taught.norm(dim=1), torch.ones(len(cache)), atol=1e-3)
     near = taught[sentences.index("the cat sleeps in the garden")]
     assert (

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from tests.helpers.layer_recipes import stored_cache
+from tests.helpers.option_pairs import more
 from tests.integration.test_processes import NUMBERED, numbered_chunks, run
-from tests.layer_recipes import stored_cache
-from tests.pairs import more
 
 import forebay as fb
 

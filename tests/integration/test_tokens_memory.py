@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from tests.builders import children_of, start_python
+from tests.helpers.builders import children_of
+from tests.helpers.processes import PythonProcess
 
 MB = 1_000_000
 # For words such as these: the line, its text, its ids, and some 250 MB that `fastokens` takes besides. Text that gives
@@ -31,7 +32,7 @@ print(json.dumps({"chunks": report.chunks, "failures": report.failures, **figure
 
 def build(source: Path, root: Path) -> tuple[dict[str, int], int]:
     """What a build with one worker came to, and the most that the worker ever held."""
-    builder = start_python(["-c", BUILD, str(source), str(root)])
+    builder = PythonProcess("-c", BUILD, str(source), str(root))
     peak = watch_worker(builder)
     out, err = builder.communicate()
     assert builder.returncode == 0, err
@@ -80,6 +81,7 @@ def test_a_large_document_in_one_line_is_packed_within_the_limit(tmp_path, capsy
     assert size < peak < LIMITS[size]
 
 
+@pytest.mark.slow
 def test_the_peak_of_a_worker_does_not_grow_with_the_corpus(tmp_path, capsys):
     text = words(MB)
     lines = "".join(json.dumps({"text": text[at : at + 2000]}) + "\n" for at in range(0, MB, 2000))

@@ -12,8 +12,8 @@ from statistics import mean
 from typing import NamedTuple
 
 import pytest
-from tests.byte_tokens import VOCABULARY, ByteTokens
-from tests.warm_process import REPOSITORY, WarmProcess
+from tests.helpers.byte_tokens import VOCABULARY, ByteTokens
+from tests.helpers.processes import REPOSITORY, PythonProcess
 
 import forebay as fb
 
@@ -56,11 +56,11 @@ def training(folder: Path, checkpoint: Path, epochs: int = 2, *options: str) -> 
     return [str(EXAMPLE), *where, *sizes, *shapes, "--epochs", str(epochs), "--train-fraction", "0.8", *options]
 
 
-def start_training(folder: Path, checkpoint: Path, epochs: int = 2) -> WarmProcess:
-    return WarmProcess("-", *training(folder, checkpoint, epochs))
+def start_training(folder: Path, checkpoint: Path, epochs: int = 2) -> PythonProcess:
+    return PythonProcess(*training(folder, checkpoint, epochs))
 
 
-def printed_until_killed(process: WarmProcess) -> str:
+def printed_until_killed(process: PythonProcess) -> str:
     """Kill it, with no warning, once it has printed a certain step."""
     lines = []
     for line in process.stdout:
@@ -72,7 +72,7 @@ def printed_until_killed(process: WarmProcess) -> str:
     return "".join(lines)
 
 
-def printed_to_the_end(process: WarmProcess) -> str:
+def printed_to_the_end(process: PythonProcess) -> str:
     out, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     return out
@@ -82,7 +82,7 @@ def grown_copy(folder: Path, copy: Path) -> Path:
     """The same cache, source and checkpoint elsewhere, with half as much appended."""
     shutil.copytree(folder, copy)
     write_sentences(copy / "raw" / "b.txt", 350, seed=2)
-    fb.grow(copy / "cache", fb.sources.lines(copy / "raw"), recipe=ByteTokens(), workers=0)
+    fb.update(copy / "cache", fb.sources.lines(copy / "raw"), recipe=ByteTokens(), workers=0)
     return copy
 
 

@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 import torch
 from PIL import Image
-from tests.warm_process import REPOSITORY, WarmProcess
+from tests.helpers.processes import REPOSITORY, PythonProcess
 
 import forebay as fb
 from forebay.images import prepared_row
@@ -36,12 +36,12 @@ class Runs(NamedTuple):
     resumed: str
 
 
-def start_training(folder: Path, *options: str) -> WarmProcess:
+def start_training(folder: Path, *options: str) -> PythonProcess:
     sizes = ["--pictures", "160", "--epochs", "6", "--save-every", str(SAVED_EVERY)]
-    return WarmProcess("-", str(EXAMPLE), str(folder), *sizes, *options)
+    return PythonProcess(str(EXAMPLE), str(folder), *sizes, *options)
 
 
-def printed_until_killed(process: WarmProcess) -> str:
+def printed_until_killed(process: PythonProcess) -> str:
     """Kill it, with no warning, once it has printed a certain step."""
     lines = []
     for line in process.stdout:
@@ -53,7 +53,7 @@ def printed_until_killed(process: WarmProcess) -> str:
     return "".join(lines)
 
 
-def printed_to_the_end(process: WarmProcess) -> str:
+def printed_to_the_end(process: PythonProcess) -> str:
     out, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     return out

@@ -1,4 +1,4 @@
-"""Other people's trainers, run on a cache, stopped and resumed: transformers, Lightning, Accelerate, torchdata.
+"""Losses, positions, validation and limited epochs in transformers and Lightning; `test_resume_table.py` has the rest.
 
 They are imported by the tests that need them, so that collecting costs nothing. Warnings that are ignored here are of
 these libraries about each other; each is named by its text.
@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.token_caches import token_cache
+from tests.helpers.token_caches import token_cache
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader
 
 import forebay as fb
-from forebay.torch import CacheDataset, Loader, Schedule, Split, document_leaks
+from forebay.torch import CacheDataset, Loader, Schedule, Split, TokenBatch, document_leaks
 
 ROWS, BATCH, STEPS, STOP = 64, 4, 14, 6
 VOCABULARY = 65_536
@@ -76,7 +75,7 @@ class TestTransformers:
         torch.manual_seed(0)
         model = transformers.GPT2LMHeadModel(config)
         names = {"input_ids": "tokens", "labels": "labels", "position_ids": "positions"}
-        dataset = CacheDataset(cache, selection=TRAINING, labels="unshifted", names=names)
+        dataset = CacheDataset(cache, selection=TRAINING, names=names, collate=TokenBatch(cache, labels="unshifted"))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         schedule = Schedule(dataset, epochs=2, effective_batch=BATCH, warmup_share=0.2)
         arguments = transformers.TrainingArguments(
@@ -103,6 +102,7 @@ class TestTransformers:
         history = {entry["step"]: (entry["loss"], entry["learning_rate"]) for entry in trainer.state.log_history[:-1]}
         return history, seen, trainer.model
 
+    @pytest.mark.slow
     def test_stopped_and_resumed_it_trains_as_if_it_had_not_been(self, tmp_path: Path, cache: fb.Cache) -> None:
         whole, rows, model = self.run(tmp_path / "whole", cache)
         assert len(whole) == STEPS
@@ -116,6 +116,7 @@ class TestTransformers:
         weights = zip(model.parameters(), model_again.parameters(), strict=True)
         assert all(torch.equal(one, other) for one, other in weights)
 
+    @pytest.mark.slow
     def test_positions_keep_the_documents_of_a_row_apart(self, tmp_path: Path, cache: fb.Cache) -> None:
         model = self.run(tmp_path, cache, stop=1)[2].eval()
         batch = next(iter(Loader(cache, global_batch_size=6, shuffle=None)))
@@ -129,47 +130,6 @@ class TestTransformers:
 @pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning")
 class TestLightning:
     """`lightning.Trainer`, which keeps the state of a loader that has one."""
-
-    def run(self, loader: Loader | DataLoader, folder: Path, steps: int, checkpoint: Path | None = None) -> list[tuple]:
-        """(loss, rows) of every step."""
-        lightning = import_module("lightning")
-
-        class Module(lightning.LightningModule):
-            def __init__(self) -> None:
-                super().__init__()
-                self.model, self.seen = Embedded(), []
-
-            def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
-                loss = self.model(batch["tokens"])
-                self.seen.append((float(loss.detach()), rows_of(batch)))
-                return loss
-
-            def configure_optimizers(self) -> torch.optim.Optimizer:
-                return torch.optim.SGD(self.parameters(), lr=0.1)
-
-        trainer = lightning.Trainer(
-            max_steps=steps,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=folder,
-        )
-        module = Module()
-        trainer.fit(module, loader, ckpt_path=checkpoint)
-        trainer.save_checkpoint(folder / "last.ckpt")
-        return module.seen
-
-    def test_a_loader_goes_on_within_the_epoch(self, tmp_path: Path, cache: fb.Cache) -> None:
-        def loader() -> Loader:
-            return Loader(cache, global_batch_size=BATCH, selection=TRAINING, seed=5)
-
-        whole = self.run(loader(), tmp_path, STEPS)
-        assert len(whole) == STEPS
-        first = self.run(loader(), tmp_path, STOP)
-        rest = self.run(loader(), tmp_path, STEPS, tmp_path / "last.ckpt")
-        assert first + rest == whole
 
     def epochs(self, folder: Path, train: Loader, held_out: Loader, **options: Any) -> tuple[list, list]:
         """The rows of every batch that an epoch trained on, and of every batch that it was validated on."""
@@ -228,66 +188,10 @@ class TestLightning:
         whole = [rows_of(batch) for batch in Loader(cache, global_batch_size=BATCH, seed=5)]
         assert trained == [whole[0:5], whole[5:10], whole[10:15]]
 
-    @pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
-    def test_a_dataset_is_trained_on_by_a_plain_dataloader(self, tmp_path: Path, cache: fb.Cache) -> None:
-        dataset = CacheDataset(cache, selection=TRAINING)
-        seen = self.run(DataLoader(dataset, batch_size=BATCH), tmp_path, 5)
-        assert [rows for _, rows in seen] == [rows_of(batch) for batch in DataLoader(dataset, BATCH)][:5]
-
-
-class TestAccelerate:
-    """`accelerate`, with a dataset in a plain DataLoader."""
-
-    def run(self, cache: fb.Cache, folder: Path, epochs: int, resume: bool) -> list[tuple]:
-        """(loss, rows) of every step; stopped after six, unless it goes on."""
-        accelerate = import_module("accelerate")
-        accelerate.utils.set_seed(3)
-        shuffled_anew = accelerate.DataLoaderConfiguration(use_seedable_sampler=True)
-        accelerator = accelerate.Accelerator(cpu=True, dataloader_config=shuffled_anew)
-        model = Embedded()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        plain = DataLoader(CacheDataset(cache, selection=TRAINING), batch_size=BATCH, shuffle=True)
-        model, optimizer, loader = accelerator.prepare(model, optimizer, plain)
-        seen = []
-        if resume:
-            accelerator.load_state(str(folder))
-        for epoch in range(epochs):
-            loader.set_epoch(epoch)
-            assert plain.dataset.epoch == epoch
-            skipped = accelerate.skip_first_batches(loader, STOP) if resume and epoch == 0 else loader
-            for batch in skipped:
-                optimizer.zero_grad()
-                loss = model(batch["tokens"])
-                accelerator.backward(loss)
-                optimizer.step()
-                seen.append((float(loss.detach()), rows_of(batch)))
-                if len(seen) == STOP and not resume:
-                    accelerator.save_state(str(folder))
-        return seen
-
-    def test_stopped_and_resumed_it_trains_as_if_it_had_not_been(self, tmp_path: Path, cache: fb.Cache) -> None:
-        whole = self.run(cache, tmp_path / "state", 2, resume=False)
-        rest = self.run(cache, tmp_path / "state", 2, resume=True)
-        assert rest == whole[STOP:]
-
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated, please do not call:UserWarning")
 class TestTorchdata:
-    """`torchdata`'s StatefulDataLoader, and its protocol for what has a state."""
-
-    def test_a_stateful_dataloader_goes_on_within_the_epoch(self, cache: fb.Cache) -> None:
-        stateful = import_module("torchdata.stateful_dataloader")
-
-        def loader() -> DataLoader:
-            torch.manual_seed(0)
-            return stateful.StatefulDataLoader(CacheDataset(cache, selection=TRAINING), batch_size=BATCH, shuffle=True)
-
-        whole = [rows_of(batch) for batch in loader()]
-        stopped = loader()
-        first = [rows_of(batch) for _, batch in zip(range(STOP), stopped, strict=False)]
-        resumed = loader()
-        resumed.load_state_dict(stopped.state_dict())
-        assert first + [rows_of(batch) for batch in resumed] == whole
+    """torchdata's protocol for objects with a state."""
 
     def test_a_loader_is_stateful(self, cache: fb.Cache) -> None:
         stateful = import_module("torchdata.stateful_dataloader.stateful")

@@ -116,11 +116,3 @@ def test_a_sequence_length_is_an_integer(sequence_length):
 def test_an_empty_batch_is_refused_as_such():
     with pytest.raises(ValueError, match="seq_lens has no rows; skip an empty batch"):
         masks.document_ids(np.zeros((0, 3), np.int32), 7)
-
-
-@pytest.mark.parametrize(("old", "new"), [("next", "shifted"), ("aligned", "unshifted")])
-def test_the_old_names_of_label_styles_warn_and_still_work(old, new):
-    tokens = np.array([[5, 6, 7, 8, 9, 0, 0]])
-    with pytest.warns(DeprecationWarning, match=f"style='{old}' is deprecated; use style='{new}'"):
-        labels = masks.labels(tokens, LENGTHS, old)
-    assert labels.tolist() == masks.labels(tokens, LENGTHS, new).tolist()

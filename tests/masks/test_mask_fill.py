@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay import masks
-from forebay.masks.documents import fill_document_ids, fill_labels, fill_positions
+from forebay.masks.documents import fill_document_ids, fill_packed
 
 
 @st.composite
@@ -30,7 +30,7 @@ def batches(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 def test_labels(case: tuple[np.ndarray, np.ndarray], style: Any) -> None:
     tokens, seq_lens = case
     out = np.full(tokens.shape, 77, np.int64)
-    fill_labels(out, tokens, masks.whole_lengths(seq_lens, tokens.shape[1]), style)
+    fill_packed(tokens, seq_lens, style, labels=out)
     assert np.array_equal(out, masks.labels(tokens, seq_lens, style))
 
 
@@ -40,7 +40,7 @@ def test_positions_and_document_ids(case: tuple[np.ndarray, np.ndarray]) -> None
     width = tokens.shape[1]
     whole = masks.whole_lengths(seq_lens, width)
     positions, ids = np.empty(tokens.shape, np.int64), np.empty(tokens.shape, np.int32)
-    fill_positions(positions, whole)
+    fill_packed(tokens, seq_lens, "shifted", positions=positions)
     fill_document_ids(ids, whole)
     assert np.array_equal(positions, masks.positions(seq_lens, width))
     assert np.array_equal(ids, masks.document_ids(seq_lens, width))

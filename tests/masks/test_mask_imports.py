@@ -17,7 +17,6 @@ def test_masks_import_neither_torch_nor_pillow():
     ("package", "room", "sentence"),
     [
         ("torch", "forebay.torch", "forebay.torch needs PyTorch: pip install 'forebay[torch]'"),
-        ("PIL", "forebay.masks.draw", "forebay.masks.draw needs pillow: pip install 'forebay[pictures]'"),
     ],
 )
 def test_a_missing_package_is_named_with_its_install_line(package, room, sentence):

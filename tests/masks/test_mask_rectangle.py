@@ -66,7 +66,7 @@ def test_a_flipped_box_is_the_box_of_the_flipped_mask(case):
 
 
 @given(letterboxes(), st.integers(1, 60), st.integers(1, 60))
-def test_a_resized_box_covers_the_pixels_whose_centre_was_content(case, new_height, new_width):
+def test_a_resized_box_covers_the_pixels_whose_center_was_content(case, new_height, new_width):
     boxes, (height, width) = case
     y = (2 * np.arange(new_height) + 1) * height // (2 * new_height)
     x = (2 * np.arange(new_width) + 1) * width // (2 * new_width)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.order.orders import key_of, mix, permute
+from forebay.order.shuffle import key_of, mix, permute
 
 keys = st.integers(0, 2**64 - 1)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.order.orders import Coins, philox, row_keys
+from forebay.order.coins import Coins, philox, row_keys
 
 numbers = st.integers(0, 2**31 - 1)
 row_names = st.lists(st.tuples(numbers, numbers), min_size=1, max_size=20, unique=True)

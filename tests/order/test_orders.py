@@ -5,16 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.order.orders import (
-    GlobalOrder,
-    Order,
-    Ordering,
-    SequentialOrder,
-    ShuffleQuality,
-    Window,
-    WindowOrder,
-    shuffle_quality,
-)
+from forebay.order.shuffle import GlobalOrder, Order, SequentialOrder
+from forebay.order.window import Ordering, ShuffleQuality, Window, WindowOrder, shuffle_quality
 
 GOLDEN_WINDOW = [3, 19, 2, 18, 1, 15, 9, 14, 8, 16, 0, 17, 12, 13, 11, 7, 10, 5, 4, 6]
 GOLDEN_GLOBAL = [2, 16, 15, 0, 17, 4, 5, 1, 7, 14, 6, 18, 10, 3, 8, 9, 19, 12, 11, 13]

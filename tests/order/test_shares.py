@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.feeding.mixture import LARGEST, ChangingShares, Phase, Shares, whole_weights
+from forebay.feeding.shares import LARGEST, ChangingShares, Phase, Shares, whole_weights
 
 weights = st.lists(
     st.one_of(st.integers(0, 10**6), st.floats(0, 1).map(lambda share: round(share, 6)), st.sampled_from([1e-9, 1.0])),

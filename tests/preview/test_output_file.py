@@ -22,5 +22,5 @@ def test_a_file_of_another_kind_a_link_and_a_folder_are_not(tmp_path: Path, kind
     (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
     (tmp_path / "folder").mkdir()
     for name in ("data.jsonl", "link", "dangling", "folder"):
-        with pytest.raises(ForebayError, match="is not overwritten; name another file"):
+        with pytest.raises(ForebayError, match="is not overwritten\nhint: name another file"):
             check_output(str(tmp_path / name), kind)

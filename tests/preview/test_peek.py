@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.cli.running import build_lines, build_tokens, run
-from tests.image_caches import image_cache, sample_id, write_pictures
+from tests.helpers.image_caches import image_cache, sample_id, write_pictures
 
 import forebay as fb
 from forebay.preview.peek import RowReader
@@ -52,7 +52,7 @@ def test_a_contact_sheet_is_the_one_that_the_command_line_draws(tmp_path: Path):
     sheet = fb.contact_sheet(cache, [2, 0])
     assert sheet.png() == (tmp_path / "sheet.png").read_bytes()
     wide, high = Image.open(io.BytesIO(fb.contact_sheet(tmp_path / "cache", 1).png())).size
-    assert sheet.image.size == (2 * wide - 10, high)
+    assert sheet.pixels.shape == (high, 2 * wide - 10, 3)
 
 
 def test_only_images_are_drawn(tmp_path: Path):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.chat.chat_rows import expected, labelled_documents
 from tests.chat.stock_templates import STOCK, Stock, framed
 from tests.chat.tokenizer_folders import byte_level, write_folder
-from tests.examples import scaled
+from tests.helpers.hypothesis_profiles import scaled
 from tokenizers import Tokenizer
 
 import forebay as fb

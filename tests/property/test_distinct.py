@@ -7,9 +7,9 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.builders import chunk_digests
-from tests.distinct import DistinctRecipe, distinct_lines, rows_of, sorting_in
-from tests.examples import scaled
+from tests.helpers.builders import chunk_digests
+from tests.helpers.dedup_cases import DistinctRecipe, distinct_lines, rows_of, sorting_in
+from tests.helpers.hypothesis_profiles import scaled
 
 import forebay as fb
 from forebay.building.dedup import RECORD_BYTES
@@ -97,7 +97,7 @@ def test_what_a_cache_grows_by_is_held_against_all_it_has(steps, recipe, limit, 
                 if not values(store):
                     fb.build(store, source, recipe, workers=0)
                 else:
-                    fb.grow(store, source, recipe=recipe, workers=0)
+                    fb.update(store, source, recipe=recipe, workers=0)
             assert rows_of(store) == kept(written, recipe)
         total = sum(map(len, written))
         assert counts(store) == (total, total - len(distinct_lines(written, recipe.alike)))
@@ -105,6 +105,7 @@ def test_what_a_cache_grows_by_is_held_against_all_it_has(steps, recipe, limit, 
         assert fb.verify(store).foreign == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 @given(files=FILES.filter(has_a_good_line), more=FILES, recipe=RECIPES, mode=MODES)
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
@@ -119,6 +120,6 @@ def test_however_many_workers_make_them_the_chunks_are_the_same(workers, files, 
         for number, lines in enumerate(more, len(files)):
             write(folder / "source", number, lines, packed=False)
         for root, count in (("reference", 0), ("cache", workers)):
-            fb.grow(folder / root, source, recipe=recipe, workers=count)
+            fb.update(folder / root, source, recipe=recipe, workers=count)
         assert rows_of(folder / "cache") == kept([*files, *more], recipe)
         assert chunk_digests(folder / "cache") == chunk_digests(folder / "reference")

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 import pytest
-from tests.layer_recipes import write_lines
+from tests.helpers.layer_recipes import write_lines
 
 import forebay as fb
 from forebay.columns import Array, Column, Columns, Ragged
@@ -49,7 +49,7 @@ HOSTILE_VALUES = [
 DROPPED = object()
 
 
-class Doubled(msgspec.Struct, frozen=True, kw_only=True):
+class Doubled(fb.RecipeHooks, msgspec.Struct, frozen=True, kw_only=True):
     """A layer of the length of every sample, twice."""
 
     kind: ClassVar[str] = "doubled"
@@ -74,7 +74,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     folder = tmp_path_factory.mktemp("hostile")
     root = folder / "cache"
     fb.build(root, fb.sources.lines(write_lines(folder / "raw/a.txt", 0, 40)), fb.RawRecipe(chunk_bytes=700), workers=0)
-    fb.grow(root, fb.sources.lines(write_lines(folder / "raw/b.txt", 40, 30)), workers=0)
+    fb.update(root, fb.sources.lines(write_lines(folder / "raw/b.txt", 40, 30)), workers=0)
     fb.build(root, None, Doubled(), workers=0)
     fb.clean(root, keep_generations=1)
     store = LocalStore(root)
@@ -204,11 +204,10 @@ SPOILED = {
     "generation-tensors": (spoil_tensor, layout.GENERATIONS),
     "plan": (spoil_metadata, layout.plan_segment(0)),
     "plan-tensors": (spoil_tensor, layout.plan_segment(0)),
-    "constants": (spoil_tensor, layout.constants("doubled")),
+    "constants": (spoil_tensor, layout.LAYERS + "doubled."),
 }
 VERBS: dict[str, Callable[[MemoryStore], object]] = {
     "status": fb.status,
-    "gaps": fb.gaps,
     "summarize": fb.summarize,
     "verify": partial(fb.verify, full=True),
     "constants": lambda store: fb.open_cache(store, layers=["doubled"]).constants("doubled"),
@@ -218,11 +217,15 @@ VERBS: dict[str, Callable[[MemoryStore], object]] = {
 }
 
 
+RAW = layout.layer_folder("raw", "0" * 16)
+
+
 def spoiled_files(what: str, files: Files, draw: random.Random) -> Files:
-    beside = {"claim": {layout.claim("raw", 0, 1): CLAIM}, "heartbeat": {layout.builder(HEARTBEAT_OWNER): HEARTBEAT}}
+    beside = {"claim": {layout.claim(RAW, 0): CLAIM}, "heartbeat": {layout.builder(HEARTBEAT_OWNER): HEARTBEAT}}
     spoil, begins = SPOILED[what]
     found = {**files, **{key: json.dumps(document).encode() for key, document in beside.get(what, {}).items()}}
-    key = max(key for key in found if key.startswith(begins))
+    constants = what == "constants"
+    key = max(key for key in found if key.startswith(begins) and (not constants or layout.is_constants(key)))
     return {**found, key: spoil(found[key], draw)}
 
 

@@ -8,14 +8,11 @@ import time
 import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from forebay.read.chunk_maps import MAX_MAPS, PROCESS_BUDGET, ChunkFinder, MapBudget, Maps
+from forebay.read.maps import MAX_MAPS, PROCESS_BUDGET, MapBudget, Maps
 
 
 class File:
@@ -98,7 +95,7 @@ def test_the_least_recently_touched_is_closed() -> None:
         maps.get(position)
     maps.get(3)
     assert closed == [0]
-    maps.begin_reading()
+    maps.reading().__enter__()
     maps.touch(np.array([1]))
     maps.get(4)
     assert closed == [0, 2]
@@ -106,20 +103,21 @@ def test_the_least_recently_touched_is_closed() -> None:
 
 def test_a_closed_map_lives_until_the_last_gather_that_may_know_it_has_ended() -> None:
     maps, _ = made(1)
-    early = maps.begin_reading()
+    early, late, after = maps.reading(), maps.reading(), maps.reading()
+    early.__enter__()
     file = weakref.ref(maps.get(0))
-    late = maps.begin_reading()
+    late.__enter__()
     maps.get(1)
     gc.collect()
     assert file() is not None
-    after = maps.begin_reading()
-    maps.end_reading(early)
+    after.__enter__()
+    early.__exit__(None, None, None)
     gc.collect()
     assert file() is not None, "the second gather began before it was closed"
-    maps.end_reading(late)
+    late.__exit__(None, None, None)
     gc.collect()
     assert file() is None, "the third gather cannot know it"
-    maps.end_reading(after)
+    after.__exit__(None, None, None)
 
 
 def test_a_closed_map_goes_at_once_where_nobody_reads() -> None:
@@ -180,12 +178,11 @@ def test_small_layers_get_what_they_want_and_the_others_share_the_rest() -> None
 def test_a_layer_that_is_closed_for_another_keeps_what_a_gather_may_know() -> None:
     budget = MapBudget(4)
     first = budgeted(budget, 100)
-    ticket = first.begin_reading()
-    files = [weakref.ref(first.get(position)) for position in range(4)]
-    second = budgeted(budget, 100)
-    assert len(first) == second.limit == 2
-    assert all(file() is not None for file in files)
-    first.end_reading(ticket)
+    with first.reading():
+        files = [weakref.ref(first.get(position)) for position in range(4)]
+        second = budgeted(budget, 100)
+        assert len(first) == second.limit == 2
+        assert all(file() is not None for file in files)
     assert sum(file() is not None for file in files) == 2
 
 
@@ -204,24 +201,10 @@ def test_threads_of_many_layers_share_one_budget_without_waiting_for_each_other_
     def read(number: int) -> None:
         choose = np.random.default_rng(number)
         for _ in range(300):
-            ticket = layers[number].begin_reading()
-            for position in choose.integers(0, 50, 4).tolist():
-                layers[number].get(position)
-            layers[number].end_reading(ticket)
+            with layers[number].reading():
+                for position in choose.integers(0, 50, 4).tolist():
+                    layers[number].get(position)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(read, range(8), timeout=600))
     assert sum(map(len, layers)) <= 40
-
-
-@given(
-    counts=st.lists(st.integers(0, 40), min_size=1, max_size=60).filter(sum),
-    few=st.booleans(),
-    random=st.randoms(use_true_random=False),
-)
-def test_the_chunk_of_a_row_is_found_for_few_rows_and_for_many(counts: list[int], few: bool, random: Any) -> None:
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    asked = 10 if few else 200  # one search, or a table
-    rows = np.array([random.randrange(sum(counts)) for _ in range(asked)], np.int64)
-    expected = [next(chunk for chunk, stop in enumerate(starts[1:]) if row < stop) for row in rows]
-    assert ChunkFinder(starts).find(rows).tolist() == expected

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.cli.running import build_lines, build_tokens, story
-from tests.image_caches import image_cache, sample_id, write_pictures
-from tests.token_caches import grow_cache, token_cache
+from tests.helpers.image_caches import image_cache, sample_id, write_pictures
+from tests.helpers.token_caches import grow_cache, token_cache
 
 import forebay as fb
 

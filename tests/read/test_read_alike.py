@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tests.helpers.cache_files import chunk_path
 from tests.sources.recipes import TextRecipe
 
 import forebay as fb
@@ -21,7 +22,7 @@ def root(tmp_path: Path) -> Path:
 def test_a_build_does_not_go_on_with_another_field(root):
     other = fb.sources.jsonl(root.parent / "a.jsonl", text="other")
     with pytest.raises(
-        ForebayError, match="text='text' and cannot continue with text='other'; pass the same value again"
+        ForebayError, match="text='text' and cannot continue with text='other'\nhint: pass the same value again"
     ):
         fb.build(root, other, TextRecipe(), workers=0)
 
@@ -30,10 +31,10 @@ def test_neither_growth_nor_repair_reads_another_field(root):
     (root.parent / "b.jsonl").write_text('{"other": "more"}\n')
     other = fb.sources.jsonl(root.parent / "*.jsonl", text="other")
     with pytest.raises(ForebayError, match="cannot continue with text='other'"):
-        fb.grow(root, other, recipe=TextRecipe(), workers=0)
-    (root / "layers/test-text/000000.safetensors").unlink()
+        fb.update(root, other, recipe=TextRecipe(), workers=0)
+    (chunk_path(root, "test-text", 0)).unlink()
     mended = fb.repair(root, source=other, recipe=TextRecipe(), workers=0)
-    assert "cannot continue with text='other'" in str(mended.failed)
+    assert "would have other content" in str(mended.failed)
     assert not mended.replaced
 
 

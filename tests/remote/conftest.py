@@ -34,23 +34,10 @@ def s3(tmp_path_factory) -> str:
         yield endpoint
 
 
-@pytest.fixture(scope="session")
-def s3_that_copies(tmp_path_factory) -> str:
-    """The endpoint of an S3 service that copies an object on condition, by one request."""
-    pytest.importorskip("ministack")
-    with s3_server(str(tmp_path_factory.mktemp("s3-copies")), "tests.remote.s3_that_copies") as endpoint:
-        yield endpoint
-
-
 @pytest.fixture
 def bucket(s3, tmp_path, monkeypatch) -> str:
     """The URL of an empty bucket; the environment has its credentials, also for child processes."""
     return _new_bucket(s3, tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def bucket_that_copies(s3_that_copies, tmp_path, monkeypatch) -> str:
-    return _new_bucket(s3_that_copies, tmp_path, monkeypatch)
 
 
 def _new_bucket(s3, tmp_path, monkeypatch) -> str:

@@ -46,7 +46,7 @@ def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def s3_server(folder: str, module: str = "ministack") -> Iterator[str]:
+def s3_server(folder: str) -> Iterator[str]:
     """The endpoint of an empty S3 service."""
     port = free_port()
     environment = {
@@ -54,7 +54,7 @@ def s3_server(folder: str, module: str = "ministack") -> Iterator[str]:
         "TMPDIR": folder,
     }  # fmt: skip
     with open(os.path.join(folder, "s3.log"), "wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", module], env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen([sys.executable, "-m", "ministack"], env=environment, stdout=log, stderr=log)
     url = f"http://127.0.0.1:{port}"
     try:
         wait_for(url, process)

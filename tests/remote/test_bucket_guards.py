@@ -3,19 +3,17 @@
 import pickle
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
-from obstore.exceptions import AlreadyExistsError
+from tests.helpers.fault_proxy import Fault, FaultProxy
 from tests.remote.test_bad_buckets import refused, service  # noqa: F401, a fixture
 from tests.remote.test_lying_services import LastPage
 from tests.remote.test_lying_services import service as lying  # noqa: F401, a fixture
 
 from forebay.errors import StoreRefused
-from forebay.store import bucket_client, object_store, open_store
+from forebay.store import bucket_client, object_bodies, object_store, open_store
 from forebay.store.base import BadCopy, Expected, Missing
-from forebay.store.bucket_client import Upload, parse_url
+from forebay.store.bucket_client import parse_url
 from forebay.store.object_store import ObjectStore
-from forebay.testing.faults import Fault, FaultProxy
 
 FULL = [f"key{number}" for number in range(10)]  # a page, as `lying` asks for them
 WITHOUT_SUM = bytes(range(256)) * 512
@@ -66,7 +64,7 @@ def test_a_damaged_object_is_returned_as_it_is_after_a_second_read(
     with FaultProxy(s3) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         store = open_store(f"{bucket}/guards")
-        attributes = {bucket_client.SHA256: "0" * 64}
+        attributes = {object_bodies.SHA256: "0" * 64}
         store._writer(0).put("x", b"damaged", attributes=attributes, use_multipart=False)
         assert store.read("x") == b"damaged"
         assert proxy.requests["read"] == 2
@@ -100,7 +98,7 @@ def test_a_store_that_was_probed_is_not_probed_again_in_another_process(
         store = open_store(f"{bucket}/guards")
         assert store.create("a", [b"1"])
         sent = pickle.dumps(store)
-        monkeypatch.setattr(object_store, "_honours_conditions", set())  # as in a process that starts
+        monkeypatch.setattr(object_store, "_honors_conditions", set())  # as in a process that starts
         proxy.reset_counts()
         assert pickle.loads(sent).create("b", [b"2"])
         assert proxy.requests == {"create": 1}
@@ -187,22 +185,6 @@ def test_the_hosts_that_a_client_may_ask(plain: pytest.MonkeyPatch) -> None:
         plain.delenv(name)
 
 
-def test_the_pieces_of_an_upload_are_bytes_and_none_is_empty(plain: pytest.MonkeyPatch) -> None:
-    plain.setattr(bucket_client, "PART_BYTES", 7)
-    data = [b"", np.arange(10, dtype=np.uint16).reshape(2, 5), np.empty((0, 4)), b"end"]
-    pieces = list(Upload("s3://b", "k", data).pieces())
-    assert b"".join(pieces) == b"".join(bytes(each) for each in data)
-    assert all(0 < piece.nbytes <= 7 for piece in pieces)
-
-
-def test_the_environment_says_how_a_service_copies(plain: pytest.MonkeyPatch) -> None:
-    plain.delenv("AWS_COPY_IF_NOT_EXISTS", raising=False)
-    assert bucket_client.copy_ways("s3") == ("header:if-none-match:*", "multipart")
-    assert bucket_client.copy_ways("gs") == ("",)
-    plain.setenv("AWS_COPY_IF_NOT_EXISTS", "multipart")
-    assert bucket_client.copy_ways("s3") == ("",)
-
-
 def test_an_empty_range_of_a_missing_object_is_missing(store: ObjectStore) -> None:
     with pytest.raises(Missing):
         store.read("nothing", 3, 3)
@@ -271,18 +253,3 @@ def test_a_create_that_appears_late_is_its_own(service, monkeypatch: pytest.Monk
     service.do_PUT = service.do_HEAD = service.do_GET = late
     assert ObjectStore("s3://bucket", probed=True).create("k", [b"mine"])
     assert asked.count("PUT") == 2
-
-
-def test_a_service_that_refuses_a_copy_and_makes_it_is_not_asked_for_copies(
-    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its answer is right, and what it does would replace the chunk of another builder."""
-
-    def copy(source: str, key: str, size: int, copying: str) -> None:
-        is_there = store.stat(key) is not None
-        store._writer(size).copy(source, key, overwrite=True)
-        if is_there:
-            raise AlreadyExistsError("412 Precondition Failed")
-
-    monkeypatch.setattr(store, "_copy", copy)
-    assert store._probe_copy("") is False

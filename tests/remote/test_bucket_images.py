@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 from tests.cli.running import run
-from tests.image_caches import SIZE, sample
+from tests.helpers.fault_proxy import FaultProxy
+from tests.helpers.image_caches import SIZE, sample
 
 import forebay as fb
 from forebay.errors import SourceChanged
+from forebay.source import samples_of
 from forebay.store import open_store
-from forebay.testing.faults import FaultProxy
 
 RECIPE = fb.ImageRecipe(size=SIZE, chunk_bytes=4 * 3 * SIZE * SIZE)
 
@@ -152,29 +153,28 @@ def test_an_image_that_changes_while_it_is_read_leaves_no_chunk(bucket, photos, 
     (planned,) = [file for file in source.files() if file.path == "b.png"]
     assert source.reads_planned_files
     part = fb.source.Part(planned, 0, 1)
-    assert len(list(source.read(part))) == 1
+    assert len(list(samples_of(source, part))) == 1
     for name, content in (("b.txt", b"cat, outdoorz"), ("b.png", (photos / "a.png").read_bytes())):
         upload(bucket, f"photos/{name}", content)
         with pytest.raises(SourceChanged, match=rf"'{name}' changed while it was read"):
-            list(source.read(part))
+            list(samples_of(source, part))
         upload(bucket, f"photos/{name}", (photos / name).read_bytes())
     open_store(f"{bucket}/photos").delete("b.png")
     with pytest.raises(SourceChanged, match=r"'b\.png' changed while it was read"):
-        list(source.read(part))
+        list(samples_of(source, part))
 
 
-def test_the_command_line_builds_grows_and_refreshes_images_of_a_bucket(bucket, photos, tmp_path):
+@pytest.mark.slow
+def test_the_command_line_builds_and_updates_images_of_a_bucket(bucket, photos, tmp_path):
     cache = f"{bucket}/cache"
     run("build", "images", f"{bucket}/photos", "--into", cache, "--size", SIZE, "--workers", 0)
     upload(bucket, "photos/z.png", sample(9).data.content)
-    run("grow", cache, f"{bucket}/photos", "--workers", 0)
-    upload(bucket, "photos/z.txt", b"cat")
-    run("refresh", cache, "--check-source", "--workers", 0)
+    run("update", cache, f"{bucket}/photos", "--workers", 0)
     assert fb.status(cache, source=fb.sources.images(f"{bucket}/photos")).complete
-    run("verify", cache, "--check-source")
+    run("verify", cache, "--allow-network")
     manifest = f"{bucket}/listed"
     run("build", "images", f"{bucket}/photos/list.jsonl", "--into", manifest, "--size", SIZE, "--workers", 0)
     upload(bucket, "photos/list.jsonl", (photos / "list.jsonl").read_bytes() + b'{"path": "c.png"}\n')
     before = len(fb.open_cache(manifest))
-    run("grow", manifest, f"{bucket}/photos/list.jsonl", "--workers", 0)
+    run("update", manifest, f"{bucket}/photos/list.jsonl", "--workers", 0)
     assert len(fb.open_cache(manifest)) == before + 1

@@ -1,7 +1,7 @@
 """Four builders on one bucket while answers are lost, doubled, late, short and wrong."""
 
 import pytest
-from benchmarks.faults import campaign
+from tests.remote.fault_campaign import campaign
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +19,7 @@ def check(outcome, answers):
     assert outcome.chunks
 
 
+@pytest.mark.slow
 def test_a_bucket_is_not_confused_by_a_hundred_wrong_answers(tmp_path):
     check(campaign(tmp_path, 100), 100)
 
@@ -26,8 +27,3 @@ def test_a_bucket_is_not_confused_by_a_hundred_wrong_answers(tmp_path):
 @pytest.mark.long
 def test_a_bucket_is_not_confused_by_ten_thousand_wrong_answers(tmp_path):
     check(campaign(tmp_path, 10_000), 10_000)
-
-
-@pytest.mark.long
-def test_parts_are_not_confused_by_a_thousand_wrong_answers(tmp_path):
-    check(campaign(tmp_path, 1000, parts=True), 1000)

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.helpers.fault_proxy import Fault, FaultProxy
 
 import forebay as fb
+from forebay.cache.catalog import load_generation
 from forebay.errors import ChunkCorrupt
-from forebay.read.cache import with_tier
+from forebay.format import layout
+from forebay.read.opening import with_tier
 from forebay.store import Store, open_store
-from forebay.testing.faults import Fault, FaultProxy
 
-KEY = "layers/raw/000000.safetensors"
 STRIDES = [pytest.param(211, id="some"), pytest.param(1, id="every", marks=pytest.mark.long)]
 
 
@@ -36,8 +37,12 @@ def row(store: Store) -> bytes:
     return fb.open_cache(store).read([0])["data"][0].tobytes()
 
 
+def key_of(store: Store) -> str:
+    return layout.chunk(load_generation(store).folder("raw"), 0)
+
+
 def places(store: Store, stride: int) -> list[int]:
-    size = store.head(KEY).size
+    size = store.head(key_of(store)).size
     return [*range(0, size, stride), size - 1]
 
 
@@ -45,15 +50,15 @@ def places(store: Store, stride: int) -> list[int]:
 @pytest.mark.parametrize("tiered", [False, True], ids=["direct", "tier"])
 def test_in_the_object(url: str, tmp_path: Path, stride: int, tiered: bool) -> None:
     bucket = open_store(url)
-    store, value = with_tier(bucket, tmp_path / "tier" if tiered else None, None), bucket.read(KEY)
+    store, value = with_tier(bucket, tmp_path / "tier" if tiered else None, None), bucket.read(key_of(bucket))
     for at in places(bucket, stride):
         flipped = bytearray(value)
         flipped[at] ^= 1 << at % 8
-        bucket.replace(KEY, [flipped])
+        bucket.replace(key_of(bucket), [flipped])
         with pytest.raises(ChunkCorrupt, match="its SHA-256 is"):
             row(store)
     assert not list(tmp_path.glob("tier/caches/*/chunks/*"))
-    bucket.replace(KEY, [value])
+    bucket.replace(key_of(bucket), [value])
     assert row(store) == b"ab"
 
 
@@ -90,7 +95,7 @@ def test_in_the_tier(proxy: FaultProxy, url: str, tmp_path: Path, stride: int) -
         kept.write_bytes(flipped)
         proxy.reset_counts()
         assert row(store) == b"ab"
-        fetched = [key for operation, key in proxy.log if operation == "read" and key.endswith(KEY)]
+        fetched = [key for operation, key in proxy.log if operation == "read" and "/layers/raw." in key]
         assert kept.read_bytes() == (value if fetched else bytes(flipped))
         found += bool(fetched)
     assert found >= len(places(store, stride)) / 2

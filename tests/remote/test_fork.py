@@ -17,6 +17,7 @@ def read_in_child(store, answers):
         answers.put(str(error))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_a_child_reads_the_bucket_or_says_how_it_could(bucket, method):

@@ -6,16 +6,14 @@ import subprocess
 import sys
 
 import pytest
-from tests.builders import ending, script_environment, start_builder, wait_until
-from tests.planners import FILES, RECIPE, NotedLines, noted, start_planner, write_source
-from tests.recipes import ObedientRecipe, makes, orders, write_orders
+from tests.helpers.builders import ending, script_environment, start_builder, wait_until
+from tests.helpers.fault_proxy import Fault, FaultProxy
+from tests.helpers.obedient_recipes import ObedientRecipe, makes, orders, write_orders
 
 import forebay as fb
 from forebay.cache.catalog import load_generation
-from forebay.cache.claims import read_claims
 from forebay.format import layout
 from forebay.store import MemoryStore, open_store
-from forebay.testing.faults import Fault, FaultProxy
 
 
 def start(url: str, source: str, rank: int) -> "subprocess.Popen[str]":
@@ -48,22 +46,22 @@ def test_three_processes_share_a_bucket_and_one_is_killed(bucket, tmp_path):
     assert digests(store) == digests(alone)
     assert all(report["made"] + report["present"] == len(digests(alone)) for report in reports)
     status = fb.status(url)
-    assert (status.complete, status.claims, status.builders) == (True, (), ())
+    assert (status.complete, status.claims) == (True, ())
     assert os.listdir(tmp_path) == ["source.txt"]
 
 
-def test_a_bucket_whose_first_builder_is_killed_while_others_hand_over_to_it_has_every_chunk_once(bucket, tmp_path):
+def test_a_bucket_whose_first_builder_is_killed_after_it_published_has_every_chunk_once(bucket, tmp_path):
     source, url, notes = write_orders(tmp_path / "source.txt", orders(60)), f"{bucket}/cache", tmp_path / "notes"
     notes.mkdir()
     settings = {"workers": 1, "publish_seconds": 0.1, "lease_seconds": 3.0}
     running = [start_builder(url, source, notes, {"seconds": 0.1}, **settings) for _ in range(3)]
     store = open_store(url)
 
-    def builders(ending: str) -> list[str]:
-        return sorted(entry.key for entry in store.entries(layout.BUILDERS) if entry.key.endswith(ending))
+    def builders() -> list[str]:
+        return sorted(entry.key for entry in store.entries(layout.BUILDERS))
 
-    wait_until(lambda: builders(".safetensors"), 60)
-    first = next(one for key in builders(".json") for one in running if f"-{one.pid}-" in key)
+    wait_until(lambda: any(store.entries(layout.GENERATIONS)), 60)
+    first = next(one for key in builders() for one in running if f"-{one.pid}-" in key)
     first.kill()
     first.communicate()
     running.remove(first)
@@ -71,7 +69,6 @@ def test_a_bucket_whose_first_builder_is_killed_while_others_hand_over_to_it_has
     fb.build(alone := MemoryStore(), fb.sources.lines(source), ObedientRecipe(seconds=0.1), workers=0)
     assert digests(store, "obedient") == digests(alone, "obedient")
     assert len(makes(notes)) - 60 <= 2, "what the killed one was making"
-    assert [entry.key for prefix in (layout.BUILDERS, layout.CLAIMS) for entry in store.entries(prefix)] == []
     assert fb.status(url).complete
 
 
@@ -86,7 +83,7 @@ def test_a_bucket_whose_first_builder_is_killed_while_others_hand_over_to_it_has
         pytest.param("short-body", "read", "cache/generations/", marks=pytest.mark.long),
     ],
 )
-def test_builders_that_hand_over_behind_faults_list_every_chunk(
+def test_builders_that_publish_behind_faults_list_every_chunk(
     s3, bucket, tmp_path, monkeypatch, kind, operation, below
 ):
     source, url, notes = write_orders(tmp_path / "source.txt", orders(40)), f"{bucket}/cache", tmp_path / "notes"
@@ -98,39 +95,10 @@ def test_builders_that_hand_over_behind_faults_list_every_chunk(
             running = [start_builder(url, source, notes, {"seconds": 0.1}, **settings) for _ in range(3)]
         answers = [ending(one, 120) for one in running]
         assert proxy.injected[kind]
-        assert any(
-            operation == "create" and ".safetensors" in key for operation, key in proxy.log if "/builders/" in key
-        )
     assert all("report" in answer for answer in answers), answers
-    assert {answer["report"]["rows"] for answer in answers} == {80}
+    assert max(answer["report"]["rows"] for answer in answers) == 80, "the last one to end has listed all"
     store = open_store(url)
     fb.build(alone := MemoryStore(), fb.sources.lines(source), ObedientRecipe(seconds=0.1), workers=0)
     assert digests(store, "obedient") == digests(alone, "obedient")
     assert fb.verify(url, full=True).sound
     assert fb.status(url).complete
-
-
-@pytest.mark.long
-def test_of_builders_that_share_a_bucket_one_plans_and_another_continues_when_it_is_killed(bucket, tmp_path):
-    url, notes, source = f"{bucket}/cache", tmp_path / "notes", tmp_path / "source"
-    notes.mkdir()
-    write_source(source)
-    (notes / "hold").touch()
-    builders = [start_planner(notes, url, source, 3600) for _ in range(3)]
-    store = open_store(url)
-    wait_until(lambda: len(noted(notes, "waiting")) == 2, 120)
-    wait_until(lambda: sum(layout.is_planning(one.key) for one in store.entries(layout.PLANNING)) == FILES - 1, 120)
-    (claim,) = read_claims(store, None).values()
-    (planner,) = [one for one in builders if one.pid == claim.pid]
-    planner.kill()
-    planner.communicate()
-    wait_until(lambda: {one.pid for one in read_claims(store, None).values()} - {claim.pid}, 120)
-    assert [one.total_files for one in fb.status(url).planners] == [FILES]
-    (notes / "hold").unlink()
-    builders.remove(planner)
-    assert all("report" in ending(one, 120) for one in builders)
-    assert noted(notes, "scans") == [f"{number:02d}.txt.gz" for number in range(FILES)]
-    assert list(store.entries(layout.PLANNING)) == []
-    fb.build(alone := MemoryStore(), NotedLines(str(source), (".",)), RECIPE, workers=0)
-    assert digests(store) == digests(alone)
-    assert store.read(layout.plan_segment(0)) == alone.read(layout.plan_segment(0))

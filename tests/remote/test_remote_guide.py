@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.running import run
-from tests.image_caches import sample
+from tests.helpers.image_caches import sample
 from tests.remote.servers import (
     azure_environment,
     gcs_environment,
@@ -16,6 +16,8 @@ from tests.remote.servers import (
 )
 
 from forebay.store import open_store
+
+pytestmark = pytest.mark.slow
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide-remote.md"
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)

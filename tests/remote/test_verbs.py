@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.cli.running import run as run_command
-from tests.layer_recipes import LengthLayer, LineRecipe
+from tests.helpers.cache_files import chunk_key, chunk_path
+from tests.helpers.fault_proxy import FaultProxy
+from tests.helpers.layer_recipes import LengthLayer, LineRecipe
 from tests.remote.servers import SECRET
 
 import forebay as fb
 from forebay.store import open_store
-from forebay.testing.faults import FaultProxy
 
 CHUNKS = 25
 
@@ -42,14 +43,14 @@ def test_every_verb_works_on_a_bucket(bucket, lines, tmp_path):
     assert fb.status(url, source=source).complete
     assert fb.open_cache(url).read([0, 2399])["data"][1].tobytes() == b"line 2399 of the source"
     (lines.parent / "b.txt").write_text("one more line\n" * 300)
-    assert fb.grow(url, fb.sources.lines(lines.parent), workers=0).made > 0
+    assert fb.update(url, fb.sources.lines(lines.parent), workers=0).made > 0
     assert fb.verify(url, full=True).sound
     fb.copy(url, tmp_path / "down")
     fb.copy(tmp_path / "down", f"{bucket}/caches/up")
     fb.copy(f"{bucket}/caches/up", f"{bucket}/caches/across")
     assert contents(f"{bucket}/caches/across") == contents(url) == contents(tmp_path / "down")
     store = open_store(f"{bucket}/caches/across")
-    broken = "layers/raw/000003.safetensors"
+    broken = chunk_key(local, "raw", 3)
     store.replace(broken, [store.read(broken)[:-1], b"?"])
     assert not fb.verify(store, full=True).sound
     with pytest.raises(fb.errors.ChunkCorrupt, match="its SHA-256 is"):
@@ -86,9 +87,8 @@ def test_the_command_line_takes_urls(bucket, lines, tmp_path):
     run("clean", url)
     assert url in run("info", url)
     assert "line 0000" in run("peek", url, "--rows", "1")
-    assert "no gaps" in run("gaps", url)
-    assert "tier hit rate 100%" in run("estimate", url, "--remote", "--nodes", 2)
-    assert url in run("warm", url, "--tier", tmp_path / "tier")
+    assert "hit rate              100.0%" in run("estimate", "remote", url, "--nodes", 2)
+    assert url in run("tier", "fill", url, tmp_path / "tier")
     assert url in run("tier", "list", tmp_path / "tier")
     assert "1 cache removed" in run("tier", "clean", tmp_path / "tier")
 
@@ -102,7 +102,7 @@ def test_a_layer_in_a_bucket_is_built_and_dropped_and_its_chunks_are_freed(bucke
     run("drop", url, "length")
     assert fb.open_cache(url).layers == ("numbers",)
     run("clean", url, "--keep-generations", 1)
-    assert [entry.key for entry in open_store(url).entries("layers/length/0")] == []
+    assert [entry.key for entry in open_store(url).entries("layers/length.")] == []
     assert fb.verify(url, full=True).sound
 
 
@@ -112,47 +112,20 @@ def test_the_next_step_for_a_source_in_a_bucket_can_be_run(bucket, tmp_path):
     source.replace("a.txt", lines)
     run("build", "raw", f"{bucket}/raw", "--into", cache, "--workers", 0)
     source.replace("b.txt", lines)
-    step = run("status", cache, "--check-source").splitlines()[-1]
-    assert step == f"next: forebay grow {cache} {bucket}/raw/b.txt"
+    step = run("status", cache, "--allow-network").splitlines()[-1]
+    assert step == f"next: forebay update {cache} {bucket}/raw/b.txt"
     run(*step.split()[2:], "--workers", 0)
     source.replace("a.txt", lines[::-1])
     refused = run_command("build", "raw", f"{bucket}/raw", "--into", cache, "--workers", 0, code=1).err
-    assert f"run `forebay refresh {cache} --check-source`" in refused
-    for verb in ("status", "verify"):
-        step = run_command(verb, cache, "--check-source", code=1).out.splitlines()[-1]
-        assert step == f"next: forebay refresh {cache} --check-source"
-    run(*step.split()[2:], "--workers", 0)
-    next(cache.glob("layers/raw/000000*.safetensors")).unlink()
+    assert f"--into NEW --reuse {cache}" in refused
+    source.replace("a.txt", lines)
+    chunk_path(cache, "raw", 0).unlink()
     for verb in ("status", "verify", "repair"):
-        step = run_command(verb, cache, code=1).out.splitlines()[-1]
-        assert step == f"next: forebay repair {cache} --check-source"
+        shown = run_command(verb, cache, code=1).out.splitlines()
+        (step,) = [line for line in shown if line.startswith("next: ")]
+        assert step == f"next: forebay repair {cache} --allow-network"
     run(*step.split()[2:], "--workers", 0)
-    run("verify", cache, "--check-source")
-
-
-def test_samples_of_a_file_that_a_bucket_lost_are_dropped_by_the_command_that_is_printed(bucket, tmp_path):
-    source, cache = open_store(f"{bucket}/raw"), tmp_path / "cache"
-    for name in ("a.txt", "b.txt"):
-        source.replace(name, [f"line {number} of {name}\n".encode() for number in range(9)])
-    run("build", "raw", f"{bucket}/raw", "--into", cache, "--workers", 0, "--chunk-bytes", 1)
-    source.delete("b.txt")
-    max(cache.glob("layers/raw/*.safetensors")).unlink()
-    for verb in ("status", "verify"):
-        step = run_command(verb, cache, "--check-source", code=1).out.splitlines()[-1]
-        assert step.endswith(f": forebay refresh {cache} --drop-missing --check-source")
-    run(*step.partition(" forebay ")[2].split(), "--workers", 0)
-    run("verify", cache, "--check-source")
-
-
-def test_a_file_that_was_named_to_grow_and_is_gone_from_its_bucket_can_be_dropped(bucket, tmp_path):
-    cache, store = f"{bucket}/cache", open_store(f"{bucket}/rr")
-    store.create("a.txt", [b"one\ntwo\n"])
-    run("build", "raw", f"{bucket}/rr", "--into", cache, "--workers", "0")
-    store.create("b.txt", [b"three\nfour\n"])
-    run("grow", cache, f"{bucket}/rr/b.txt", "--workers", "0")
-    store.delete("b.txt")
-    run("refresh", cache, "--drop-missing", "--check-source", "--workers", "0")
-    assert len(fb.open_cache(cache)) == 1
+    run("verify", cache, "--allow-network")
 
 
 def test_requests_per_chunk_are_few(bucket, s3, lines, monkeypatch):
@@ -161,12 +134,13 @@ def test_requests_per_chunk_are_few(bucket, s3, lines, monkeypatch):
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         url, source = f"{bucket}/counted", fb.sources.lines(lines)
         fb.build(url, source, RECIPE, workers=0)
-        per_chunk = Counter(operation for operation, key in proxy.log if "layers/raw/0000" in key)
+        per_chunk = Counter(operation for operation, key in proxy.log if "layers/raw." in key)
         claims = Counter(operation for operation, key in proxy.log if "claims/" in key)
-        assert per_chunk["create"] == claims["create"] == CHUNKS
+        assert per_chunk["create"] == CHUNKS
+        assert claims["create"] == CHUNKS + 2, "and the claims on the plan and on publishing"
         assert claims["write"] == 0  # a claim is written once: its builder has one heartbeat for all of them
         assert len({key for operation, key in proxy.log if "builders/" in key and operation != "list"}) == 1
-        assert sum(per_chunk.values()) == 3 * CHUNKS
+        assert sum(per_chunk.values()) <= 3 * CHUNKS
         assert claims["delete"] + proxy.requests["delete"] <= 2 * CHUNKS + 2
         others = Counter(operation for operation, key in proxy.log if "builders/" not in key)  # a slow build beats more
         assert sum(others.values()) <= 5 * CHUNKS + 55, others  # and a look for dead builders' claims

@@ -7,7 +7,7 @@ import pytest
 from tests.viewer.test_view_security import ask, served
 
 import forebay as fb
-from forebay.cli.tier_verbs import through_tier
+from forebay.cli.machine_verbs import through_tier
 from forebay.viewer.page_records import ENDPOINTS
 from forebay.viewer.web_app import Server
 
@@ -25,7 +25,7 @@ def answers(server: Server) -> dict[str, object]:
 def root(bucket: str, tmp_path: Path) -> str:
     lines = "".join(json.dumps({"text": f"one two {number} " * 9}) + "\n" for number in range(60))
     (tmp_path / "a.jsonl").write_text(lines)
-    recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=64, chunk_size=4)
+    recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=64, chunk_rows=4)
     fb.build(f"{bucket}/cache", fb.sources.jsonl(tmp_path / "a.jsonl", text="text"), recipe, workers=0)
     return f"{bucket}/cache"
 

@@ -6,6 +6,7 @@ import sys
 _SCRIPT = """
 import gc, sys
 import forebay as fb
+from forebay.source import samples_of
 from forebay.testing.kind_contracts import parts_of
 
 def resident(name):
@@ -18,7 +19,7 @@ gc.collect()
 before = resident("VmRSS")
 samples = size = 0
 for part in parts:
-    for sample in source.read(part):
+    for sample in samples_of(source, part):
         samples, size = samples + 1, size + len(sample.data)
         del sample  # what is done with it is no matter of the source
 print(samples, size, resident("VmHWM") - before)

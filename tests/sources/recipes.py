@@ -6,11 +6,11 @@ from typing import ClassVar
 import msgspec
 
 from forebay.columns import Column, Ragged
-from forebay.recipe import ChunkTarget, Rows
+from forebay.recipe import ChunkTarget, RecipeHooks, Rows
 from forebay.source import Sample
 
 
-class TextRecipe(msgspec.Struct, frozen=True, kw_only=True):
+class TextRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True):
     """One row per document: its text in UTF-8, and its id."""
 
     kind: ClassVar[str] = "test-text"

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.examples import scaled
+from tests.helpers.hypothesis_profiles import scaled
 from tests.sources.recipes import TextRecipe
 from tests.sources.written import read_all, texts
 
@@ -128,7 +128,7 @@ def test_more_documents_behind_the_same_ones_grow_a_cache(tmp_path):
     given = [f"document {number}" for number in range(50)]
     fb.build(tmp_path / "cache", fb.sources.documents(given[:30], tmp_path / "a.jsonl"), TextRecipe(), workers=0)
     source = fb.sources.documents(given, tmp_path / "a.jsonl")
-    fb.grow(tmp_path / "cache", source, recipe=TextRecipe(), workers=0)
+    fb.update(tmp_path / "cache", source, recipe=TextRecipe(), workers=0)
     cache = fb.open_cache(tmp_path / "cache")
     assert [bytes(cache[row]["text"]).decode() for row in range(len(cache))] == given
 

@@ -35,7 +35,7 @@ def test_planning_counts_slices_and_no_bytes(tmp_path):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_cache_is_built_and_grown_by_more_slices(tmp_path, workers):
     fb.build(tmp_path, fb.sources.function(functions.numbered, slices=9), TextRecipe(chunk_rows=5), workers=workers)
-    fb.grow(
+    fb.update(
         tmp_path, fb.sources.function(functions.numbered, slices=20), recipe=TextRecipe(chunk_rows=5), workers=workers
     )
     cache = fb.open_cache(tmp_path)
@@ -54,17 +54,6 @@ def test_a_build_asks_for_every_slice_once(tmp_path):
     assert list(range(first, 50)) == functions.CALLS
 
 
-def test_reading_and_then_hashing_a_slice_asks_once():
-    source = fb.sources.function(functions.numbered, slices=3)
-    (part, *_) = fb.testing.kind_contracts.parts_of(source, 1, 1)
-    functions.CALLS.clear()
-    list(source.read(part))
-    just_read = source.digest(part.file, 0, 1)
-    assert functions.CALLS == [0]
-    assert source.digest(part.file, 0, 1) == just_read
-    assert functions.CALLS == [0, 0]
-
-
 def test_another_version_is_looked_at_again_and_other_documents_are_a_change(tmp_path, monkeypatch):
     fb.build(tmp_path, fb.sources.function(functions.changing, slices=2, version="1"), TextRecipe(), workers=0)
     again = fb.sources.function(functions.changing, slices=2, version="2")
@@ -72,7 +61,7 @@ def test_another_version_is_looked_at_again_and_other_documents_are_a_change(tmp
     monkeypatch.setenv("FOREBAY_TEST_TEXT", "second")
     third = fb.sources.function(functions.changing, slices=3, version="3")
     with pytest.raises(SourceChanged, match="changing/0"):
-        fb.grow(tmp_path, third, recipe=TextRecipe(), workers=0)
+        fb.update(tmp_path, third, recipe=TextRecipe(), workers=0)
 
 
 def test_what_is_no_document_is_a_failure():
@@ -84,7 +73,7 @@ def test_what_is_no_document_is_a_failure():
 
 
 def test_a_function_that_returns_one_text_is_refused():
-    with pytest.raises(SourceInvalid, match="returned str for slice 0; return an iterable"):
+    with pytest.raises(SourceInvalid, match="returned str for slice 0\nhint: return an iterable"):
         read_all(fb.sources.function(functions.one_text, slices=1))
 
 
@@ -92,7 +81,7 @@ def test_a_chunk_whose_function_raises_fails_by_the_function_and_the_slice(tmp_p
     source = fb.sources.function(functions.failing, slices=9)
     with pytest.raises(BuildFailed) as caught:
         fb.build(tmp_path, source, TextRecipe(chunk_rows=2), workers=0)
-    (reason,) = caught.value.failed.values()
+    (reason,) = caught.value.facts["failed"].values()
     assert "the function 'tests.sources.functions:failing' failed for slice 7: ValueError('no such day')" in reason
     assert len(fb.open_cache(tmp_path)) > 5
 

@@ -10,12 +10,12 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.examples import scaled
+from tests.helpers.hypothesis_profiles import scaled
 from tests.sources.written import STORED, read_all, texts, write
 
 import forebay as fb
 from forebay.errors import SourceInvalid, SourceNotFound, SourceUnreadable
-from forebay.source import Failure, Part, PartDigest, Sample, SourceFile, TextBatch
+from forebay.source import Failure, Part, Sample, SourceFile, TextBatch, samples_of
 from forebay.sources import JsonlSource
 
 ENDINGS = pytest.mark.parametrize("ending", STORED, ids=lambda ending: ending or "plain")
@@ -128,7 +128,7 @@ def test_line_numbers_count_from_the_beginning_of_the_file_in_any_order_of_readi
     parts = fb.testing.kind_contracts.parts_of(source, 70_000, 50_000)
     assert len(parts) > 5
     for order in (parts, parts[::-1]):
-        found = [one.detail for part in order for one in source.read(part) if isinstance(one, Failure)]
+        found = [one.detail for part in order for one in samples_of(source, part) if isinstance(one, Failure)]
         assert sorted(int(detail.split()[1].rstrip(":")) for detail in found) == list(range(1000, 30_001, 1000))
 
 
@@ -149,7 +149,7 @@ def test_what_was_planned_reads_the_same_after_the_file_grew_behind_its_blank_en
     (part,) = fb.testing.kind_contracts.parts_of(source, 1 << 40, 1 << 40)
     with path.open("ab") as file:
         file.write(STORED[ending](b'{"text": "b"}\n'))
-    assert list(source.read(part)) == [Sample(f"a.jsonl{ending}@0", "a")]
+    assert list(samples_of(source, part)) == [Sample(f"a.jsonl{ending}@0", "a")]
 
 
 @ENDINGS
@@ -213,7 +213,7 @@ def test_one_stream_is_read_by_two_at_once(tmp_path):
     lines = b"".join(json.dumps({"text": str(number)}).encode() + b"\n" for number in range(50_000))
     source = fb.sources.jsonl(write(tmp_path, "a.jsonl.gz", lines))
     parts = fb.testing.kind_contracts.parts_of(source, 300_000, 300_000)
-    left, right = source.read(parts[0]), source.read(parts[1])
+    left, right = samples_of(source, parts[0]), samples_of(source, parts[1])
     pairs = list(zip(left, right, strict=False))
     assert [one.data for one, _ in pairs] == [str(number) for number in range(len(pairs))]
     assert [int(two.data) - int(one.data) for one, two in pairs] == [int(pairs[0][1].data)] * len(pairs)
@@ -234,7 +234,7 @@ class NeverReadTwice(JsonlSource):
 def test_a_build_takes_the_digest_of_its_source_while_it_reads_it(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "one"}\n{"text": ""}\n{"text": 1}\n' * 200)
     source = NeverReadTwice(str(tmp_path), ("a.jsonl",))
-    recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=8, chunk_size=10)
+    recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=8, chunk_rows=10)
     made = fb.build(tmp_path / "cache", source, recipe, workers=0, max_failures=1.0)
     assert made.failures == 400
     plain = fb.sources.jsonl(tmp_path / "a.jsonl")
@@ -246,6 +246,6 @@ def test_a_batch_has_the_texts_of_a_block_and_none_if_a_line_is_not_valid(tmp_pa
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "one"}\n{"text": "two"}\n')
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "one"}\n{"text": ""}\n')
     source = fb.sources.jsonl(tmp_path)
-    whole, single = (list(source.read_hashed(Part(file, 0, file.size), PartDigest())) for file in source.files())
+    whole, single = (list(source.read(Part(file, 0, file.size))) for file in source.files())
     assert whole == [TextBatch(["a.jsonl@0", "a.jsonl@16"], ["one", "two"])]
     assert single == [Sample("b.jsonl@0", "one"), Failure("b.jsonl@16", "empty", "line 2: the document has no text")]

@@ -8,6 +8,7 @@ from tests.sources.measured import measure_reading
 from tests.sources.written import write
 
 import forebay as fb
+from forebay.source import samples_of
 from forebay.testing.kind_contracts import parts_of
 
 LENGTH = 30_000_000
@@ -19,6 +20,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["", ".zst"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_long_line_takes_a_small_multiple_of_its_size(tmp_path, kind, ending):
@@ -39,7 +41,7 @@ def test_while_a_long_document_is_worked_on_it_is_in_memory_once(tmp_path, kind,
     (part, *_) = parts_of(source, 1 << 40, 1 << 40)
     tracemalloc.start()
     try:
-        sample = next(iter(source.read(part)))
+        sample = next(iter(samples_of(source, part)))
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

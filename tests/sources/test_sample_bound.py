@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.examples import scaled
+from tests.helpers.hypothesis_profiles import scaled
 from tests.sources.written import parquet_of, read_all, write
 
 import forebay as fb
@@ -112,26 +112,6 @@ def test_cells_of_parquet_that_are_too_long_are_failures_with_their_row(tmp_path
     assert seen[4].detail == "row 4: it has 5,001 bytes, more than max_sample_bytes 4,000"
 
 
-def test_a_page_that_is_far_larger_than_a_sample_is_refused_before_it_is_unpacked(tmp_path):
-    (tmp_path / "a.parquet").write_bytes(parquet_of(pa.array(["x" * 100_000]), compression="zstd"))
-    source = fb.sources.parquet(tmp_path, max_sample_bytes=10_000)
-    with pytest.raises(SourceUnreadable, match=r"a\.parquet.* row group 0 has a page of 100,0"):
-        read_all(source)
-
-
-def test_a_large_page_of_many_documents_is_read_and_one_of_too_many_is_refused(tmp_path):
-    documents = [os.urandom(450).hex() for _ in range(200)]
-    for count, is_read in ((150, True), (200, False)):
-        content = parquet_of(pa.array(documents[:count]), compression="zstd", use_dictionary=False)
-        (tmp_path / "a.parquet").write_bytes(content)
-        source = fb.sources.parquet(tmp_path, max_sample_bytes=10_000)
-        if is_read:
-            assert [sample.data for sample in read_all(source)] == documents[:count]
-        else:
-            with pytest.raises(SourceUnreadable, match=r"a\.parquet.* row group 0 has a page of 18"):
-                read_all(source)
-
-
 @pytest.mark.parametrize("encoding", ["dictionary", "DELTA_BYTE_ARRAY"])
 def test_a_text_that_is_stored_once_for_very_many_rows_is_refused_on_the_way(tmp_path, encoding):
     options = {} if encoding == "dictionary" else {"use_dictionary": False, "column_encoding": {"text": encoding}}
@@ -165,6 +145,7 @@ print(report.rows, report.failures, peak)
 """
 
 
+@pytest.mark.slow
 def test_a_line_of_half_a_gigabyte_is_passed_over_in_little_memory(tmp_path):
     with (tmp_path / "a.txt").open("wb") as file:
         file.write(b"one\n")

@@ -9,11 +9,11 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.examples import scaled
+from tests.helpers.hypothesis_profiles import scaled
 
 from forebay import sources
 from forebay.errors import SourceUnreadable
-from forebay.sources.paths import PassedOver, found_files
+from forebay.sources.walking import PassedOver, found_files
 
 NAMES = st.sampled_from(["a", "b.x", "ä ö", "[1]", "-", "line\nbreak", "B.X"])
 PATHS = st.lists(NAMES, min_size=1, max_size=3).map(lambda names: os.path.join(*names))

@@ -73,6 +73,7 @@ def test_next_to_nothing_weighs_next_to_nothing(tmp_path, ending, content):
     assert 0 <= source.weight(source.files()[0]) <= len(content)
 
 
+@pytest.mark.slow
 def test_weighing_many_streams_reads_a_small_share_of_them(tmp_path):
     for number in range(8):
         write(tmp_path, f"{number}.txt.gz", text_of(5_000_000, seed=number))

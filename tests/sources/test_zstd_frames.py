@@ -1,17 +1,18 @@
 """A Zstandard file is whole exactly where its last frame ends."""
 
-import io
+from contextlib import nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.examples import scaled
+from tests.helpers.hypothesis_profiles import scaled
 from tests.sources.written import read_all
 
 import forebay as fb
 from forebay.errors import SourceUnreadable
-from forebay.sources.compression import ends_whole
 
 SKIPPABLE = (0x184D2A53).to_bytes(4, "little") + (5).to_bytes(4, "little") + b"12345"
 
@@ -33,16 +34,20 @@ FRAMES = st.just(SKIPPABLE) | st.builds(
 
 @given(frames=st.lists(FRAMES, max_size=4), data=st.data())
 @settings(max_examples=scaled(60), deadline=None)
-def test_a_file_is_whole_where_a_frame_ends_and_nowhere_else(frames, data):
+def test_zstd_file_is_readable_if_and_only_if_its_last_frame_is_complete(frames, data):
     content = b"".join(frames)
     ends = {len(b"".join(frames[:count])) for count in range(len(frames) + 1)}
     size = data.draw(st.integers(0, len(content)) | st.sampled_from(sorted(ends)))
-    assert ends_whole(io.BytesIO(content), size) == (size in ends)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "a.zst"
+        path.write_bytes(content[:size])
+        with nullcontext() if size in ends else pytest.raises(SourceUnreadable, match="in the middle of a stream"):
+            read_all(fb.sources.lines(path))
 
 
 @pytest.mark.parametrize("lost", [1, 3, 4, 5, 1000])
 def test_a_file_that_lost_its_end_is_not_read_as_if_it_were_whole(tmp_path, lost):
     content = frame(b"".join(b"%d\n" % number for number in range(9000)), checksum=True, sized=False)
     (tmp_path / "a.zst").write_bytes(content[:-lost])
-    with pytest.raises(SourceUnreadable, match=r"a\.zst.*line \d+.*middle of a frame"):
+    with pytest.raises(SourceUnreadable, match=r"a\.zst.*line \d+.*middle of a stream"):
         read_all(fb.sources.lines(tmp_path))

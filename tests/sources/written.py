@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from forebay.source import Failure, Sample, Source
+from forebay.source import Failure, Sample, Source, samples_of
 from forebay.testing.kind_contracts import as_sample, parts_of
 
 STORED: dict[str, Callable[[bytes], bytes]] = {
@@ -40,7 +40,7 @@ def parquet_of(texts: pa.Array, rows_per_group: int = 1 << 20, **options: object
 
 
 def read_all(source: Source, first: int = 1 << 40, every: int = 1 << 40) -> list[Sample | Failure]:
-    return [one for part in parts_of(source, first, every) for one in source.read(part)]
+    return [one for part in parts_of(source, first, every) for one in samples_of(source, part)]
 
 
 def texts(source: Source, first: int = 1 << 40, every: int = 1 << 40) -> list[str]:

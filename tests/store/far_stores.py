@@ -44,7 +44,7 @@ class FarFolder(LocalStore):
 
     def _check_reach(self) -> None:
         if Path(f"{self.address}.offline").exists():
-            raise StoreUnavailable(self.address, "answer", "it is cut off")
+            raise StoreUnavailable(f"cannot answer in '{self.address}': it is cut off")
 
 
 class Spoiling(FarFolder):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.errors import NotForebay, StoreRefused
+from forebay.errors import Damaged, ForebayError, StoreRefused
 from forebay.store import Entry, LocalStore, Missing
 from forebay.store.base import holds
 
@@ -201,7 +201,7 @@ def test_a_name_that_was_taken_and_is_removed_at_that_moment_was_taken(tmp_path,
         try:
             link(source, target, **options)
         finally:
-            os.unlink(target, dir_fd=options["dst_dir_fd"])
+            os.unlink(target)
 
     monkeypatch.setattr(os, "link", removed_since)
     assert not store.create("key", [b"another"])
@@ -285,7 +285,7 @@ def test_a_link_in_place_of_a_value_is_an_error_and_is_not_followed(tmp_path, ou
     store = LocalStore(root)
     assert list(store.entries("")) == []
     for act in (lambda: store.read("key"), lambda: store.view("key"), lambda: store.create("key", [b"x"])):
-        with pytest.raises(NotForebay, match=r"key' is not a file forebay wrote: it is a symbolic link"):
+        with pytest.raises(Damaged, match=r"key' is not a file forebay wrote: it is a symbolic link"):
             act()
     store.delete("key")
     assert (root / "key").is_symlink()
@@ -300,7 +300,7 @@ def test_a_folder_in_place_of_a_value_is_no_value_and_stays(tmp_path):
     with pytest.raises(Missing):
         store.read("000000.json")
     for act in (lambda: store.create("000000.json", [b"x"]), lambda: store.replace("000000.json", [b"x"])):
-        with pytest.raises(NotForebay, match="it is a folder, not a regular file"):
+        with pytest.raises(Damaged, match="it is a folder, not a regular file"):
             act()
     store.delete("000000.json")
     assert snapshot(tmp_path) == {"000000.json/inside": b"x"}
@@ -329,7 +329,7 @@ def test_a_special_file_in_place_of_a_value_is_an_error_at_once(tmp_path, monkey
         lambda: store.read("key"), lambda: store.read("key", 0, 1), lambda: store.view("key"),
         lambda: holds(store, "key"), lambda: store.create("key", [b"x"]),
     ):  # fmt: skip
-        with pytest.raises(NotForebay, match=", not a regular file"):
+        with pytest.raises(Damaged, match=", not a regular file"):
             act()
     store.replace("key", [b"whole"])
     assert store.read("key") == b"whole"
@@ -358,7 +358,7 @@ def test_links_in_a_circle_and_deep_folders_end(tmp_path):
 
 def test_a_file_in_place_of_a_folder_is_said(tmp_path):
     (tmp_path / "layers").write_bytes(b"not a folder")
-    with pytest.raises(StoreRefused, match="layers' is not a folder; move it away"):
+    with pytest.raises(StoreRefused, match="layers' is not a folder\nhint: move it away"):
         LocalStore(tmp_path).create("layers/raw/x", [b"x"])
     with pytest.raises(Missing):
         LocalStore(tmp_path).read("layers/raw/x")
@@ -371,7 +371,9 @@ def test_a_file_system_without_hard_links_is_said(tmp_path, monkeypatch, code):
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "link", refused)
-    with pytest.raises(StoreRefused, match=r"does not support hard links .*; choose a folder on another file system"):
+    with pytest.raises(
+        StoreRefused, match=r"does not support hard links .*\nhint: choose a folder on another file system"
+    ):
         LocalStore(tmp_path).create("key", [b"value"])
     assert files_below(tmp_path) == []
 
@@ -421,3 +423,53 @@ def test_a_write_that_the_kernel_cuts_short_is_continued(tmp_path, monkeypatch):
     store = LocalStore(tmp_path)
     assert store.create("x", data)
     assert bytes(store.read("x")) == b"".join(data)
+
+
+def test_a_relative_root_stays_where_it_was_when_the_process_changes_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = LocalStore("cache")
+    store.create("layers/x", [b"one"])
+    monkeypatch.chdir("/")
+    assert store.read("layers/x") == b"one"
+    assert Path(store.local_path("layers/x")).read_bytes() == b"one"
+    assert Path(store.local_path("")).is_dir()
+
+
+def test_working_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "root")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        store.create("layers/raw/value", [b"x"])
+        store.replace("layers/raw/value", [b"x"])
+        store.delete("layers/raw/value")
+        store.delete("layers/none/value")
+        assert list(store.entries("")) == list(store.entries("layers/")) == list(store.leftovers()) == []
+        (tmp_path / "root/generations").symlink_to(tmp_path)
+        for act in (lambda: store.read("generations/x"), lambda: store.replace("generations/x", [b"x"])):
+            with pytest.raises(ForebayError):
+                act()
+        (tmp_path / "root/generations").unlink()
+        next(store.entries(""), None)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_failed_write_names_the_value_and_not_its_temporary_file(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.create("layers/raw/value", [b"x"])
+    code = (
+        "import resource, signal, sys\n"
+        "from forebay.store import LocalStore\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, 1 << 10))\n"
+        "for write in (LocalStore(sys.argv[1]).create, LocalStore(sys.argv[1]).replace):\n"
+        "    try:\n"
+        "        write('layers/raw/other', [bytes(1 << 20)])\n"
+        "    except OSError as error:\n"
+        "        print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    said = done.stdout.splitlines()
+    assert len(said) == 2
+    assert all(line.endswith(f"File too large: '{tmp_path}/layers/raw/other'") for line in said)

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from forebay.store.base import Owner, this_process
+from forebay.store.owners import Owner, this_process
 
 NAME_ITSELF = """
 import sys
-from forebay.store.base import this_process
+from forebay.store.owners import this_process
 if len(sys.argv) > 1:
     open("/proc/self/comm", "wb").write(bytes.fromhex(sys.argv[1]))
 print(this_process(), flush=True)
@@ -20,7 +20,7 @@ sys.stdin.read()
 
 FORK_AND_NAME_BOTH = """
 import os
-from forebay.store.base import this_process
+from forebay.store.owners import this_process
 print(this_process(), flush=True)
 child = os.fork()
 if child:
@@ -103,10 +103,10 @@ def test_the_child_of_a_fork_is_an_owner_of_its_own():
 def test_a_live_process_that_is_hidden_from_this_user_is_not_taken_for_dead(tmp_path):
     """What `hidepid` does to others, a user does here who may look at no process but its own."""
     code = (
-        "import os; from forebay.store import base; text = base._text; "
-        "base._text = lambda path: '' if path.endswith('/1/stat') else text(path); "
-        "here = base.this_host(); os.getuid() or os.setuid(65534); "
-        "print(base.Owner(here, 1, 7).is_dead(), base.Owner(here, 2**22 - 3, 7).is_dead())"
+        "import os; from forebay.store import owners; text = owners._text; "
+        "owners._text = lambda path: '' if path.endswith('/1/stat') else text(path); "
+        "here = owners.this_host(); os.getuid() or os.setuid(65534); "
+        "print(owners.Owner(here, 1, 7).is_dead(), owners.Owner(here, 2**22 - 3, 7).is_dead())"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.split() == ["False", "True"]

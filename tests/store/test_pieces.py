@@ -22,6 +22,7 @@ class BadSector(LocalStore):
         return super().read(key, start, stop)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 1, 4095, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES + 77])
 def test_every_slice_is_that_of_the_whole_value(tmp_path: Path, size: int) -> None:
     value = os.urandom(size)

@@ -190,7 +190,7 @@ def prompt_cache(folder: Path, sentences: tuple[str, ...] = SENTENCES, chunk_byt
 
 def chunks_of(root: Path, layer: str) -> dict[str, bytes]:
     """The bytes of a layer's chunks."""
-    return {path.name: path.read_bytes() for path in sorted((root / "layers" / layer).glob("0*.safetensors"))}
+    return {path.name: path.read_bytes() for path in sorted((root / "layers").glob(f"{layer}.*/0*.safetensors"))}
 
 
 class Whereabouts(Teacher, frozen=True, kw_only=True, tag="whereabouts"):

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.helpers.tiny_models import TinyModels
 from tests.teachers.own_teachers import Whereabouts, prompt_cache
-from tests.tiny_models import TinyModels
 from tests.torch.taught import chunks_of, prompts_cache
 
 import forebay as fb
-from forebay.errors import MemoryTooSmall, TeacherUnusable
+from forebay.errors import EngineUnusable, ModelUnusable
 from forebay.teachers import Clip, Lune, TeacherRecipe, unload
 from forebay.teachers.batched_forward import fit_batch, load_once
 from forebay.torch.teachers import default_device, devices
@@ -53,7 +53,7 @@ def test_bytes_do_not_depend_on_the_number_of_devices(
 
 def test_a_device_that_this_machine_lacks_is_refused(tmp_path: Path, tiny_models: TinyModels) -> None:
     recipe = TeacherRecipe(teacher=Clip(model=tiny_models.clip), device="cpu,cuda:77")
-    with pytest.raises(TeacherUnusable, match="'cuda:77' cannot be used: it is not a device of this machine"):
+    with pytest.raises(ModelUnusable, match="'cuda:77' cannot be used: it is not a device of this machine"):
         fb.build(prompt_cache(tmp_path), None, recipe)
 
 
@@ -87,7 +87,7 @@ def test_a_batch_is_halved_until_the_counters_of_the_device_are_below_the_limit(
     assert fit_batch(16, 145, memory.forward, memory) == 4
     assert memory.resets == 3
     assert fit_batch(16, None, memory.forward, memory) == 16
-    with pytest.raises(MemoryTooSmall, match="110"):
+    with pytest.raises(EngineUnusable, match="110"):
         fit_batch(16, 105, memory.forward, memory)
 
 
@@ -110,10 +110,10 @@ def test_the_counters_of_a_device_limit_a_teacher_of_ones_own(tmp_path: Path, mo
 
 def test_a_model_is_gone_before_the_next_is_loaded(tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
     unet = Lune(unet=tiny_models.unet)
-    first = weakref.ref(load_once(unet, "cpu", "float32", 0).loaded._denoiser.module)
+    first = weakref.ref(load_once(unet, "cpu", "float32").loaded._denoiser.module)
     seen = []
     monkeypatch.setattr(devices, "release_device_memory", lambda: seen.append(first()))
-    load_once(Clip(model=tiny_models.clip), "cpu", "float32", 0)
+    load_once(Clip(model=tiny_models.clip), "cpu", "float32")
     assert seen == [None]  # memory is given back to the device once the first model is gone
     unload()
 
@@ -128,7 +128,7 @@ def test_limits_and_offload_go_by_the_counters_of_a_gpu(tmp_path: Path, tiny_mod
     assert memory is not None
     memory.reset()
     recipe = TeacherRecipe(teacher=Clip(model=tiny_models.clip), device="cuda", batch_size=4, memory_limit=1 << 10)
-    with pytest.raises(MemoryTooSmall):
+    with pytest.raises(EngineUnusable):
         fb.build(prompts_cache(tmp_path), None, recipe)
     assert memory.peak_bytes() > before
     unload()

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.layer_recipes import flip
+from tests.helpers.cache_files import chunk_path
+from tests.helpers.layer_recipes import flip
 from tests.teachers.own_teachers import SENTENCES, Letters, Ramp, chunks_of, prompt_cache, ramp
 
 import forebay as fb
-from forebay.errors import ChunkCorrupt, ColumnNotFound, LayerIncomplete, LayerNotTimed
-from forebay.teachers import BUCKETS, TeacherRecipe, features, shared
+from forebay.errors import ChunkCorrupt, NotFound
+from forebay.teachers import BUCKETS, TeacherRecipe, features
 
 LETTERS = [len(sentence) for sentence in SENTENCES]
 UNEVEN = (0.0, 0.05, 0.3, 0.31, 1.0)
@@ -78,7 +79,7 @@ def test_it_travels_to_another_process(taught: Path) -> None:
 
 def test_a_block_is_checked_whole_when_it_is_first_touched_and_not_read_again(taught: Path, tmp_path: Path) -> None:
     shutil.copytree(taught, tmp_path / "cache")
-    path = tmp_path / "cache/layers/uneven/000000.safetensors"
+    path = chunk_path(tmp_path / "cache", "uneven", 0)
     row, bucket = 0, 4
     place = _place_of(tmp_path / "cache", row, bucket)
     flip(path, place)
@@ -95,7 +96,7 @@ def test_a_block_is_checked_whole_when_it_is_first_touched_and_not_read_again(ta
 def _place_of(root: Path, row: int, bucket: int) -> int:
     """Where a bucket of a row of chunk 0 begins in the file."""
     value = next(fb.open_cache(root).chunks(["uneven"]))["uneven"]
-    content = (root / "layers/uneven/000000.safetensors").read_bytes()
+    content = (chunk_path(root, "uneven", 0)).read_bytes()
     return content.index(value.tobytes()) + (row * value.shape[1] + bucket) * value[0, 0].nbytes
 
 
@@ -103,14 +104,12 @@ def test_a_layer_that_is_not_timed_says_so(tmp_path: Path) -> None:
     root = prompt_cache(tmp_path)
     fb.build(root, None, TeacherRecipe(teacher=Letters()), end_chunk=0)
     cache = fb.open_cache(root)
-    with pytest.raises(LayerNotTimed, match=r"'letters' of .* holds no features at timesteps"):
+    with pytest.raises(NotFound, match=r"'letters' of .* holds no features at timesteps"):
         features(cache, "letters")
-    with pytest.raises(ColumnNotFound, match="has no column 'words'; it has: letters, long"):
-        shared(cache, "words")
-    with pytest.raises(ValueError, match=r"'data' of .* is stored for every row: cache\.read\("):
-        shared(cache, "data")
-    with pytest.raises(LayerIncomplete):
-        shared(cache, "letters").read([9])
+    with pytest.raises(NotFound, match=r"(?s)has no column 'words'.*letters"):
+        cache.read([0], ["words"])
+    with pytest.raises(NotFound):
+        cache.read([9], ["letters"])["letters"]
 
 
 def test_a_whole_layer_of_all_types_has_chunks(taught: Path) -> None:
@@ -161,6 +160,7 @@ def growth_of(root: Path, batches: int) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RssAnon is what Linux counts")
 def test_reading_takes_memory_by_batches_and_not_by_rows(
     tmp_path: Path, record_property: Callable[[str, object], None]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+from tests.helpers.cache_files import layer_path
 
 import forebay as fb
 from forebay.teachers import BUCKETS, GeometricSol, TeacherRecipe, features, geometric_spatial, geometric_stats
@@ -48,5 +49,5 @@ def test_it_is_stored_once_and_read_for_every_row(tmp_path: Path) -> None:
     assert np.allclose(found["sol_stats"][0], [0.58, 0.42, 0.476, 0.58], atol=1e-6)
     assert np.array_equal(found["sol_stats"][1:], geometric_stats([0.05, 0.15]))
     assert np.allclose(found["sol_spatial"].sum(axis=(1, 2)), 1, atol=1e-6)
-    stored = sum(path.stat().st_size for path in (tmp_path / "c/layers/sol").glob("constants*"))
+    stored = sum(path.stat().st_size for path in (layer_path(tmp_path / "c", "sol")).glob("constants*"))
     assert stored < 12_000

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.layer_recipes import flip
+from tests.helpers.cache_files import chunk_path
+from tests.helpers.layer_recipes import flip
+from tests.helpers.processes import PythonProcess
 from tests.teachers.own_teachers import (
     ASKED,
     LOADED,
@@ -23,15 +25,13 @@ from tests.teachers.own_teachers import (
     prompt_cache,
     ramp,
 )
-from tests.warm_process import WarmProcess
 
 import forebay as fb
-from forebay.cache.records import Progress
+from forebay.cache.reports import Progress
 from forebay.columns import Columns
-from forebay.errors import BuildStopped, MemoryTooSmall, RecipeInvalid, RecipeMismatch, TeacherUnusable, UnknownKind
+from forebay.errors import BuildStopped, EngineUnusable, LibraryMissing, ModelUnusable, RecipeInvalid, RecipeMismatch
 from forebay.kinds import reopen_recipe
-from forebay.teachers import BUCKETS, Clip, GeometricSol, Latents, Lune, Teacher, TeacherRecipe, shared, unload
-from forebay.teachers.batched_forward import Memo
+from forebay.teachers import BUCKETS, Clip, GeometricSol, Latents, Lune, Teacher, TeacherRecipe, unload
 from forebay.teachers.protocol import hashes
 from forebay.teachers.teacher_samples import Prompts
 
@@ -105,6 +105,7 @@ def test_bytes_do_not_depend_on_range_order_or_interruption(tmp_path: Path) -> N
         assert chunks_of(whole, layer) == chunks_of(parts, layer)
 
 
+@pytest.mark.slow
 def test_another_process_makes_the_same_bytes(tmp_path: Path) -> None:
     one, other = prompt_cache(tmp_path / "one"), prompt_cache(tmp_path / "other")
     fb.build(one, None, TeacherRecipe(teacher=Noisy()))
@@ -117,9 +118,9 @@ def test_a_layer_of_a_layer_is_repaired_after_it_whatever_their_names(tmp_path: 
     fb.build_layers(root, {"z": TeacherRecipe(teacher=Letters()), "a": TeacherRecipe(teacher=Twice())})
     before = {layer: chunks_of(root, layer) for layer in ("z", "a")}
     read = fb.open_cache(root).read(range(10), ["twice"])["twice"]
-    assert np.array_equal(read, 2 * shared(fb.open_cache(root), "letters").read(range(10)))
+    assert np.array_equal(read, 2 * fb.open_cache(root).read(range(10), ["letters"])["letters"])
     for layer in before:
-        path = root / "layers" / layer / "000001.safetensors"
+        path = chunk_path(root, layer, 1)
         flip(path, path.stat().st_size - 1)
     assert not fb.repair(root).failed
     assert {layer: chunks_of(root, layer) for layer in ("z", "a")} == before
@@ -128,7 +129,8 @@ def test_a_layer_of_a_layer_is_repaired_after_it_whatever_their_names(tmp_path: 
 def test_a_layer_of_a_layer_begins_wherever_that_one_has_chunks(tmp_path: Path) -> None:
     root = prompt_cache(tmp_path)
     with pytest.raises(
-        RecipeInvalid, match=r"reads the columns 'letters', 'letters_row', which no layer .*build the layer that makes"
+        RecipeInvalid,
+        match=r"(?s)reads the columns 'letters', 'letters_row', which no layer .*build the layer that makes",
     ):
         fb.build(root, None, TeacherRecipe(teacher=Twice()))
     last = fb.build(root, None, TeacherRecipe(teacher=Letters()), start_chunk=2).chunks
@@ -146,55 +148,31 @@ def test_what_is_complete_is_passed_over_without_its_model(tmp_path: Path) -> No
     assert LOADED == ["letters", "ramp"]
 
 
-def test_equal_prompts_are_stored_once_and_computed_once(tmp_path: Path) -> None:
+def test_equal_prompts_of_a_chunk_are_stored_once_and_computed_once(tmp_path: Path) -> None:
     root = prompt_cache(tmp_path, chunk_bytes=100)
-    report = fb.build(root, None, TeacherRecipe(teacher=Letters(), batch_size=2, stored="float32"))
+    fb.build(root, None, TeacherRecipe(teacher=Letters(), batch_size=2, stored="float32"))
     cache = fb.open_cache(root)
-    read = shared(cache, "letters").read(range(10))
+    read = cache.read(range(10), ["letters"])["letters"]
     assert np.array_equal(read, [[sentence.count(letter) for letter in "adegortu"] for sentence in SENTENCES])
-    assert shared(cache, "long").read([4, 8, 0, 2]).tolist() == [False, False, False, False]
-    stored = sum(len(chunk["letters"].values) for chunk in cache.chunks(["letters"]))
+    assert cache.read([4, 8, 0, 2], ["long"])["long"].tolist() == [False, False, False, False]
+    stored = sum(len(np.unique(chunk["letters_row"])) for chunk in cache.chunks(["letters_row"]))
     assert stored < 10
     prompts = [prompt for batch in ASKED for prompt in dict.fromkeys(batch.prompts)]
-    probe = prompts[:2]  # one before the first chunk, one for the seats
-    assert sorted(prompts[len(probe) :]) == sorted(set(SENTENCES))
-    assert f"of 10 prompt(s), {len(set(SENTENCES))} were computed" in report.notes[-1]
+    assert len(prompts) - 1 == stored, "one before the first chunk, then those of each chunk"
     statistics = {layer.layer: layer.statistics for layer in fb.summarize(root).layers}
     assert statistics["letters"] == {"prompts": 10, "distinct_prompts": stored}
 
 
-def test_what_was_remembered_for_another_type_is_not_taken(chunks: list[Columns]) -> None:
+def test_outputs_have_the_stored_type(chunks: list[Columns]) -> None:
     recipes = [TeacherRecipe(teacher=Letters(), stored=stored) for stored in ("float16", "float32")]
     assert [recipe.make(chunks[0]).columns["letters"].values.dtype for recipe in recipes] == [np.float16, np.float32]
     unload()
 
 
 @pytest.mark.parametrize("teacher", [Letters(), Letters(seats=0.25), Hidden(loud="red cat")])
-def test_bytes_do_not_depend_on_what_is_remembered(chunks: list[Columns], teacher: Teacher) -> None:
-    """Stored in float16, the first prompt of `Hidden` looks the same in every seat, and others do not."""
-    one, other = (TeacherRecipe(teacher=teacher, batch_size=3, memo_bytes=memo_bytes) for memo_bytes in (1 << 20, 0))
-    assert made_of(one, chunks) == made_of(other, chunks) == made_of(one, chunks[::-1])[::-1]
-
-
-def test_a_teacher_that_tells_seats_apart_has_nothing_remembered(tmp_path: Path) -> None:
-    report = fb.build(prompt_cache(tmp_path), None, TeacherRecipe(teacher=Letters(seats=0.25), batch_size=3))
-    assert report.notes[-1].endswith("results depend on the position in a batch, so none is reused")
-    assert "0 reused from earlier chunks" in report.notes[-1]
-
-
-def test_the_memo_holds_no_more_than_its_bytes_and_forgets_the_oldest() -> None:
-    memo = Memo(100)
-    for number in range(5):
-        memo.put(str(number), {"a": np.zeros(30, np.uint8)})
-    assert memo.bytes == 90
-    assert [memo.get(str(number)) is not None for number in range(5)] == [False, False, True, True, True]
-    memo.get("2")
-    memo.put("5", {"a": np.zeros(30, np.uint8)})
-    assert memo.get("3") is None
-    assert memo.get("2") is not None
-    memo.put("large", {"a": np.zeros(101, np.uint8)})
-    assert memo.get("large") is None
-    assert memo.bytes == 90
+def test_bytes_do_not_depend_on_the_order_of_chunks(chunks: list[Columns], teacher: Teacher) -> None:
+    recipe = TeacherRecipe(teacher=teacher, batch_size=3)
+    assert made_of(recipe, chunks) == made_of(recipe, chunks[::-1])[::-1]
 
 
 def test_a_sample_without_a_prompt_is_absent_and_recorded(tmp_path: Path) -> None:
@@ -206,7 +184,7 @@ def test_a_sample_without_a_prompt_is_absent_and_recorded(tmp_path: Path) -> Non
     present = fb.open_cache(root).read(range(11), ["letters.present"])["letters.present"]
     assert np.flatnonzero(~present).tolist() == [7, 10]
     assert {layer.layer: layer.reasons for layer in fb.status(root).layers}["letters"] == {"no-prompt": 2}
-    read = shared(fb.open_cache(root), "letters").read([6, 7])
+    read = fb.open_cache(root).read([6, 7], ["letters"])["letters"]
     assert np.isnan(read).all(axis=1).tolist() == [False, True]
 
 
@@ -245,13 +223,11 @@ def test_a_sample_whose_numbers_are_not_finite_is_an_absent_row_with_a_reason(tm
     assert report.failures == len(bad)
     read = fb.open_cache(root).read(range(len(SENTENCES)), ["ramp", "ramp.present"])
     assert np.flatnonzero(~read["ramp.present"]).tolist() == bad
-    assert np.isfinite(read["ramp"]).all()
+    assert np.flatnonzero(~np.isfinite(read["ramp"]).all(axis=(1, 2))).tolist() == bad
     failed = fb.status(root, failures=None).failed_samples
     assert {failure.reason for failure in failed} == {"not-finite"}
     assert all("NaN or infinity in 'ramp' at t = 0.7, as float16" in failure.detail for failure in failed)
     assert fb.verify(root, full=True).sound
-    with pytest.raises(fb.errors.ForebayError, match="failed"):
-        fb.build(root, None, own, max_failures=0)
 
 
 def test_a_prompt_whose_numbers_are_not_finite_leaves_all_its_rows_absent(tmp_path: Path) -> None:
@@ -263,13 +239,13 @@ def test_a_prompt_whose_numbers_are_not_finite_leaves_all_its_rows_absent(tmp_pa
     every = cache.read(range(len(SENTENCES)), ["overflowing.present"])["overflowing.present"]
     assert np.flatnonzero(~every).tolist() == bad
     good = [row for row in range(len(SENTENCES)) if row not in bad]
-    assert shared(cache, "overflowing").read(good).tolist() == [[float(len(SENTENCES[row]))] for row in good]
+    assert cache.read(good, ["overflowing"])["overflowing"].tolist() == [[float(len(SENTENCES[row]))] for row in good]
     assert fb.verify(root, full=True).sound
 
 
 def test_a_chunk_of_too_many_rows_is_told_before_anything_is_asked(chunks: list[Columns]) -> None:
     recipe = TeacherRecipe(teacher=Ramp(width=1_000_000_000))
-    with pytest.raises(RecipeInvalid, match=r"a chunk of \d rows takes .* build the base layer again in chunks of"):
+    with pytest.raises(RecipeInvalid, match=r"(?s)a chunk of \d rows takes .* build the base layer again in chunks of"):
         recipe.make(chunks[0])
     assert ASKED == []
 
@@ -280,7 +256,7 @@ def test_a_batch_that_memory_does_not_hold_is_halved_before_the_first_chunk_and_
     report = fb.build(root, None, recipe, end_chunk=1)
     assert any("batch_size is 2, not 8" in note for note in report.notes)
     kept = fb.open_cache(root).recipe("letters").fields
-    assert (kept["batch_size"], kept["halved_from"]) == (2, 8)
+    assert (kept["batch_size"], kept["requested_batch_size"]) == (2, 8)
     assert {len(batch) for batch in ASKED} == {2}
     fb.build(root, None, recipe)
     fb.build(root, None, TeacherRecipe(teacher=Letters(most=3), batch_size=2))
@@ -293,10 +269,12 @@ import sys
 from tests.teachers.own_teachers import Heavy
 import forebay as fb
 from forebay.teachers import TeacherRecipe
-from forebay.teachers.batched_forward import peak_bytes
+from forebay.teachers.batched_forward import peak_bytes, resolved_device
 
-heavy = Heavy(sample_bytes=16 << 20, load_bytes=64 << 20)  # what loading takes for a moment halves no batch
-recipe = TeacherRecipe(teacher=heavy, batch_size=4, memory_limit=peak_bytes() + (40 << 20))
+resolved_device("auto")  # imports torch, which takes more than the batches
+heavy = Heavy(sample_bytes=64 << 20, load_bytes=192 << 20)  # what loading takes for a moment halves no batch
+# A batch of one takes 64 MiB, one of two 128; modules that are imported later take up to 10.
+recipe = TeacherRecipe(teacher=heavy, batch_size=4, memory_limit=peak_bytes() + (100 << 20))
 print(*fb.build(sys.argv[1], None, recipe).notes)
 """
 
@@ -304,18 +282,18 @@ print(*fb.build(sys.argv[1], None, recipe).notes)
 def test_a_batch_fits_the_memory_limit(tmp_path: Path) -> None:
     """In another process: one that ran other tests has memory that it takes again, or keeps what was freed."""
     root = prompt_cache(tmp_path)
-    process = WarmProcess("-c", IN_LITTLE_MEMORY, str(root))
+    process = PythonProcess("-c", IN_LITTLE_MEMORY, str(root))
     notes, errors = process.communicate()
     assert process.returncode == 0, errors
-    assert fb.open_cache(root).recipe("heavy").fields["batch_size"] in (1, 2)
+    assert fb.open_cache(root).recipe("heavy").fields["batch_size"] == 1
     assert "to fit in memory" in notes
-    with pytest.raises(MemoryTooSmall):
+    with pytest.raises(EngineUnusable):
         fb.build(root, None, TeacherRecipe(teacher=Heavy(sample_bytes=1), memory_limit=1 << 20), layer="small")
 
 
 def test_what_changes_bytes_changes_the_fingerprint_and_what_does_not_does_not() -> None:
     one = TeacherRecipe(teacher=Ramp())
-    same = (TeacherRecipe(teacher=Ramp(), device="cuda:1", memo_bytes=5, memory_limit=7),)
+    same = (TeacherRecipe(teacher=Ramp(), device="cuda:1", memory_limit=7),)
     others = (
         TeacherRecipe(teacher=Ramp(width=7)),
         TeacherRecipe(teacher=Ramp(), buckets=(0.1, 0.2)),
@@ -338,7 +316,7 @@ def test_a_recipe_reads_back_from_its_cache(tmp_path: Path) -> None:
 
 
 def test_a_teacher_that_nobody_gave_is_never_imported(tmp_path: Path) -> None:
-    with pytest.raises(UnknownKind, match=r"no teacher of kind 'os.system' is installed"):
+    with pytest.raises(LibraryMissing, match=r"no teacher of kind 'os.system' is installed"):
         TeacherRecipe(teacher={"kind": "os.system"})
     with pytest.raises(RecipeInvalid, match="teacher must be a teacher"):
         TeacherRecipe(teacher="lune")
@@ -412,5 +390,5 @@ def test_every_file_of_weights_that_a_library_may_choose_is_part_of_a_teacher(tm
     index.write_text(json.dumps({"weight_map": {"a": "part-1.safetensors"}}))
     assert set(hashes("m", str(tmp_path))) == {f"m/{name}" for name in (*names, index.name, "config.json")}
     index.write_text("{}")
-    with pytest.raises(TeacherUnusable, match="names no weights; save the model again"):
+    with pytest.raises(ModelUnusable, match="names no weights\nhint: save the model again"):
         hashes("m", str(tmp_path))

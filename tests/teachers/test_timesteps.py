@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.examples import scaled
+from tests.helpers.hypothesis_profiles import scaled
 
 from forebay.errors import RecipeInvalid
 from forebay.teachers import BUCKETS, GeometricSol, TeacherRecipe, neighbours

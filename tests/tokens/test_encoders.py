@@ -15,19 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tokens.vocabularies import added, byte_level
 
-from forebay.errors import EncodersDiffer, LibraryMissing, TokenizerUnusable
-from forebay.tokens import vocabulary
-from forebay.tokens.vocabulary import (
-    HARD,
-    Vocabulary,
-    choose_encoder,
-    decode,
-    first_difference,
-    gpt2_json,
-    hard_strings,
-    load_vocabulary,
-    open_encoder,
-)
+from forebay.errors import LibraryMissing, ModelUnusable, RecipeInvalid
+from forebay.tokens import encoders
+from forebay.tokens.encoders import HARD, choose_encoder, decode, first_difference, hard_strings, open_encoder
+from forebay.tokens.vocabulary import Vocabulary, gpt2_json, load_vocabulary
 
 GPT2 = load_vocabulary("gpt2")
 texts = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), max_size=8)
@@ -105,23 +96,23 @@ def test_the_fast_encoder_is_used_where_it_agrees():
 
 
 def test_ctrl_c_waits_for_an_encoder_that_is_being_loaded(monkeypatch):
-    are_read, is_loaded, load = threading.Event(), threading.Event(), vocabulary.open_encoder
+    are_read, is_loaded, load = threading.Event(), threading.Event(), encoders.open_encoder
 
-    def slowly(name, own):
+    def slowly(name, own, control):
         if name == "fastokens":
             are_read.wait()
             time.sleep(0.3)  # until it is waited for
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.3)
             is_loaded.set()
-        return load(name, own)
+        return load(name, own, control=control)
 
     def taken():
         are_read.set()
         yield "a text"
 
     load("tokenizers", GPT2)
-    monkeypatch.setattr(vocabulary, "open_encoder", slowly)
+    monkeypatch.setattr(encoders, "open_encoder", slowly)
     with pytest.raises(KeyboardInterrupt):
         choose_encoder("auto", GPT2, taken(), planned=False)
     assert is_loaded.is_set()
@@ -147,16 +138,16 @@ def test_what_the_fast_encoder_does_not_support_goes_to_the_reference():
 
 @pytest.mark.parametrize("vocabulary", [differing(), unsupported()])
 def test_asked_for_outright_a_fast_encoder_that_differs_is_an_error(vocabulary):
-    with pytest.raises(EncodersDiffer, match="pass encoder='auto' or encoder='tokenizers'"):
+    with pytest.raises(RecipeInvalid, match="pass encoder='auto' or encoder='tokenizers'"):
         choose_encoder("fastokens", vocabulary, (), planned=False)
-    with pytest.raises(EncodersDiffer, match="install the fastokens version"):
+    with pytest.raises(RecipeInvalid, match="install the fastokens version"):
         choose_encoder("fastokens", vocabulary, (), planned=True)
 
 
 def without(library, monkeypatch):
     """As on a machine where a library is not installed."""
-    found = vocabulary.find_spec
-    monkeypatch.setattr(vocabulary, "find_spec", lambda name: None if name == library else found(name))
+    installed = encoders.find_spec
+    monkeypatch.setattr(encoders, "find_spec", lambda name: None if name == library else installed(name))
 
 
 def test_without_the_fast_encoder_an_open_choice_is_the_reference_and_a_planned_one_stops(monkeypatch):
@@ -177,11 +168,12 @@ def test_without_the_reference_nothing_is_encoded(monkeypatch):
 def test_a_tokenizer_whose_library_panics_is_an_error_of_ours(capfd):
     document = json.loads(gpt2_json())
     document["model"]["continuing_subword_prefix"] = "##"
-    with pytest.raises(TokenizerUnusable, match="it cannot be loaded"):
+    with pytest.raises(ModelUnusable, match="it cannot be loaded"):
         open_encoder("tokenizers", Vocabulary("broken", json.dumps(document).encode()))
     capfd.readouterr()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -192,8 +184,8 @@ def test_a_tokenizer_whose_library_panics_is_an_error_of_ours(capfd):
 )
 def test_a_tokenizer_whose_regular_expression_takes_for_ever_is_refused(call, said):
     """In a process of its own: what runs for ever ends with it."""
-    code = "import numpy as np; from forebay.tokens import vocabulary; from forebay.tokens.vocabulary import *; "
-    code += "from tests.tokens.vocabularies import with_endless_pattern as hostile; vocabulary.MOST_SECONDS = 1; "
+    code = "import numpy as np; from forebay.tokens import encoders; from forebay.tokens.encoders import *; "
+    code += "from tests.tokens.vocabularies import with_endless_pattern as hostile; encoders.MOST_SECONDS = 1; "
     ran = subprocess.run([sys.executable, "-c", code + call], capture_output=True, text=True, timeout=600, check=False)
-    assert f"TokenizerUnusable: the tokenizer 'hostile' cannot be used: it takes {said}" in ran.stderr
+    assert f"ModelUnusable: the tokenizer 'hostile' cannot be used: it takes {said}" in ran.stderr
     assert ran.stderr.rstrip().endswith("use another tokenizer")

@@ -7,8 +7,10 @@ import sys
 import pytest
 from tests.tokens.vocabularies import byte_level, written
 
-from forebay.errors import TokenizerUnusable
-from forebay.tokens.vocabulary import expansion_problem, load_vocabulary, open_encoder
+from forebay.errors import ModelUnusable
+from forebay.tokens.encoders import open_encoder
+from forebay.tokens.expansion import expansion_problem
+from forebay.tokens.vocabulary import load_vocabulary
 
 
 def replace(pattern: dict[str, str], content: str) -> dict[str, object]:
@@ -66,7 +68,7 @@ SOUND = {
 @pytest.mark.parametrize("encoder", ["tokenizers", "fastokens"])
 def test_a_tokenizer_that_makes_texts_explode_is_refused(tmp_path, name, encoder):
     vocabulary = load_vocabulary(written(tmp_path, byte_level(**BOMBS[name])))
-    with pytest.raises(TokenizerUnusable, match=r"times as long|before or after a text"):
+    with pytest.raises(ModelUnusable, match=r"times as long|before or after a text"):
         open_encoder(encoder, vocabulary)
 
 

@@ -15,22 +15,17 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.pairs import dealt, more
+from tests.helpers.option_pairs import dealt, more
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import forebay as fb
 from forebay.source import BatchedSamples, Sample, SampleBatch, TextBatch
-from forebay.tokens import packing
-from forebay.tokens.packing import (
-    _SAME_IN_NFC,
-    PATTERNS,
-    Frame,
-    PiecewiseEncoder,
-    encode_documents,
-    pieces,
-    places_to_cut,
-)
-from forebay.tokens.vocabulary import GPT2, Encoder, Vocabulary, load_vocabulary, open_encoder
+from forebay.tokens import piecewise
+from forebay.tokens.cut_points import _SAME_IN_NFC, PATTERNS, cut_points
+from forebay.tokens.encoders import Encoder, open_encoder
+from forebay.tokens.packing import Frame, encode_documents
+from forebay.tokens.piecewise import PiecewiseEncoder, pieces
+from forebay.tokens.vocabulary import GPT2, Vocabulary, load_vocabulary
 
 LIBRARIES = ["tokenizers", "fastokens"]
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -129,12 +124,13 @@ def assert_same_in_pieces(
             return encoder.encode(some)
 
     for name, size in {"PIECE_CHARS": 3, "CALL_BYTES": 16, "LARGE_CALL_BYTES": 16}.items():
-        monkeypatch.setattr(packing, name, size)
+        monkeypatch.setattr(piecewise, name, size)
     found = encoded(PiecewiseEncoder(Seen(), vocabulary, 4_000_000), texts)  # type: ignore[arg-type]
     assert sum(given) > least
     assert found == encoded(encoder, texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "library"), dealt(sorted(vocabularies()), LIBRARIES))
 def test_pieces_have_the_ids_of_the_whole_text(monkeypatch: pytest.MonkeyPatch, name: str, library: Any) -> None:
     draw = random.Random(name)
@@ -142,6 +138,7 @@ def test_pieces_have_the_ids_of_the_whole_text(monkeypatch: pytest.MonkeyPatch, 
     assert_same_in_pieces(monkeypatch, library, vocabularies()[name], texts, 1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "library"), dealt(sorted(WITH_ADDED_TOKENS), LIBRARIES))
 def test_no_added_token_is_cut(monkeypatch: pytest.MonkeyPatch, name: str, library: Any) -> None:
     vocabulary, words = WITH_ADDED_TOKENS[name]
@@ -291,7 +288,7 @@ def test_texts_that_are_cut_at_spaces_have_the_ids_of_the_whole(
     ],
 )
 def test_a_text_is_not_cut_at_spaces_where_tokens_could_change(model: str, parts: dict[str, Any]) -> None:
-    assert places_to_cut(book_vocabulary(model, parts)) is None
+    assert cut_points(book_vocabulary(model, parts)) is None
 
 
 @pytest.mark.parametrize("changed", [{"vocab": {"t▁": 399}}, {"ignore_merges": True}, {"end_of_word_suffix": "</w>"}])
@@ -300,19 +297,20 @@ def test_a_text_that_is_one_word_is_not_cut_where_merges_could_change(changed: d
     own = document["model"]
     vocab = {**own["vocab"], **changed.get("vocab", {})}
     document["model"] = {**own, **changed, "vocab": vocab}
-    assert places_to_cut(Vocabulary("books", json.dumps(document).encode())) is None
+    assert cut_points(Vocabulary("books", json.dumps(document).encode())) is None
 
 
 def test_a_map_of_characters_that_keeps_letters_allows_to_cut() -> None:
     letters = {"type": "Precompiled", "precompiled_charsmap": charsmap(A="a", B="bb")}
     vocabulary = book_vocabulary("Unigram", {"normalizer": letters})
-    places, encoder = places_to_cut(vocabulary), open_encoder("tokenizers", vocabulary)
+    places, encoder = cut_points(vocabulary), open_encoder("tokenizers", vocabulary)
     assert places is not None
     text = "AB CB, the cat BB A"
     assert list(pieces(text, 1, places)) == ["AB", " CB, the", " cat", " BB", " A"]
     assert [*chain(*encoded(encoder, list(pieces(text, 1, places))))] == encoded(encoder, [text])[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama 2", *more("llama 2, newer file")])
 def test_a_book_of_five_megabytes_is_built_with_a_tokenizer_of_sentencepiece(tmp_path: Path, name: str) -> None:
     (tmp_path / "tokenizer.json").write_bytes(book_vocabulary(*BOOKS[name]).json)
@@ -322,6 +320,7 @@ def test_a_book_of_five_megabytes_is_built_with_a_tokenizer_of_sentencepiece(tmp
     assert (report.failures, report.rows > 0) == (0, True)
 
 
+@pytest.mark.slow
 def test_no_other_character_becomes_one_that_is_the_same_in_nfc() -> None:
     changed = {unicodedata.normalize("NFC", chr(at)) for at in range(128, sys.maxunicode + 1)}
     assert sorted(each for each in changed if _SAME_IN_NFC.fullmatch(each)) == []
@@ -409,7 +408,7 @@ class Together(BatchedSamples):
 )
 def test_a_tokenizer_that_may_join_what_is_cut_gets_every_text_whole(parts: dict[str, Any]) -> None:
     vocabulary = vocabulary_with(**parts)
-    assert places_to_cut(vocabulary) is None
+    assert cut_points(vocabulary) is None
 
     class Whole:
         def encode(self, texts: Any) -> Any:
@@ -426,7 +425,7 @@ def test_a_text_of_wide_characters_fails_where_it_takes_much_memory(monkeypatch:
     encoder = PiecewiseEncoder(open_encoder("fastokens", load_vocabulary(GPT2)), load_vocabulary(GPT2), 100)
     text = "word, " * 1000
     assert encoder.problem(text + "\U0001f469") is None
-    monkeypatch.setattr(packing, "WIDE_BYTES", 20_000)
+    monkeypatch.setattr(piecewise, "WIDE_BYTES", 20_000)
     assert encoder.problem(text + "’") is None
     problem = encoder.problem(text + "\U0001f469")
     assert problem is not None
@@ -441,15 +440,7 @@ def test_a_text_of_wide_characters_fails_where_it_takes_much_memory(monkeypatch:
     )
 
 
-@pytest.mark.parametrize("count", [1, 7, 5000])
-def test_more_ids_than_characters_are_kept_in_their_order(count: int) -> None:
-    ids = packing._Ids(count)
-    parts = [np.arange(at, at + 3, dtype=np.uint32) for at in range(0, 3 * count, 3)]
-    for part in [*parts, np.array([70_000], np.uint32), *parts]:
-        ids.add(part)
-    assert ids.all.tolist() == [*range(3 * count), 70_000, *range(3 * count)]
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["jsonl", "text"])
 def test_a_document_without_a_place_to_cut_fails_and_others_are_made(tmp_path: Path, source: str) -> None:
     texts = ["a short one", "x" * 4_100_000, "word, " * 900_000, "y" * 3_900_000]

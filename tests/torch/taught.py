@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from tests.tiny_models import TinyModels
+from tests.helpers.tiny_models import TinyModels
 
 import forebay as fb
 from forebay.teachers import T5, Clip, GeometricSol, Lune, Sol, Teacher, TeacherRecipe
@@ -72,4 +72,4 @@ def plain_lune(unet: torch.nn.Module, latents: torch.Tensor, noise: float, state
 
 
 def chunks_of(root: Path, layer: str) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted((root / "layers" / layer).glob("0*.safetensors"))}
+    return {path.name: path.read_bytes() for path in sorted((root / "layers").glob(f"{layer}.*/0*.safetensors"))}

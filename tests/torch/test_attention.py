@@ -1,4 +1,4 @@
-"""Attention over packed rows and padded images: three backends with one result, and who sees whom."""
+"""Attention over packed rows: two backends with equal results."""
 
 import copy
 import os
@@ -11,18 +11,8 @@ from packed_batches import PackedBatch, batch, random_batch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from forebay.masks import token_ignore_mask
-from forebay.torch import BlockMaskCache, MaskedViTBlock, PackedSelfAttention, SeedAttention, document_block_mask
-from forebay.torch.attention import backends
-from forebay.torch.attention.backends import (
-    attend_auto,
-    attend_dense,
-    attend_documents,
-    attend_packed,
-    backend_for,
-    fits_cuda,
-    flex_can_run,
-)
+from forebay.torch import BlockMaskCache, PackedSelfAttention, document_block_mask
+from forebay.torch.attention.packed_attention import attend, attend_dense, fits_cuda, flex_can_run
 
 ROWS = batch([[70, 50, 1], [130], []], 140)
 
@@ -46,15 +36,9 @@ def attention_by_document(query: Tensor, key: Tensor, value: Tensor, case: Packe
     return out
 
 
-@pytest.mark.parametrize("backend", ["dense", "documents"])
-def test_sdpa_equals_separate_attention_per_document(backend):
+def test_sdpa_equals_separate_attention_per_document():
     query, key, value = heads(ROWS)
-    mask = document_block_mask(*ROWS)
-    attended = (
-        attend_dense(query, key, value, mask)
-        if backend == "dense"
-        else attend_documents(query, key, value, mask, ROWS.seq_lens)
-    )
+    attended = attend_dense(query, key, value, document_block_mask(*ROWS))
     torch.testing.assert_close(attended, attention_by_document(query, key, value, ROWS), atol=1e-5, rtol=0)
 
 
@@ -63,48 +47,28 @@ def gradients(attended: Tensor, inputs: list[Tensor]) -> list[Tensor]:
     return list(torch.autograd.grad((attended * torch.randn_like(attended)).sum(), inputs))
 
 
-@pytest.mark.parametrize("backend", ["dense", "documents"])
-def test_gradients_equal_those_of_separate_attention_per_document(backend):
+def test_gradients_equal_those_of_separate_attention_per_document():
     inputs = heads(ROWS, requires_grad=True)
-    mask = document_block_mask(*ROWS)
-    attended = attend_dense(*inputs, mask) if backend == "dense" else attend_documents(*inputs, mask, ROWS.seq_lens)
+    attended = attend_dense(*inputs, document_block_mask(*ROWS))
     expected = gradients(attention_by_document(*inputs, ROWS), inputs)
-    for found, wanted in zip(gradients(attended, inputs), expected, strict=True):
-        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("kind", "window"), [("causal", None), ("bidirectional", None), ("causal", 9), ("bidirectional", 9)]
-)
-def test_backends_of_the_module_agree_in_output_and_parameter_gradients(kind, window):
-    torch.manual_seed(0)
-    dense = PackedSelfAttention(16, 2, kind=kind, window=window, backend="dense")
-    by_document = copy.deepcopy(dense)
-    by_document.backend = "documents"
-    x = torch.randn(len(ROWS.seq_lens), ROWS.sequence_length, 16)
-    outputs = [module(x, ROWS.seq_lens) for module in (dense, by_document)]
-    torch.testing.assert_close(*outputs, atol=1e-5, rtol=0)
-    for output in outputs:
-        output.square().sum().backward()
-    for one, other in zip(dense.parameters(), by_document.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, atol=1e-3, rtol=1e-5)
+    for gradient, wanted in zip(gradients(attended, inputs), expected, strict=True):
+        torch.testing.assert_close(gradient, wanted, atol=1e-5, rtol=0)
 
 
 def test_the_cpu_trains_with_sdpa_and_evaluates_with_flex():
     query, mask = heads(ROWS)[0], document_block_mask(*ROWS)
-    assert flex_can_run(query, mask) == torch.backends.cpu.get_cpu_capability().startswith("AVX")
-    assert not flex_can_run(query.clone().requires_grad_(), mask)
-    assert backend_for(query.clone().requires_grad_(), mask) == "dense"
-    for trained in ((query.clone().requires_grad_(), query), (query, query.clone().requires_grad_())):
-        assert not flex_can_run(query, mask, *trained), "adapters on keys or values alone"
-        attend_auto(query, *trained, mask, ROWS.seq_lens).sum().backward()
-        assert any(each.grad is not None for each in trained)
-    assert backend_for(torch.empty(1, 1, 8193, 1, requires_grad=True), mask) == "documents"
+    assert flex_can_run(query, query, query, mask) == torch.backends.cpu.get_cpu_capability().startswith("AVX")
+    trained = query.clone().requires_grad_()
+    for inputs in ((trained, query, query), (query, trained, query), (query, query, trained)):
+        assert not flex_can_run(*inputs, mask), "adapters on keys or values alone"
+        attend(*inputs, mask).sum().backward()
+        assert trained.grad is not None
+        trained.grad = None
 
 
 def test_double_precision_falls_back_to_sdpa():
     query, mask = heads(ROWS)[0].double(), document_block_mask(*ROWS)
-    assert backend_for(query, mask) == "dense"
+    assert not flex_can_run(query, query, query, mask)
     module = PackedSelfAttention(16, 2).double().eval()
     with torch.no_grad():
         assert module(torch.randn(3, 140, 16).double(), ROWS.seq_lens).dtype == torch.float64
@@ -126,6 +90,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_c_compiler_evaluates_with_sdpa():
     environment = {**os.environ, "CXX": "/nowhere/g++"}
     command = [sys.executable, "-W", "ignore", "-c", WITHOUT_COMPILER]
@@ -150,6 +115,7 @@ def test_a_model_that_moves_forgets_its_masks():
     assert len(model[0].cache) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_a_compiled_module_looks_masks_up_between_graphs():
     """A mask baked into the graph would be served for the next batch too. Two graphs: before and after."""
@@ -170,49 +136,33 @@ def test_heads_must_divide_the_width():
         PackedSelfAttention(10, 3)
 
 
-def test_lengths_of_another_batch_are_refused():
+def test_lengths_of_another_batch_are_rejected():
     with pytest.raises(ValueError, match="x has 3 rows but seq_lens has 1"):
         PackedSelfAttention(16, 2)(torch.randn(3, 140, 16), ROWS.seq_lens[:1])
 
 
-@pytest.mark.parametrize("backend", ["flex", "dense", "documents"])
-def test_a_mask_of_another_batch_is_refused_by_every_backend(backend):
+@pytest.mark.parametrize("backend", ["auto", "flex", "dense"])
+def test_a_mask_of_another_batch_is_rejected_by_every_backend(backend):
     query, key, value = heads(ROWS)
     mask = document_block_mask(ROWS.seq_lens[:2], ROWS.sequence_length)
     with pytest.raises(ValueError, match="query has 3 rows of 140 tokens but the mask is for 2 of 140"):
-        attend_packed(query, key, value, mask, ROWS.seq_lens, backend)
-    with pytest.raises(ValueError, match="query has 3 rows but seq_lens has 2"):
-        attend_documents(query, key, value, document_block_mask(*ROWS), ROWS.seq_lens[:2])
+        attend(query, key, value, mask, backend)
 
 
-def test_a_mask_that_is_a_tensor_is_refused():
+def test_a_mask_that_is_a_tensor_is_rejected():
     with pytest.raises(TypeError, match="mask is a Tensor; pass a BlockMask"):
         PackedSelfAttention(16, 2)(torch.randn(3, 140, 16), mask=torch.ones(3, 1, 140, 140, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("carry", [Tensor.tolist, Tensor.numpy])
-@pytest.mark.parametrize("backend", ["dense", "documents"])
-def test_lengths_may_be_lists_or_arrays(backend, carry):
-    module, x = PackedSelfAttention(16, 2, backend=backend), torch.randn(3, 140, 16)
+def test_lengths_may_be_lists_or_arrays(carry):
+    module, x = PackedSelfAttention(16, 2, backend="dense"), torch.randn(3, 140, 16)
     assert torch.equal(module(x, carry(ROWS.seq_lens)), module(x, ROWS.seq_lens))
 
 
-@pytest.mark.parametrize("kind", ["causal", "bidirectional"])
-def test_plain_documents_are_attended_to_without_a_mask(kind, monkeypatch):
-    def no_mask(*_: object) -> Tensor:
-        raise AssertionError("a mask was made")
-
-    monkeypatch.setattr(backends, "dense_mask", no_mask)
-    x = torch.randn(3, 140, 16)
-    PackedSelfAttention(16, 2, kind=kind, backend="documents")(x, ROWS.seq_lens)
-    SeedAttention(16, 2, backend="dense")(x)
-    with pytest.raises(AssertionError, match="a mask was made"):
-        PackedSelfAttention(16, 2, kind=kind, window=9, backend="documents")(x, ROWS.seq_lens)
-
-
-def test_an_unknown_backend_is_refused():
+def test_an_unknown_backend_is_rejected():
     with pytest.raises(ValueError, match="backend must be one of"):
-        PackedSelfAttention(16, 2, backend="sdpa")
+        PackedSelfAttention(16, 2, backend="documents")
 
 
 @pytest.mark.gpu
@@ -229,44 +179,3 @@ def test_flex_trains_on_the_gpu_with_the_gradients_of_sdpa():
         output.square().sum().backward()
     for one, other in zip(flex.parameters(), dense.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, atol=1e-2, rtol=1e-2)
-
-
-BOXES, SIZE, PATCH = [[0, 8, 32, 16], [12, 0, 8, 32]], (32, 32), 8
-
-
-@pytest.fixture
-def ignore() -> Tensor:
-    return torch.from_numpy(token_ignore_mask(BOXES, SIZE, PATCH)).flatten(1)
-
-
-def test_images_attend_to_kept_tokens_and_cls_only(ignore: Tensor):
-    """Equal to the same block on a shorter sequence from which the ignored tokens were taken out."""
-    torch.manual_seed(0)
-    block = MaskedViTBlock(16, 2)
-    x = torch.randn(2, 17, 16)
-    out = block(x, ignore)
-    for image in range(2):
-        kept = torch.cat((torch.tensor([True]), ~ignore[image]))
-        short = block(x[image : image + 1, kept], torch.zeros(1, int(kept.sum()) - 1, dtype=torch.bool))
-        torch.testing.assert_close(out[image : image + 1, kept], short, atol=1e-5, rtol=0)
-
-
-def test_cls_is_seen_even_when_all_patches_are_ignored():
-    torch.manual_seed(0)
-    block, x = MaskedViTBlock(16, 2), torch.randn(1, 5, 16)
-    out = block(x, torch.ones(1, 4, dtype=torch.bool))
-    alone = block(x[:, :1], torch.ones(1, 0, dtype=torch.bool))
-    torch.testing.assert_close(out[:, :1], alone, atol=1e-5, rtol=0)
-    x[:, 0] = torch.randn(16)
-    assert not torch.allclose(block(x, torch.ones(1, 4, dtype=torch.bool))[:, 1:], out[:, 1:])
-
-
-def test_a_mask_of_another_size_is_refused(ignore: Tensor):
-    with pytest.raises(ValueError, match=r"bool \[2, 20\] for 2 images of 21 tokens with CLS"):
-        MaskedViTBlock(16, 2)(torch.randn(2, 21, 16), ignore)
-
-
-def test_a_mask_of_another_batch_is_refused(ignore: Tensor):
-    """One row would be broadcast over all images without a word."""
-    with pytest.raises(ValueError, match=r"must be bool \[2, 16\] .* \(1, 16\)"):
-        MaskedViTBlock(16, 2)(torch.randn(2, 17, 16), ignore[:1])

@@ -1,6 +1,8 @@
 """What batches carry beside their main tensors: columns, names of rows, presence, encodings and features."""
 
+import gc
 import pickle
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,19 +12,32 @@ import numpy as np
 import pytest
 import torch
 from tests.chat.preference_caches import chat_cache, preference_cache
-from tests.image_caches import image_cache, write_pictures
-from tests.layer_recipes import number_cache, stored_cache
+from tests.helpers.image_caches import image_cache, write_pictures
+from tests.helpers.layer_recipes import number_cache, stored_cache
+from tests.helpers.token_caches import numbers_of, token_cache
 from tests.teachers.own_teachers import Letters, Ramp, prompt_cache
-from tests.token_caches import numbers_of, token_cache
 from torch.utils.data import DataLoader
 
 import forebay as fb
-from forebay import compiled
 from forebay.columns import Column, Columns, Ragged
-from forebay.errors import ColumnNotFound, LayerNotFound
+from forebay.errors import NotFound
+from forebay.order.coins import Coins
+from forebay.read.rows import Located, RowReader
 from forebay.store import LocalStore
 from forebay.teachers import TeacherRecipe
-from forebay.torch import CacheDataset, FeaturesAt, Ingredient, Loader, Mixture, Present, Split, Where
+from forebay.torch import (
+    CacheDataset,
+    Filled,
+    Ingredient,
+    Loader,
+    Mixture,
+    Present,
+    Split,
+    StoredBatch,
+    Timed,
+    TokenBatch,
+    Where,
+)
 from forebay.torch.distill import LogitNormalTimes
 
 BUCKETS = (0.1, 0.5, 0.9)
@@ -52,14 +67,14 @@ def batches(source: Any, size: int = 4, **options: Any) -> list[dict[str, Any]]:
 
 
 def test_columns_come_beside_labels(tokens: fb.Cache) -> None:
-    for batch in batches(tokens, columns=["documents"], identify=["row"]):
+    for batch in batches(tokens, columns=["documents", "row"]):
         assert {"tokens", "labels", "positions", "seq_lens", "documents", "documents.offsets"} <= batch.keys()
         stored = tokens.read(batch["row"].numpy(), ["documents"])["documents"]
         assert isinstance(stored, Ragged)
         assert batch["documents"].tolist() == stored.values.tolist()
 
 
-class Latents(msgspec.Struct, frozen=True, kw_only=True):
+class Latents(fb.RecipeHooks, msgspec.Struct, frozen=True, kw_only=True):
     """A layer over rows of any kind, that every second row lacks."""
 
     kind: ClassVar[str] = "latents"
@@ -102,29 +117,32 @@ def test_columns_of_layers_come_beside_every_kind_of_batch(tmp_path: Path, make:
     usual = {} if main is None else batches(base, 2)[0]
     beside = batches(cache, 2, columns=["latents"])[0]
     assert main is None or main in usual
-    assert beside.keys() == {"row_weight", *usual, "latents", "latents.present"}
+    assert beside.keys() >= {"row_weight", *usual, "latents", "latents.present"}
     assert all(torch.equal(beside[name], values) for name, values in usual.items())
-    assert torch.equal(beside["latents"], beside["latents.present"][:, None].expand(2, 2).float())
-    alone = batches(cache, 2, columns=["latents"], collate="stored")[0]
+    assert torch.equal(beside["latents"].nan_to_num(), beside["latents.present"][:, None].expand(2, 2).float())
+    assert torch.equal(beside["latents"].isnan().any(dim=1), ~beside["latents.present"])
+    alone = batches(cache, 2, collate=StoredBatch(cache, ["latents"]))[0]
     assert alone.keys() == {"row_weight", "latents", "latents.present"}
-    assert torch.equal(alone["latents"], beside["latents"])
+    assert torch.equal(alone["latents"].nan_to_num(9), beside["latents"].nan_to_num(9))
 
 
 def test_stored_columns_come_alone(tokens: fb.Cache) -> None:
-    (batch, *_) = batches(tokens, columns=["tokens"], collate="stored")
+    (batch, *_) = batches(tokens, collate=StoredBatch(tokens, ["tokens"]))
     assert batch.keys() == {"tokens", "row_weight"}
     assert batch["tokens"].dtype == torch.uint16
-    assert batches(tokens, collate="stored")[0].keys() >= {"tokens", "seq_lens", "seq_lens.offsets"}
-    row = CacheDataset(tokens, columns=["tokens"], collate="stored")[1]
+    assert batches(tokens, collate=StoredBatch(tokens))[0].keys() >= {"tokens", "seq_lens", "seq_lens.offsets"}
+    row = CacheDataset(tokens, collate=StoredBatch(tokens, ["tokens"]))[1]
     assert {name: values.tolist() for name, values in row.items()} == {"tokens": tokens[1]["tokens"].tolist()}
 
 
 def test_columns_that_batches_are_made_of_are_not_added_to_them(tokens: fb.Cache) -> None:
     for make in (partial(Loader, global_batch_size=2), CacheDataset):
         for name in ("tokens", "seq_lens"):
-            with pytest.raises(ValueError, match=f"'{name}' is already in the batch; .*collate='stored' for columns"):
+            with pytest.raises(
+                ValueError, match=f"'{name}' is already in the batch; .*collate=StoredBatch.cache. for columns"
+            ):
                 make(tokens, columns=[name])
-        with pytest.raises(ValueError, match="collate must be 'stored'"):
+        with pytest.raises(TypeError, match="pass a Collate, such as StoredBatch"):
             make(tokens, collate="store")
 
 
@@ -133,7 +151,7 @@ def test_rows_are_named_in_every_kind_of_batch(tokens: fb.Cache, tmp_path: Path,
     images = pictures_cache(tmp_path)
     mixture = Mixture.of([Ingredient(tokens, weight=1), Ingredient(tokens, weight=2)])
     for source in (tokens, images, mixture):
-        for batch in batches(source, identify=["row", "row_id"], threads=threads):
+        for batch in batches(source, threads=threads, columns=["row", "row_id"]):
             cache = source if isinstance(source, fb.Cache) else tokens
             names = [[name.chunk, name.row] for name in cache.row_ids(batch["row"].numpy())]
             assert batch["row_id"].tolist() == names
@@ -145,7 +163,7 @@ def test_rows_are_named_in_every_kind_of_batch(tokens: fb.Cache, tmp_path: Path,
 
 
 def test_a_row_of_a_dataset_has_its_name_and_further_columns(tokens: fb.Cache) -> None:
-    row = CacheDataset(tokens, columns=["documents"], identify=["row", "row_id"], selection=Split("train"))[3]
+    row = CacheDataset(tokens, selection=Split("train"), columns=["documents", "row", "row_id"])[3]
     (name,) = tokens.row_ids([int(row["row"])])
     assert row["row_id"].tolist() == [name.chunk, name.row]
     assert row["documents"].tolist() == tokens[int(row["row"])]["documents"].tolist()
@@ -153,8 +171,8 @@ def test_a_row_of_a_dataset_has_its_name_and_further_columns(tokens: fb.Cache) -
 
 
 def test_encodings_of_prompts_come_for_every_row(taught: fb.Cache) -> None:
-    for batch in batches(taught, columns=["letters"], identify=["row"]):
-        expected = fb.teachers.shared(taught, "letters").read(batch["row"].numpy())
+    for batch in batches(taught, columns=["letters", "row"]):
+        expected = taught.read(batch["row"].numpy(), ["letters"])["letters"]
         assert torch.equal(batch["letters"], torch.from_numpy(expected))
         assert batch["letters.present"].all()
         assert "letters_row" not in batch
@@ -168,19 +186,25 @@ def test_opened_layers_are_resolved_too(taught: fb.Cache) -> None:
     assert "letters_row" not in batch
 
 
-@pytest.mark.parametrize("t", [0.3, LogitNormalTimes(), FeaturesAt(lambda coins: coins.uniform("own"))])
+@pytest.mark.parametrize("t", [0.3, LogitNormalTimes(), lambda coins: coins.uniform("own")])
 def test_features_are_those_at_the_times_of_the_batch(taught: fb.Cache, t: Any) -> None:
     reader = fb.teachers.features(taught, "ramp")
-    for batch in batches(taught, columns=["data"], features={"ramp": t}, identify=["row"]):
+    for batch in batches(taught, columns=["data", Timed("ramp", t), "row"]):
         expected = reader.at(batch["row"].numpy(), batch["ramp.t"].numpy())
         for name in ("ramp", "ramp.present"):
             assert torch.equal(batch[name].nan_to_num(9.0), torch.from_numpy(expected[name]).nan_to_num(9.0)), name
         assert torch.equal(batch["ramp"].isnan().any(dim=1), ~batch["ramp.present"])
 
 
+@pytest.mark.parametrize("t", [[0.1, 0.2], torch.tensor([0.1]), "0.5"])
+def test_features_at_takes_one_number_or_a_function(t: Any) -> None:
+    with pytest.raises(TypeError, match="pass one number from 0 to 1, or a function of coins"):
+        Timed("ramp", t)
+
+
 def test_times_are_a_function_of_the_row_and_the_epoch(taught: fb.Cache) -> None:
     def times(**options: Any) -> list[dict[int, float]]:
-        loader = Loader(taught, global_batch_size=5, features={"ramp": LogitNormalTimes()}, identify=["row"], **options)
+        loader = Loader(taught, global_batch_size=5, columns=[Timed("ramp", LogitNormalTimes()), "row"], **options)
         return [
             {row: t for batch in loader for row, t in zip(batch["row"].tolist(), batch["ramp.t"].tolist(), strict=True)}
             for _ in range(2)
@@ -194,7 +218,7 @@ def test_times_are_a_function_of_the_row_and_the_epoch(taught: fb.Cache) -> None
 
 def test_rows_of_a_cache_without_the_layer_are_absent(taught: fb.Cache, untaught: fb.Cache) -> None:
     mixture = Mixture.of([Ingredient(taught, weight=1), Ingredient(untaught, weight=1)])
-    for batch in batches(mixture, 8, columns=["data", "letters"], features={"ramp": 0.4}):
+    for batch in batches(mixture, 8, columns=["data", "letters", Timed("ramp", 0.4)]):
         strange = batch["dataset_id"] == 1
         assert batch["ramp"][strange].isnan().all()
         assert not batch["ramp.present"][strange].any()
@@ -207,7 +231,7 @@ def test_present_selects_the_rows_that_have_all_layers(taught: fb.Cache) -> None
     bits = np.asarray(taught.read(np.arange(len(taught)), ["ramp"])["ramp.present"])
     assert 0 < bits.sum() < len(taught)
     seen: list[int] = []
-    for batch in batches(taught, columns=["ramp"], identify=["row"], selection=Present("ramp", "letters")):
+    for batch in batches(taught, selection=Present("ramp", "letters"), columns=["ramp", "row"]):
         weighed = batch["row_weight"] > 0
         assert batch["ramp.present"].all()
         seen += batch["row"][weighed].tolist()
@@ -215,7 +239,7 @@ def test_present_selects_the_rows_that_have_all_layers(taught: fb.Cache) -> None
     short = Where("short", lambda columns: columns["data"].lengths <= 7, columns=["data"])  # type: ignore[union-attr]
     within = Present("ramp", within=short)
     assert 0 < len(within.select(taught)) < len(seen)
-    with pytest.raises(LayerNotFound, match="nowhere"):
+    with pytest.raises(NotFound, match="nowhere"):
         Present("nowhere").select(taught)
 
 
@@ -227,16 +251,14 @@ def test_the_state_of_a_loader_knows_the_layers_that_must_be_present(taught: fb.
 
 
 def test_wrong_names_are_refused(taught: fb.Cache, tokens: fb.Cache) -> None:
-    with pytest.raises(LayerNotFound, match="nowhere"):
-        Loader(taught, global_batch_size=2, features={"nowhere": 0.5})
-    with pytest.raises(fb.errors.LayerNotTimed):
-        Loader(taught, global_batch_size=2, features={"letters": 0.5})
-    with pytest.raises(ValueError, match="each name of identify must be 'row' or 'row_id'"):
-        Loader(tokens, global_batch_size=2, identify=["rows"])  # type: ignore[list-item]
-    with pytest.raises(ColumnNotFound, match="clip"):
+    with pytest.raises(NotFound, match="nowhere"):
+        Loader(taught, global_batch_size=2, columns=[Timed("nowhere", 0.5)])
+    with pytest.raises(fb.errors.NotFound):
+        Loader(taught, global_batch_size=2, columns=[Timed("letters", 0.5)])
+    with pytest.raises(NotFound, match="clip"):
         Loader(tokens, global_batch_size=2, columns=["clip"])
     with pytest.raises(ValueError, match="the function of times returned shape"):
-        batches(taught, features={"ramp": lambda coins: np.zeros(3)}, threads=0)
+        batches(taught, threads=0, columns=[Timed("ramp", lambda coins: np.zeros(3))])
 
 
 @pytest.fixture(scope="module")
@@ -263,9 +285,10 @@ def weighed(tmp_path_factory: pytest.TempPathFactory) -> fb.Cache:
 @pytest.mark.parametrize("style", ["shifted", "unshifted"])
 def test_a_loss_mask_decides_which_labels_count(weighed: fb.Cache, style: Any) -> None:
     for column in ("mask", "weights"):
-        options: dict[str, Any] = {"shuffle": None, "labels": style, "derive": ["num_label_tokens"]}
-        (all_labels,) = batches(weighed, 2, **options)
-        (batch,) = batches(weighed, 2, loss_mask=column, **options)
+        options: dict[str, Any] = {"labels": style, "derive": ["num_label_tokens"]}
+        (all_labels,) = batches(weighed, 2, shuffle=None, collate=TokenBatch(weighed, **options))
+        masked = TokenBatch(weighed, loss_mask=column, **options)
+        (batch,) = batches(weighed, 2, shuffle=None, collate=masked)
         counted = torch.from_numpy(np.asarray(weighed.read([0, 1], ["mask"])["mask"]))
         counted = counted.roll(-1, dims=1) if style == "shifted" else counted
         expected = torch.where(counted, all_labels["labels"], -100)
@@ -277,28 +300,25 @@ def test_a_loss_mask_decides_which_labels_count(weighed: fb.Cache, style: Any) -
 
 
 def test_fixed_shapes_do_not_depend_on_the_documents(tokens: fb.Cache) -> None:
-    made = batches(tokens, 3, max_documents=9, derive=["cu_seqlens"])
+    made = batches(tokens, 3, collate=TokenBatch(tokens, max_documents=9, derive=["cu_seqlens"]))
     assert {(batch["seq_lens"].shape, batch["cu_seqlens"].shape) for batch in made} == {((3, 9), (31,))}
-    for batch, plain in zip(made, batches(tokens, 3, derive=["cu_seqlens"]), strict=True):
+    for batch, plain in zip(made, batches(tokens, 3, collate=TokenBatch(tokens, derive=["cu_seqlens"])), strict=True):
         count = len(plain["cu_seqlens"])
         assert torch.equal(batch["cu_seqlens"][:count], plain["cu_seqlens"])
         assert (batch["cu_seqlens"][count:] == batch["tokens"].numel()).all()
         assert batch["max_seqlen"] == batch["tokens"].shape[1]
         assert isinstance(plain["max_seqlen"], int)
     with pytest.raises(ValueError, match=r"more than max_documents=1; raise it"):
-        batches(tokens, max_documents=1)
+        batches(tokens, collate=TokenBatch(tokens, max_documents=1))
 
 
-@pytest.mark.parametrize("is_compiled", [True, False])
-def test_batches_before_one_with_too_many_documents_are_handed_out(
-    tokens: fb.Cache, monkeypatch: pytest.MonkeyPatch, is_compiled: bool
-) -> None:
-    if not is_compiled:
-        monkeypatch.setattr(compiled, "native", None)
+def test_batches_before_one_with_too_many_documents_are_handed_out(tokens: fb.Cache) -> None:
     orders = [[int(one["seq_lens"].ne(0).sum()) for one in batches(tokens, 1, seed=seed)] for seed in range(20)]
     seed, bad = max(enumerate(most.index(max(most)) for most in orders), key=lambda found: found[1])
     limit = max(orders[seed]) - 1
-    loader = Loader(tokens, global_batch_size=1, drop_last=False, max_documents=limit, seed=seed)
+    loader = Loader(
+        tokens, global_batch_size=1, drop_last=False, seed=seed, collate=TokenBatch(tokens, max_documents=limit)
+    )
     made = []
     with pytest.raises(ValueError, match="more than max_documents"):
         made.extend(batch["seq_lens"] for batch in loader)
@@ -307,26 +327,21 @@ def test_batches_before_one_with_too_many_documents_are_handed_out(
 
 
 def test_what_only_packed_batches_have_is_refused_elsewhere(tokens: fb.Cache, weighed: fb.Cache) -> None:
-    with pytest.raises(ValueError, match="max_documents passed"):
-        Loader(tokens, global_batch_size=2, columns=["tokens"], collate="stored", max_documents=3)
     with pytest.raises(ValueError, match=r"^derive=\['num_label_tokens'\] needs labels \(got labels=None\)"):
-        Loader(tokens, global_batch_size=2, labels=None, derive=["num_label_tokens"])
+        Loader(tokens, global_batch_size=2, collate=TokenBatch(tokens, labels=None, derive=["num_label_tokens"]))
     with pytest.raises(ValueError, match=r"^loss_mask='mask' needs labels"):
-        Loader(weighed, global_batch_size=2, labels=None, loss_mask="mask")
-    assert numbers_of(batches(tokens, labels=None, derive=()))
+        Loader(weighed, global_batch_size=2, collate=TokenBatch(weighed, labels=None, loss_mask="mask"))
+    assert numbers_of(batches(tokens, collate=TokenBatch(tokens, labels=None, derive=())))
 
 
-@pytest.mark.parametrize("is_compiled", [True, False])
-def test_a_column_that_labels_are_made_of_comes_if_it_is_named(
-    weighed: fb.Cache, monkeypatch: pytest.MonkeyPatch, is_compiled: bool
-) -> None:
-    if not is_compiled:
-        monkeypatch.setattr(compiled, "native", None)
-    (batch,) = batches(weighed, 2, shuffle=None, loss_mask="weights", columns=["weights", "mask"])
+def test_a_column_that_labels_are_made_of_comes_if_it_is_named(weighed: fb.Cache) -> None:
+    (batch,) = batches(
+        weighed, 2, shuffle=None, columns=["weights", "mask"], collate=TokenBatch(weighed, loss_mask="weights")
+    )
     for name in ("weights", "mask"):
         assert torch.equal(batch[name], torch.from_numpy(np.asarray(weighed.read([0, 1], [name])[name])))
     assert "loss_weights" in batch
-    assert "weights" not in batches(weighed, 2, loss_mask="weights")[0]
+    assert "weights" not in batches(weighed, 2, collate=TokenBatch(weighed, loss_mask="weights"))[0]
 
 
 def test_a_column_of_a_layer_that_a_cache_of_a_mixture_lacks_has_absent_rows(
@@ -334,16 +349,21 @@ def test_a_column_of_a_layer_that_a_cache_of_a_mixture_lacks_has_absent_rows(
 ) -> None:
     mixture = Mixture.of([Ingredient(untaught, weight=1), Ingredient(taught, weight=1)])
     bits = np.asarray(taught.read(np.arange(len(taught)), ["ramp"])["ramp.present"])
-    for batch in batches(mixture, 8, columns=["ramp", "letters_prompt", "data"], identify=["row"]):
+    prompt = Filled("letters_prompt", 7)
+    for batch in batches(mixture, 8, columns=["ramp", prompt, "data", "row"]):
         strange = batch["dataset_id"] == 0
         assert not batch["ramp.present"][strange].any()
-        assert not batch["ramp"][strange].any()
+        assert batch["ramp"][strange].isnan().all()
+        assert (batch["letters_prompt"][strange] == 7).all()
         rows = batch["row"][~strange].numpy()
         assert batch["ramp.present"][~strange].tolist() == bits[rows].tolist()
-        assert torch.equal(batch["ramp"][~strange], torch.from_numpy(np.asarray(taught.read(rows, ["ramp"])["ramp"])))
+        stored = torch.from_numpy(np.asarray(taught.read(rows, ["ramp"])["ramp"]))
+        assert torch.equal(batch["ramp"][~strange].nan_to_num(9), stored.nan_to_num(9))
         assert batch["letters.present"].tolist() == (~strange).tolist()
-    with pytest.raises(ColumnNotFound, match="nowhere"):
+    with pytest.raises(NotFound, match="nowhere"):
         Loader(mixture, global_batch_size=2, columns=["nowhere"])
+    with pytest.raises(ValueError, match=r"has no column 'letters_prompt', .*pass Filled\('letters_prompt', value\)"):
+        Loader(mixture, global_batch_size=2, columns=["letters_prompt"])
 
 
 def test_encodings_and_features_of_added_rows_come_after_growth(tmp_path: Path) -> None:
@@ -351,12 +371,10 @@ def test_encodings_and_features_of_added_rows_come_after_growth(tmp_path: Path) 
     layers = [TeacherRecipe(teacher=teacher, buckets=BUCKETS, batch_size=3) for teacher in (Letters(), Ramp())]
     for recipe in layers:
         fb.build(root, None, recipe)
-    loader = Loader(
-        fb.open_cache(root), global_batch_size=1, growth="epoch", columns=["letters"], features={"ramp": 0.5}
-    )
+    loader = Loader(fb.open_cache(root), global_batch_size=1, growth="epoch", columns=["letters", Timed("ramp", 0.5)])
     assert len(list(loader)) == 10
     lines.write_text(lines.read_text() + "two hills\na dog\n")
-    fb.grow(root, fb.sources.lines(lines), workers=0)
+    fb.update(root, fb.sources.lines(lines), workers=0)
     for recipe in layers:
         fb.build(root, None, recipe)
     before, after = len(list(loader)), list(loader)
@@ -365,17 +383,18 @@ def test_encodings_and_features_of_added_rows_come_after_growth(tmp_path: Path) 
 
 
 def test_a_dataset_has_what_a_loader_has(weighed: fb.Cache, taught: fb.Cache) -> None:
-    options: dict[str, Any] = {"loss_mask": "weights", "max_documents": 5, "columns": ["weights"]}
+    collate = TokenBatch(weighed, loss_mask="weights", max_documents=5)
+    options: dict[str, Any] = {"collate": collate, "columns": ["weights"]}
     (batch,) = batches(weighed, 2, shuffle=None, **options)
     for number, row in enumerate(CacheDataset(weighed, **options)[at] for at in range(2)):
         assert row.keys() == batch.keys() - {"row_weight"}
         assert all(torch.equal(values, batch[name][number]) for name, values in row.items())
-    timed = CacheDataset(taught, columns=["letters"], features={"ramp": 0.4}, identify=["row"])
+    timed = CacheDataset(taught, columns=["letters", Timed("ramp", 0.4), "row"])
     reader = fb.teachers.features(taught, "ramp")
     for dataset in (timed, pickle.loads(pickle.dumps(timed))):  # as a spawned worker has it
         row = dataset[1]
         assert row["ramp"].tolist() == reader.at([1], 0.4)["ramp"][0].tolist()
-        assert row["letters"].tolist() == fb.teachers.shared(taught, "letters").read([1])[0].tolist()
+        assert row["letters"].tolist() == taught.read([1], ["letters"])["letters"][0].tolist()
 
 
 def test_ragged_rows_of_a_dataset_are_collated_as_a_loader_does(tokens: fb.Cache) -> None:
@@ -390,28 +409,34 @@ def test_ragged_rows_of_a_dataset_are_collated_as_a_loader_does(tokens: fb.Cache
     assert single["lengths"].shape == (2, max(len(dataset[at]["lengths"]) for at in (0, 3)))
 
 
-def test_what_is_known_to_be_wrong_is_refused_before_the_first_batch(weighed: fb.Cache, taught: fb.Cache) -> None:
-    for make in (partial(Loader, global_batch_size=2), CacheDataset):
-        with pytest.raises(TypeError, match=r"max_documents is 2\.5; pass a whole number"):
-            make(weighed, max_documents=2.5)
-        with pytest.raises(ValueError, match="loss_mask is 'tokens', which has no weights"):
-            make(weighed, loss_mask="tokens")
-        with pytest.raises(ColumnNotFound, match="nowhere"):
-            make(weighed, loss_mask="nowhere")
-        with pytest.raises(ValueError, match=r"t of features must be from 0 to 1 \(got 500\)"):
-            make(taught, features={"ramp": 500})
-        for t in (None, "x"):
-            with pytest.raises(TypeError, match=f"t of features is {t!r}; pass a number"):
-                make(taught, features={"ramp": t})
+def test_what_is_known_to_be_wrong_is_refused_before_the_first_batch(weighed: fb.Cache) -> None:
+    with pytest.raises(TypeError, match=r"max_documents is 2\.5; pass a whole number"):
+        TokenBatch(weighed, max_documents=2.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="loss_mask is 'tokens', which has no weights"):
+        TokenBatch(weighed, loss_mask="tokens")
+    with pytest.raises(NotFound, match="nowhere"):
+        TokenBatch(weighed, loss_mask="nowhere")
+    with pytest.raises(ValueError, match=r"must be from 0 to 1 \(got 500\)"):
+        Timed("ramp", 500)
 
 
 def test_a_loss_mask_has_one_number_per_token(tokens: fb.Cache) -> None:
     with pytest.raises(ValueError, match="rows of 'documents' are ragged; a loss_mask has one number per token"):
-        Loader(tokens, global_batch_size=2, loss_mask="documents")
+        Loader(tokens, global_batch_size=2, collate=TokenBatch(tokens, loss_mask="documents"))
 
 
 def test_what_belongs_to_batches_is_refused_for_rows(tokens: fb.Cache) -> None:
-    with pytest.raises(ValueError, match="num_label_tokens belongs to a whole batch, not to a row; count"):
-        CacheDataset(tokens, derive=["num_label_tokens"])
-    with pytest.raises(ValueError, match="derive='device' makes batches for derive_on_device"):
-        CacheDataset(tokens, derive="device")  # type: ignore[arg-type]
+    for options in ({"derive": ["num_label_tokens"]}, {"derive": ["cu_seqlens"]}, {"on_device": True}):
+        with pytest.raises(ValueError, match="tensors of whole batches, which cannot be split into rows"):
+            CacheDataset(tokens, collate=TokenBatch(tokens, **options))  # type: ignore[arg-type]
+
+
+def test_features_at_times_do_not_keep_older_generations_open(taught: fb.Cache) -> None:
+    timed = Timed("ramp", 0.4)
+    older = fb.open_cache(taught.root)
+    for cache in (older, fb.open_cache(taught.root)):
+        RowReader([cache], [timed]).read(Located(np.arange(2)), Coins(0, 0, np.zeros(2, np.uint64)))
+    freed = weakref.ref(older)
+    del older, cache
+    gc.collect()
+    assert freed() is None

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_batches import PackedBatch, batch, packed_batches, random_batch
-from tests.examples import scaled
+from tests.helpers.hypothesis_profiles import scaled
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
@@ -103,6 +103,7 @@ def test_padding_of_images_equals_create_block_mask(contents, block_size, leadin
     assert_equal_to_torch(mask, torch.from_numpy(kept)[:, None, :].expand(-1, length, length))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1024, 2049, 4096])
 @pytest.mark.parametrize(("kind", "window"), [("causal", None), ("bidirectional", None), ("causal", 500)])
 def test_long_rows_equal_create_block_mask(length: int, kind, window):
@@ -209,6 +210,7 @@ print(resident("VmHWM") - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "window"), [pytest.param("causal", None, marks=pytest.mark.long), ("bidirectional", 5000)]
 )

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.byte_tokens import ByteTokens
 from tests.chat.stock_templates import QWEN3
 from tests.chat.tokenizer_folders import byte_level, write_folder
+from tests.helpers.byte_tokens import ByteTokens
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 import forebay as fb
 from forebay.masks import TrainOn, token_weights
-from forebay.torch import CacheDataset, Loader, PackedSelfAttention, document_leaks
+from forebay.torch import CacheDataset, Loader, PackedSelfAttention, Ranks, TokenBatch, document_leaks
 
 ANSWERS = [("one", "two three"), ("Hello.", "I am a small model")]
 
@@ -38,7 +38,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> fb.Cache:
         ]
         lines.append(json.dumps({"messages": messages}))
     (root / "chats.jsonl").write_text("\n".join(lines))
-    recipe = fb.ChatRecipe(tokenizer=folder, sequence_length=160, chunk_size=4)
+    recipe = fb.ChatRecipe(tokenizer=folder, sequence_length=160, chunk_rows=4)
     fb.build(root / "cache", fb.sources.lines(root / "chats.jsonl"), recipe, workers=0)
     return fb.open_cache(root / "cache")
 
@@ -63,7 +63,8 @@ def trained(batch: dict[str, Tensor], tokenizer: Tokenizer) -> list[str]:
 
 
 def one_batch(chat: fb.Cache, **arguments: Any) -> dict[str, Tensor]:
-    return next(iter(Loader(chat, global_batch_size=len(chat), shuffle=None, threads=0, **arguments)))
+    collate = TokenBatch(chat, **arguments)
+    return next(iter(Loader(chat, global_batch_size=len(chat), shuffle=None, threads=0, collate=collate)))
 
 
 END = "<|im_end|>"
@@ -109,14 +110,20 @@ def test_weights_come_with_the_labels_that_they_weigh(chat: fb.Cache, tokenizer:
 
 def test_a_place_without_a_label_has_no_weight(chat: fb.Cache) -> None:
     """The last token of a conversation has no label, also where the token behind it, of the next one, is trained."""
-    batch = next(iter(Loader(chat, global_batch_size=len(chat), train_on={"header": 0.5, "response": 1.0})))
+    batch = next(
+        iter(
+            Loader(
+                chat, global_batch_size=len(chat), collate=TokenBatch(chat, train_on={"header": 0.5, "response": 1.0})
+            )
+        )
+    )
     assert (chat.read([0])["seq_lens"].lengths > 1).all()  # type: ignore[union-attr]
     assert (batch["loss_weights"] == 0.5).any()
     assert not batch["loss_weights"][batch["labels"] == -100].any()
 
 
 def test_a_data_set_has_the_labels_of_the_loader(chat: fb.Cache) -> None:
-    rows = CacheDataset(chat, train_on=("response", "stop"))
+    rows = CacheDataset(chat, collate=TokenBatch(chat, train_on=("response", "stop")))
     batch = one_batch(chat, train_on=("response", "stop"))
     for row in range(len(chat)):
         assert torch.equal(rows[row]["labels"], batch["labels"][row])
@@ -124,7 +131,7 @@ def test_a_data_set_has_the_labels_of_the_loader(chat: fb.Cache) -> None:
 
 def test_rows_that_only_fill_a_batch_train_nothing(chat: fb.Cache) -> None:
     size = 3 * (len(chat) // 3)  # leaves 2 rows for 3 ranks
-    loader = Loader(chat, global_batch_size=size, shuffle=None, drop_last=False, rank=2, world_size=3)
+    loader = Loader(chat, global_batch_size=size, shuffle=None, drop_last=False, ranks=Ranks(2, 3))
     _, batch = loader
     empty = batch["row_weight"] == 0
     assert empty.any()
@@ -161,14 +168,18 @@ def test_untrained_tokens_get_no_gradient_from_the_loss(chat: fb.Cache, tokenize
 )
 def test_a_policy_that_makes_no_sense_is_refused(chat: fb.Cache, train_on: Any, error: type, said: str) -> None:
     with pytest.raises(error, match=said):
-        Loader(chat, global_batch_size=2, train_on=train_on)
+        Loader(chat, global_batch_size=2, collate=TokenBatch(chat, train_on=train_on))
 
 
 def test_a_cache_without_spans_is_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("line\n" * 200)
     fb.build(tmp_path / "plain", fb.sources.lines(tmp_path / "a.txt"), ByteTokens(), workers=0)
     with pytest.raises(ValueError, match=r"has no spans, .* build it with `forebay build chat`"):
-        Loader(fb.open_cache(tmp_path / "plain"), global_batch_size=2, train_on=("response",))
+        Loader(
+            fb.open_cache(tmp_path / "plain"),
+            global_batch_size=2,
+            collate=TokenBatch(fb.open_cache(tmp_path / "plain"), train_on=("response",)),
+        )
 
 
 @pytest.mark.parametrize(
@@ -202,7 +213,8 @@ def test_weights_of_spans_in_words() -> None:
 
 def test_spans_come_beside_labels_if_they_are_named(chat: fb.Cache) -> None:
     stored = chat.read(np.arange(len(chat)), ["spans", "last_turn"])
-    batch = one_batch(chat, columns=["last_turn", "spans", "documents"])
+    columns = ["last_turn", "spans", "documents"]
+    batch = next(iter(Loader(chat, global_batch_size=len(chat), shuffle=None, columns=columns)))
     assert {"labels", "documents"} <= batch.keys()
     for name in ("spans", "last_turn"):
         assert batch[name].tolist() == stored[name].values.tolist()  # type: ignore[union-attr]

@@ -6,25 +6,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.layer_recipes import LengthLayer, number_cache
-from tests.token_caches import token_cache
+from tests.helpers.layer_recipes import LengthLayer, number_cache
+from tests.helpers.token_caches import token_cache
 
 import forebay as fb
-from forebay.order.orders import Coins, sample_keys
-from forebay.torch import CacheDataset, Collate, Ingredient, Loader, Mixture
-from forebay.torch.assemble import Rows
+from forebay.order.coins import Coins, sample_keys
+from forebay.torch import CacheDataset, Collate, Filled, Ingredient, Loader, Mixture, Table
 from forebay.torch.batches import Batch, Buffers
 
 ROWS = 30
 
 
-class LastBytes:
+class LastBytes(Collate):
     """The number of a row, the last bytes of its text, and its coin."""
 
     columns = ("number", "text")
-    row_bytes = 32
 
-    def collate(self, rows: Rows, coins: Coins, buffers: Buffers) -> Batch:
+    def collate(self, rows: Table, coins: Coins, buffers: Buffers) -> Batch:
         texts = [bytes(text) for text in rows["text"]]
         assert texts == [bytes(text) for text in rows["text"]]  # rows can be gone through again
         last = torch.tensor([list(text[-2:]) for text in texts]).reshape(len(texts), 2)
@@ -69,7 +67,7 @@ def test_columns_and_a_transform_come_on_top_with_the_same_coins(cache: fb.Cache
     def again(batch: Batch, coins: Coins) -> Batch:
         return batch | {"again": torch.from_numpy(coins.uniform("told"))}
 
-    loader = Loader(cache, global_batch_size=5, collate=LastBytes(), columns=["times"], transform=again)
+    loader = Loader(cache, global_batch_size=5, collate=LastBytes(), columns=[Filled("times", 0)], transform=again)
     for batch in loader:
         assert batch["times"].tolist() == (2 * batch["number"]).where(batch["length.present"], 0).tolist()
         assert torch.equal(batch["again"], batch["coin"])
@@ -98,11 +96,10 @@ def test_a_mixture_hands_over_rows_of_all_its_caches_with_coins_of_their_own(cac
 
 
 def test_where_rows_have_no_sample_ids_coins_go_by_row(tmp_path: Path) -> None:
-    class Numbers:
+    class Numbers(Collate):
         columns = ("tokens",)
-        row_bytes = 16
 
-        def collate(self, rows: Rows, coins: Coins, buffers: Buffers) -> Batch:
+        def collate(self, rows: Table, coins: Coins, buffers: Buffers) -> Batch:
             first = np.asarray(rows["tokens"])[:, 0].astype(np.int64)
             return {"row": torch.from_numpy(first), "coin": torch.from_numpy(coins.uniform("told"))}
 
@@ -121,7 +118,7 @@ def test_where_rows_have_no_sample_ids_coins_go_by_row(tmp_path: Path) -> None:
 
 def test_an_error_of_a_collate_is_raised_where_its_batch_is_due(cache: fb.Cache) -> None:
     class Picky(LastBytes):
-        def collate(self, rows: Rows, coins: Coins, buffers: Buffers) -> Batch:
+        def collate(self, rows: Table, coins: Coins, buffers: Buffers) -> Batch:
             if 12 in np.asarray(rows["number"]):
                 raise ValueError("twelve")
             return super().collate(rows, coins, buffers)

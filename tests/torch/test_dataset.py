@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.builders import script_environment
-from tests.layer_recipes import number_cache
-from tests.token_caches import grow_cache, token_cache
-from tests.transforms import tell_coins
+from tests.helpers.batch_transforms import tell_coins
+from tests.helpers.builders import script_environment
+from tests.helpers.layer_recipes import number_cache
+from tests.helpers.token_caches import grow_cache, token_cache
 from torch.utils.data import ConcatDataset, DataLoader
 
 import forebay as fb
-from forebay.errors import ColumnNotFound
-from forebay.torch import CacheDataset, Coins, Split
+from forebay.errors import NotFound
+from forebay.torch import CacheDataset, Coins, Split, TokenBatch
 
 HALF = Split("train", fraction=0.5)
 
@@ -46,7 +46,7 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
 
 
 def test_a_row_of_tokens_is_ready_for_training(tokens: fb.Cache) -> None:
-    dataset = CacheDataset(tokens, derive=("positions", "document_ids"))
+    dataset = CacheDataset(tokens, collate=TokenBatch(tokens, derive=("positions", "document_ids")))
     assert len(dataset) == 60
     row = dataset[7]
     seq_lens = [row["seq_lens"].tolist()]
@@ -55,7 +55,7 @@ def test_a_row_of_tokens_is_ready_for_training(tokens: fb.Cache) -> None:
     assert row["labels"].tolist() == fb.masks.labels(row["tokens"][None].numpy(), seq_lens)[0].tolist()
     assert row["positions"].tolist() == fb.masks.positions(seq_lens, 8)[0].tolist()
     assert row["document_ids"].tolist() == fb.masks.document_ids(seq_lens, 8)[0].tolist()
-    aligned = CacheDataset(tokens, labels="unshifted", derive=())[7]
+    aligned = CacheDataset(tokens, collate=TokenBatch(tokens, labels="unshifted", derive=()))[7]
     assert aligned.keys() == {"tokens", "labels", "seq_lens"}
     assert aligned["labels"].tolist() == fb.masks.labels(row["tokens"][None].numpy(), seq_lens, "unshifted")[0].tolist()
 
@@ -82,7 +82,7 @@ def test_other_rows_are_their_columns_ragged_ones_as_long_as_they_are(numbers: f
 def test_names_choose_and_rename(tokens: fb.Cache) -> None:
     dataset = CacheDataset(tokens, names={"input_ids": "tokens", "position_ids": "positions"})
     assert dataset[3].keys() == {"input_ids", "position_ids"}
-    with pytest.raises(ColumnNotFound, match=r"no column 'token'; it has: labels, positions, seq_lens, tokens"):
+    with pytest.raises(NotFound, match=r"(?s)no column 'token'.*it has: labels, positions, seq_lens, tokens"):
         CacheDataset(tokens, names={"input_ids": "token"})[0]
 
 
@@ -93,8 +93,8 @@ def test_a_row_that_is_not_there_is_an_index_error(tokens: fb.Cache, index: int)
 
 
 def test_what_is_no_part_of_a_row_cannot_be_derived(tokens: fb.Cache) -> None:
-    with pytest.raises(ValueError, match="cu_seqlens belongs to a whole batch"):
-        CacheDataset(tokens, derive=("cu_seqlens",))
+    with pytest.raises(ValueError, match="tensors of whole batches, which cannot be split"):
+        CacheDataset(tokens, collate=TokenBatch(tokens, derive=("cu_seqlens",)))
 
 
 @pytest.mark.parametrize("context", [None, "fork", pytest.param("forkserver", marks=pytest.mark.long)])
@@ -109,6 +109,7 @@ def test_workers_give_the_selected_rows_in_order(tokens: fb.Cache, numbers: fb.C
     assert found == [row for rows in expected for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_that_live_on_draw_the_coins_of_the_epoch(tokens: fb.Cache, context: str) -> None:
     dataset = CacheDataset(tokens, selection=HALF, transform=tell_coins, names={"row": "row", "coin": "coin"})
@@ -173,6 +174,7 @@ def test_the_example_of_a_transform_flips_rows_as_the_coins_fall(tokens: fb.Cach
     assert 5 < flips < 55
 
 
+@pytest.mark.slow
 def test_grain_takes_it_as_a_source_of_its_own(tokens: fb.Cache) -> None:
     """In a process of its own: Grain starts threads and a server at import."""
     code = f"""

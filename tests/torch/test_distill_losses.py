@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.examples import scaled
+from tests.helpers.hypothesis_profiles import scaled
 
 from forebay.torch.distill import (
     TeacherRows,
@@ -168,3 +168,31 @@ def test_weights_of_teachers_warm_up() -> None:
     assert Warmup(0.3, 0)(0) == 0.3
     with pytest.raises(ValueError, match=r"steps must be at least 0; .* \(got -1\)"):
         Warmup(1.0, -1)
+
+
+def document_maps(times: torch.Tensor) -> torch.Tensor:
+    """The TinyFlux document's own maps, whose corners are negative at early times."""
+    y, x = torch.meshgrid(torch.linspace(-1, 1, 8), torch.linspace(-1, 1, 8), indexing="ij")
+    maps = 1 - torch.sqrt(x**2 + y**2) * (1 - times).view(-1, 1, 1)
+    return maps / maps.sum(dim=(-2, -1), keepdim=True)
+
+
+def test_loss_weights_of_negative_maps_are_those_of_the_maps_clamped_at_zero() -> None:
+    maps = document_maps(torch.tensor([0.05, 0.15, 0.25, 0.35]))
+    assert maps.min() < 0
+    weights, clamped = (
+        loss_weights(TeacherRows(each, torch.ones(4, dtype=torch.bool))) for each in (maps, maps.clamp(min=0))
+    )
+    assert weights.min() >= 0
+    torch.testing.assert_close(weights, clamped)
+    torch.testing.assert_close(weights.mean(dim=(-2, -1)), torch.ones(4))
+
+
+def test_loss_weights_of_a_map_without_positive_values_are_equal() -> None:
+    weights = spatial_weights(torch.stack([torch.zeros(8, 8), torch.full((8, 8), -1.0)]))
+    torch.testing.assert_close(weights, torch.ones(2, 64, 64))
+
+
+def test_loss_weights_reject_negative_content() -> None:
+    with pytest.raises(ValueError, match="content must be at least 0"):
+        loss_weights(content=torch.full((1, 64, 64), -0.5))

@@ -1,23 +1,23 @@
-"""Flow matching helpers, and the modules that stay in the student."""
+"""Flow matching helpers, and the modules of examples/teacher_predictors.py."""
 
-import dataclasses
 import math
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from forebay.torch.distill import (
-    LunePredictor,
-    SolPrior,
     TeacherRows,
-    embed_times,
     interpolate,
     sample_times,
     shift_times,
     sol_loss,
     velocity,
 )
+
+PREDICTORS = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "teacher_predictors.py"))
+LunePredictor, SolPrior, embed_times = (PREDICTORS[name] for name in ("LunePredictor", "SolPrior", "embed_times"))
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -137,13 +137,3 @@ def test_the_prior_takes_the_teachers_word_row_by_row() -> None:
     assert torch.equal(signal.spatial[1], maps.values[1])
     assert torch.equal(signal.stats[0], signal.stats_predicted[0])
     assert torch.equal(signal.spatial[0], signal.spatial_predicted[0])
-
-
-@pytest.mark.parametrize("predictor", [LunePredictor(8, 4, feature_dim=6, hidden_dim=8, signal_dim=4), SolPrior(8, 4)])
-def test_a_predictor_is_exported_by_itself(predictor: nn.Module) -> None:
-    given = (torch.randn(2, 8), torch.randn(2, 4))
-    exported = torch.export.export(predictor, given).module()(*given)
-    made = predictor(*given)
-    assert type(exported) is type(made)
-    for field in dataclasses.fields(made):
-        assert torch.allclose(getattr(exported, field.name), getattr(made, field.name))

@@ -11,15 +11,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from forebay.torch import (
     PackedSelfAttention,
-    SeedAttention,
     causal_block_mask,
     document_block_mask,
     image_block_mask,
     prefix_block_mask,
 )
-from forebay.torch.attention import backends
-from forebay.torch.attention.backends import attend_dense, attend_flex
+from forebay.torch.attention import packed_attention
 from forebay.torch.attention.block_mask import dense_mask
+from forebay.torch.attention.packed_attention import attend_dense, attend_flex
 
 # torch warns itself while it loads its compiler.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
@@ -30,7 +29,7 @@ ROWS, LENGTH = 2, 200
 @pytest.fixture(autouse=True)
 def fresh_compiler():
     torch._dynamo.reset()
-    backends._kernels.clear()
+    packed_attention._kernels.clear()
     torch._dynamo.utils.counters.clear()
     with torch.no_grad():
         yield
@@ -58,6 +57,7 @@ MASKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("name", MASKS)
 def test_flex_attention_without_compile_equals_sdpa(name):
@@ -68,6 +68,7 @@ def test_flex_attention_without_compile_equals_sdpa(name):
     torch.testing.assert_close(attended, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["causal", pytest.param("bidirectional", marks=pytest.mark.long)])
 def test_compiled_flex_attention_equals_sdpa_and_compiles_once_for_all_documents(kind):
     query, key, value = heads()
@@ -111,6 +112,7 @@ def signatures() -> list[tuple[torch.Tensor, BlockMask]]:
     return [(torch.randn(shape), document_block_mask([[20, 9]] * shape[0], shape[2])) for shape in shapes]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compiler")
 def test_more_signatures_than_torch_recompiles_one_function_for():
     cases = signatures()
@@ -118,26 +120,29 @@ def test_more_signatures_than_torch_recompiles_one_function_for():
     for query, mask in cases * 2:
         attended = attend_flex(query, query, query, mask)
         torch.testing.assert_close(attended, attend_dense(query, query, query, mask), atol=1e-5, rtol=0)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == len(backends._kernels) == 12
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == len(packed_attention._kernels) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compiler")
 def test_kernels_are_bounded_and_the_least_recently_used_leaves_first(monkeypatch):
-    monkeypatch.setattr(backends, "MAX_KERNELS", 3)
+    monkeypatch.setattr(packed_attention, "MAX_KERNELS", 3)
     cases = signatures()
     for case in (0, 1, 2, 0, 3):
         query, mask = cases[case]
         attend_flex(query, query, query, mask)
-    kept = [backends.flex_signature(query, query, query, mask) for query, mask in (cases[2], cases[0], cases[3])]
-    assert list(backends._kernels) == kept
+    kept = [
+        packed_attention.flex_signature(query, query, query, mask) for query, mask in (cases[2], cases[0], cases[3])
+    ]
+    assert list(packed_attention._kernels) == kept
 
 
 def test_a_kernel_that_does_not_compile_is_warned_about_once_and_sdpa_goes_on(monkeypatch):
     def no_kernel(*_: object) -> torch.Tensor:
         raise torch._dynamo.exc.BackendCompilerFailed(no_kernel, RuntimeError("C++ compile error"), None)
 
-    monkeypatch.setattr(backends, "compiled_flex_attention", no_kernel)
-    monkeypatch.setattr(backends, "_broken_flex", [])
+    monkeypatch.setattr(packed_attention, "attend_flex", no_kernel)
+    monkeypatch.setattr(packed_attention, "_broken_flex", [])
     module, x = PackedSelfAttention(32, 2), torch.randn(ROWS, LENGTH, 32)
     with pytest.warns(RuntimeWarning, match="FlexAttention did not compile"):
         attended = module(x, DOCUMENTS.seq_lens)
@@ -149,6 +154,7 @@ def test_a_kernel_that_does_not_compile_is_warned_about_once_and_sdpa_goes_on(mo
         module(x, DOCUMENTS.seq_lens)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.usefixtures("compiler")
 def test_a_compiled_model_keeps_its_static_kernels():
@@ -159,38 +165,4 @@ def test_a_compiled_model_keeps_its_static_kernels():
     for rows in (ROWS, 1):
         x, case = torch.randn(rows, LENGTH, 32), random_batch(rows, LENGTH, rows, mean_length=80)
         torch.testing.assert_close(compiled(x, case.seq_lens), module(x, case.seq_lens), atol=1e-5, rtol=0)
-    assert len(backends._kernels) == 2
-
-
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [
-        (torch.float32, 1e-5),
-        pytest.param(torch.float16, 5e-3, marks=pytest.mark.long),
-        pytest.param(torch.bfloat16, 4e-2, marks=pytest.mark.long),
-    ],
-)
-@pytest.mark.usefixtures("compiler")
-def test_a_seed_gives_equal_output_in_every_dtype(dtype, tolerance):
-    torch.manual_seed(0)
-    seed = SeedAttention(32, 2, backend="dense")
-    torch.nn.init.normal_(seed.proj.weight, std=0.2)
-    x = torch.randn(2, 150, 32)
-    expected = seed(x)
-    seed.backend = "flex"
-    seed.to(dtype)
-    assert len(seed.cache) == 0
-    torch.testing.assert_close(seed(x.to(dtype)).float(), expected, atol=tolerance, rtol=0)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.long)])
-@pytest.mark.usefixtures("compiler")
-def test_one_mask_serves_float32_and_autocast(dtype):
-    torch.manual_seed(0)
-    seed = SeedAttention(32, 2, backend="flex")
-    torch.nn.init.normal_(seed.proj.weight, std=0.2)
-    x = torch.randn(2, 150, 32)
-    expected = seed(x)
-    with torch.autocast("cpu", dtype):
-        torch.testing.assert_close(seed(x).float(), expected, atol=4e-2, rtol=0)
-    assert (seed.cache.statistics.misses, seed.cache.statistics.hits) == (1, 1)
+    assert len(packed_attention._kernels) == 2

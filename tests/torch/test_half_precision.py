@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 from diffusers import WanTransformer3DModel
-from tests import tiny_pipelines
-from tests.tiny_models import TinyModels, tiny_unet, tiny_vae
-from tests.tiny_pipelines import clip_config, saved, t5_encoder
+from tests.helpers import tiny_pipelines
+from tests.helpers.tiny_models import TinyModels, tiny_unet, tiny_vae
+from tests.helpers.tiny_pipelines import clip_config, saved, t5_encoder
 from tests.torch.taught import images_cache
 from torch import nn
 from transformers import CLIPTextModelWithProjection
 
 import forebay as fb
 from forebay.errors import RecipeMismatch
-from forebay.teachers import Latents, TeacherRecipe, shared
+from forebay.teachers import Latents, TeacherRecipe
 from forebay.torch.teachers.loading import input_like, load_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -62,6 +62,7 @@ def test_what_the_library_keeps_wide_stays_wide(tmp_path: Path, name: str, dtype
     assert bool(wide) == bool(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "dtype"),
     [
@@ -85,10 +86,9 @@ def test_a_pipeline_in_half_precision_is_near_the_same_in_float32(
         fb.build_layers(root, recipes, replace=list(recipes))
         cache = fb.open_cache(root, layers=list(recipes))
         assert cache.read(range(5), ["lune.present"])["lune.present"].all()
-        read = {"lune": cache.read(range(5), ["lune"])["lune"], "t5": shared(cache, "t5_states").read(range(5))}
-        seen.append(
-            {**read, "clip": shared(cache, "clip_pooled" if "clip" in recipes else "clip_g_pooled").read([0, 1])}
-        )
+        read = {"lune": cache.read(range(5), ["lune"])["lune"], "t5": cache.read(range(5), ["t5_states"])["t5_states"]}
+        pooled = "clip_pooled" if "clip" in recipes else "clip_g_pooled"
+        seen.append({**read, "clip": cache.read([0, 1], [pooled])[pooled]})
     for name, wide in seen[0].items():
         near = np.abs(seen[1][name] - wide).max() / np.abs(wide).max()
         assert 0 < near < (0.01 if dtype == "float16" else 0.06), name

@@ -11,8 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.examples import scaled
-from tests.image_caches import (
+from tests.helpers.batch_transforms import jitter
+from tests.helpers.cache_files import chunk_path, layer_path
+from tests.helpers.hypothesis_profiles import scaled
+from tests.helpers.image_caches import (
     PAD,
     SIZES,
     TAGS,
@@ -24,17 +26,17 @@ from tests.image_caches import (
     sample_id,
     write_pictures,
 )
-from tests.layer_recipes import flip as flip_byte
-from tests.transforms import jitter
+from tests.helpers.layer_recipes import flip as flip_byte
 from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 import forebay as fb
-from forebay.errors import AllTokensIgnored, ChunkCorrupt
+from forebay.errors import ChunkCorrupt, RecipeInvalid
 from forebay.format.tensors import VARIABLE
 from forebay.images.geometry import Scaling
-from forebay.order.orders import Coins, sample_keys
+from forebay.order.coins import Coins, sample_keys
+from forebay.read.rows import row_hashes
 from forebay.torch import (
     CacheDataset,
     Canvases,
@@ -43,8 +45,9 @@ from forebay.torch import (
     Loader,
     Mixture,
     RandomResizedCrop,
+    Ranks,
+    StoredBatch,
     aspect_buckets,
-    assemble,
     masks_on_device,
     normalize_on_device,
 )
@@ -147,7 +150,7 @@ def test_a_canvas_is_what_pillow_draws_scaled_and_rounded_to_the_type_asked_for(
         (HALF, *HALF),
     ],
 )
-def test_a_normalised_value_is_the_pixel_less_mean_over_std(normalize: Any, mean: Any, std: Any) -> None:
+def test_a_normalized_value_is_the_pixel_less_mean_over_std(normalize: Any, mean: Any, std: Any) -> None:
     pixels = np.broadcast_to(np.arange(256, dtype=np.uint8), (3, 1, 256))
     exact = (pixels / 255 - np.array(mean)[:, None, None]) / np.array(std)[:, None, None]
     assert np.abs(Scaling.of(normalize).apply(pixels) - exact).max() < 2**-20
@@ -192,9 +195,9 @@ def test_every_way_of_reading_gives_what_decoding_afresh_gives(
 
 
 def test_the_last_batch_has_one_shape_on_every_rank(caches: dict[str, fb.Cache]) -> None:
-    options = {"global_batch_size": 4, "drop_last": False, "world_size": 4, "columns": ["id"], "shuffle": None}
+    options = {"global_batch_size": 4, "drop_last": False, "columns": ["id"], "shuffle": None}
     collate = ImageBatch(caches["raw"])
-    last = [list(Loader(caches["raw"], rank=rank, collate=collate, **options))[-1] for rank in range(4)]
+    last = [list(Loader(caches["raw"], ranks=Ranks(rank, 4), collate=collate, **options))[-1] for rank in range(4)]
     assert COUNT % 4
     assert {batch["pixels"].shape[0] for batch in last} == {1}
     assert sum(float(batch["row_weight"].sum()) for batch in last) == COUNT % 4
@@ -205,7 +208,7 @@ def test_images_are_named_by_the_bytes_of_their_ids(caches: dict[str, fb.Cache])
     cache = caches["raw"]
     for rows in (np.array([3, 0, 2, 3]), np.arange(len(cache)), np.arange(0)):
         expected = sample_keys(each.tobytes() for each in cache.views(rows, "id"))
-        np.testing.assert_array_equal(assemble.by_sample(cache, rows), expected)
+        np.testing.assert_array_equal(row_hashes(cache, rows), expected)
 
 
 def named(batches: list[dict[str, Tensor]]) -> Rows:
@@ -230,14 +233,14 @@ def test_workers_that_live_on_see_the_epoch(caches: dict[str, fb.Cache], context
 
 @st.composite
 def stored_rows(draw: st.DrawFn) -> tuple[fb.ImageRecipe, list[dict[str, np.ndarray]]]:
-    """Rows of any box, with content that is padding's colour here and there."""
+    """Rows of any box, with content that is padding's color here and there."""
     kept = recipe(size=draw(st.sampled_from([16, 32, 40])))
     rows = []
     for number in range(draw(st.integers(1, 4))):
         width, height = draw(st.integers(1, kept.size)), draw(st.integers(1, kept.size))
         left, top = draw(st.integers(0, kept.size - width)), draw(st.integers(0, kept.size - height))
-        colours = np.array([*PAD, 7], np.uint8)
-        content = np.random.default_rng(draw(st.integers(0, 99))).choice(colours, (3, height, width))
+        colors = np.array([*PAD, 7], np.uint8)
+        content = np.random.default_rng(draw(st.integers(0, 99))).choice(colors, (3, height, width))
         rows.append(
             {
                 "pixels": content.reshape(-1),
@@ -288,7 +291,7 @@ def across(canvases: Canvases, coins: Coins) -> Canvases:
         ([jitter], True),
         ([window], True),
         ([RandomResizedCrop((32, 24))], False),
-        (aspect_buckets([(24, 40)]), False),
+        (aspect_buckets([(24, 40)]), True),  # smaller images keep their size
         ([jitter, across], True),
     ],
     ids=["none", "shifted", "window", "crop", "bucket", "resized"],
@@ -311,19 +314,18 @@ def test_the_memory_of_pixel_masks_is_counted_and_taken_only_if_they_are_made(ca
     cache = caches["raw"]
     for dtype, masks, bytes_of_a_pixel in (
         (torch.uint8, None, 3),
-        (torch.uint8, "device", 3),
         (torch.uint8, "host", 4),
         (torch.float32, None, 12),
         (torch.bfloat16, "host", 7),
     ):
         collate = ImageBatch(cache, dtype=dtype, tags=None, masks=masks)
-        assert collate.row_bytes == 48 * 48 * bytes_of_a_pixel
+        row_bytes = 48 * 48 * bytes_of_a_pixel
         buffers = Buffers(1 << 30, pinned=False)
         rows = cache.read(range(COUNT), collate.columns)
         batch = collate.collate(rows, Coins(0, 0, sample_keys(map(bytes, rows["id"]))), buffers)
-        assert sum(batch[name].nbytes for name in batch.keys() & {"pixels", "pixel_mask"}) == COUNT * collate.row_bytes
+        assert sum(batch[name].nbytes for name in batch.keys() & {"pixels", "pixel_mask"}) == COUNT * row_bytes
         del batch
-        assert COUNT * collate.row_bytes <= buffers.free_bytes < COUNT * collate.row_bytes + 1024
+        assert COUNT * row_bytes <= buffers.free_bytes < COUNT * row_bytes + 1024
 
 
 def test_a_pixel_mask_that_was_not_asked_for_is_an_error_that_says_how_to_get_it(caches: dict[str, fb.Cache]) -> None:
@@ -394,20 +396,20 @@ def test_with_patch_16_a_token_with_230_padded_pixels_is_kept_and_one_with_231_i
 def test_an_image_without_a_token_left_is_named() -> None:
     rows = [row_of([0, 0, 32, 32]), row_of([15, 0, 1, 32], "cats/thin é.jpg")]
     said = r"'cats/thin é\.jpg' .* 1 × 32 pixels, 90% or more of every patch of 16 × 16"
-    with pytest.raises(AllTokensIgnored, match=said) as caught:
+    with pytest.raises(RecipeInvalid, match=said) as caught:
         ImageBatch(recipe(size=32), patch=16)(rows)
-    assert (caught.value.box, caught.value.patch) == ((15, 0, 1, 32), 16)
+    assert (caught.value.facts["box"], caught.value.facts["patch"]) == ((15, 0, 1, 32), 16)
     assert ImageBatch(recipe(size=32), patch=16, threshold=0.95)(rows)["token_mask"].shape == (2, 2, 2)
 
 
 def test_images_without_a_token_left_are_counted_when_a_loader_is_made(caches: dict[str, fb.Cache]) -> None:
     cache, collate = caches["raw"], ImageBatch(caches["raw"], patch=24)
-    said = r"all tokens of the image '006\.png' are ignored: with content of 7 × 5 pixels.*large_enough"
+    said = r"(?s)all tokens of the image '006\.png' are ignored: with content of 7 × 5 pixels.*large_enough"
     for make in (Loader, CacheDataset):
         options = {"global_batch_size": 4} if make is Loader else {}
-        with pytest.raises(AllTokensIgnored, match=said) as caught:
+        with pytest.raises(RecipeInvalid, match=said) as caught:
             make(cache, collate=collate, **options)
-        assert caught.value.images == 1
+        assert caught.value.facts["images"] == 1
     kept = Loader(
         cache, global_batch_size=4, drop_last=False, collate=collate, selection=collate.large_enough(), columns=["id"]
     )
@@ -420,7 +422,7 @@ def test_images_without_a_token_left_are_counted_when_a_loader_of_a_mixture_is_m
 ) -> None:
     collate = ImageBatch(caches["raw"], patch=24)
     large = Ingredient(caches["raw"], weight=1, selection=collate.large_enough())
-    with pytest.raises(AllTokensIgnored, match=r"all tokens of the image '006\.png' are ignored"):
+    with pytest.raises(RecipeInvalid, match=r"(?s)all tokens of the image '006\.png' are ignored"):
         Loader(Mixture.of([large, Ingredient(caches["zstd"], weight=1)]), global_batch_size=4, collate=collate)
     kept = Loader(Mixture.of([large, large]), global_batch_size=4, collate=collate)
     assert len(list(kept)) == len(kept)
@@ -435,11 +437,11 @@ def test_with_a_key_making_a_loader_does_not_hash_the_whole_cache(
     for make in (Loader, CacheDataset):
         options = {"global_batch_size": 4} if make is Loader else {}
         make(cache, collate=collate, **options)
-    with pytest.raises(AllTokensIgnored, match=r"all tokens of the image '006\.png' are ignored"):
+    with pytest.raises(RecipeInvalid, match=r"(?s)all tokens of the image '006\.png' are ignored"):
         list(Loader(cache, global_batch_size=1, collate=collate))
     kept = Loader(cache, global_batch_size=1, collate=collate, selection=collate.large_enough())
     assert len(list(kept)) == COUNT - 1
-    others = (tmp_path / "cache/layers/images").glob("0*[1-9].safetensors")  # chunk 0 tells how large rows are
+    others = (layer_path(tmp_path / "cache", "images")).glob("0*[1-9].safetensors")  # chunk 0 tells how large rows are
     for path in others:
         flip_byte(path, path.stat().st_size - 1)
     unread = Loader(fb.open_cache(tmp_path / "cache"), global_batch_size=4, collate=collate)
@@ -451,13 +453,13 @@ def test_a_loader_gives_images_their_batches_with_the_columns_asked_for(caches: 
     cache = caches["jpeg"]
     batch = next(iter(Loader(cache, global_batch_size=3, shuffle=None)))
     assert_same(batch, next(iter(Loader(cache, global_batch_size=3, shuffle=None, collate=ImageBatch(cache)))))
-    columns = next(iter(Loader(cache, global_batch_size=3, shuffle=None, columns=["box", "id"], collate="stored")))
+    columns = next(iter(Loader(cache, global_batch_size=3, shuffle=None, collate=StoredBatch(cache, ["box", "id"]))))
     assert list(columns) == ["box", "id", "id.offsets"]
-    further = next(iter(Loader(cache, global_batch_size=3, shuffle=None, columns=["metadata"], identify=["row"])))
+    further = next(iter(Loader(cache, global_batch_size=3, shuffle=None, columns=["metadata", "row"])))
     assert_same({name: further[name] for name in batch}, batch)
     assert further.keys() - batch.keys() == {"metadata", "metadata.offsets", "row"}
     for collate in (None, ImageBatch(cache)):
-        with pytest.raises(ValueError, match=r"'box' is already in the batch.*collate='stored'"):
+        with pytest.raises(ValueError, match=r"'box' is already in the batch.*collate=StoredBatch"):
             next(iter(Loader(cache, global_batch_size=3, collate=collate, columns=["box"])))
     row = CacheDataset(cache, collate=ImageBatch(cache), columns=["metadata"])[1]
     assert row["metadata"].tolist() == cache[1]["metadata"].tolist()
@@ -533,7 +535,7 @@ def test_memory_of_a_batch_that_is_gone_is_used_again_and_no_other(caches: dict[
 
 def test_a_changed_byte_of_an_image_is_found_when_it_is_painted(pictures: Path, tmp_path: Path) -> None:
     cache = image_cache(tmp_path / "cache", pictures)
-    path = tmp_path / "cache/layers/images/000001.safetensors"
+    path = chunk_path(tmp_path / "cache", "images", 1)
     (first,) = cache.views([int(cache.chunk_starts[1])], "pixels")
     flip_byte(path, path.read_bytes().index(first.tobytes()))
     with pytest.raises(ChunkCorrupt, match="block 0 of column 'pixels' in chunk 1"):
@@ -542,20 +544,20 @@ def test_a_changed_byte_of_an_image_is_found_when_it_is_painted(pictures: Path, 
 
 @pytest.mark.parametrize("channels", ["first", "last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_normalising_on_a_device_gives_the_bits_of_the_loader(
+def test_normalizing_on_a_device_gives_the_bits_of_the_loader(
     caches: dict[str, fb.Cache], dtype: torch.dtype, channels: Any
 ) -> None:
     check_on("cpu", caches["raw"], dtype, channels)
 
 
-def test_exporting_a_model_that_normalises_changes_nothing_for_others() -> None:
-    class Normalising(torch.nn.Module):
+def test_exporting_a_model_that_normalizes_changes_nothing_for_others() -> None:
+    class Normalizing(torch.nn.Module):
         def forward(self, pixels: Tensor) -> Tensor:
             return normalize_on_device(pixels, ODD)
 
     pixels = torch.arange(192, dtype=torch.uint8).reshape(1, 3, 8, 8)
     expected = torch.from_numpy(Scaling.of(ODD).apply(pixels.numpy()))
-    exported = torch.export.export(Normalising(), (pixels,), strict=False).module()
+    exported = torch.export.export(Normalizing(), (pixels,), strict=False).module()
     assert torch.equal(normalize_on_device(pixels, ODD), expected)
     assert torch.equal(exported(pixels), expected)
 
@@ -566,7 +568,7 @@ ODD = ((0.31, 0.32, 0.33), (0.51, 0.52, 0.53))  # that no other test has used
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_normalising_on_a_gpu_gives_the_bits_of_the_loader(caches: dict[str, fb.Cache], dtype: torch.dtype) -> None:
+def test_normalizing_on_a_gpu_gives_the_bits_of_the_loader(caches: dict[str, fb.Cache], dtype: torch.dtype) -> None:
     check_on("cuda", caches["raw"], dtype, "first")
     check_on("cuda", caches["raw"], dtype, "last")
 
@@ -665,10 +667,10 @@ def test_caches_with_other_tags_mix_where_a_vocabulary_is_named(
 ) -> None:
     other = image_cache(tmp_path / "other", pictures, tags=("cat",))
     collate = ImageBatch(caches["raw"], vocabulary=("cat",))
-    collate.check_cache(other)
+    collate.check([other], [None])
     apart = image_cache(tmp_path / "apart", pictures, tag_separator=" ")
     with pytest.raises(ValueError, match="another tag_separator"):
-        collate.check_cache(apart)
+        collate.check([apart], [None])
 
 
 def test_a_batch_whose_images_are_all_unreadable_keeps_its_shape(pictures: Path, tmp_path: Path) -> None:

@@ -3,26 +3,31 @@
 import json
 from itertools import islice
 from pathlib import Path
+from typing import ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.image_caches import PAD, SIZE, SIZES, TAGS, image_cache, picture_tags, write_pictures
+from tests.helpers.image_caches import PAD, SIZE, SIZES, TAGS, image_cache, picture_tags, write_pictures
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 import forebay as fb
-from forebay.errors import StateMismatch
-from forebay.order.orders import Coins, sample_keys
+from forebay.columns import Columns
+from forebay.errors import RecipeInvalid, StateMismatch
+from forebay.order.coins import Coins, sample_keys
 from forebay.torch import (
     AspectBucket,
     BucketLoader,
     CacheDataset,
     Canvases,
     ImageBatch,
+    JointV2,
     Loader,
     RandomResizedCrop,
+    Ranks,
     aspect_buckets,
     masks_on_device,
 )
@@ -159,11 +164,12 @@ def test_every_image_is_in_the_bucket_of_its_shape(cache: fb.Cache):
     for bucket in buckets:
         collate = ImageBatch(cache, transforms=[bucket], masks="host")
         for batch in Loader(
-            cache, global_batch_size=1, selection=bucket.selection(), collate=collate, columns=["id"], shuffle=None
+            cache, global_batch_size=1, selection=bucket.selection(), collate=collate, shuffle=None, columns=["row"]
         ):
             assert batch["pixels"].shape == (1, 3, *bucket.size)
-            assert not batch["pixel_mask"].any()
             width, height = batch["original_size"][0].tolist()
+            stored = cache.read([int(batch["row"][0])], ["box"])["box"][0]
+            assert (batch["box"][0, 2:].numpy() <= stored[2:]).all(), "content is never enlarged"
             distances = [abs(np.log(width / height) - np.log(w / h)) for h, w in SHAPES]
             assert distances[SHAPES.index(bucket.size)] == min(distances)
             chosen.append((width, height))
@@ -218,17 +224,11 @@ def test_a_state_of_other_buckets_is_refused_with_a_sentence(cache: fb.Cache):
     list(islice(whole, 3))
     state = whole.state_dict()
     assert repr(whole) == f"<BucketLoader of 3 loaders, seed 1, at batch 3 of {len(whole)} of epoch 0>"
-    older = {name: state[name] for name in ("epoch", "position", "batches", "loaders")}
-    for saved in (state, older):
-        resumed = bucket_loader(cache, threads=0)
-        resumed.load_state_dict(saved)
-        assert len(list(resumed)) == len(whole) - 3
-        with pytest.raises(StateMismatch, match="the position of loader"):
-            bucket_loader(cache).load_state_dict({**saved, "position": 4})
+    resumed = bucket_loader(cache, threads=0)
+    resumed.load_state_dict(state)
+    assert len(list(resumed)) == len(whole) - 3
     with pytest.raises(StateMismatch, match="seed: 1 then, 7 now"):
         BucketLoader(bucket_loader(cache).loaders, seed=7).load_state_dict(state)
-    with pytest.raises(StateMismatch, match="the position of loader"):
-        BucketLoader(bucket_loader(cache).loaders, seed=7).load_state_dict(older)
     larger = [Loader(cache, global_batch_size=8, selection=bucket.selection()) for bucket in aspect_buckets(SHAPES)]
     with pytest.raises(StateMismatch, match="batch sizes: "):
         BucketLoader(larger, seed=1).load_state_dict(state)
@@ -258,7 +258,7 @@ def test_loaders_that_cannot_be_buckets_are_refused(cache: fb.Cache):
     with pytest.raises(TypeError, match="loaders has a Cache"):
         BucketLoader([cache])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="the same ranks"):
-        BucketLoader([Loader(cache, global_batch_size=2, rank=rank, world_size=2) for rank in range(2)])
+        BucketLoader([Loader(cache, global_batch_size=2, ranks=Ranks(rank, 2)) for rank in range(2)])
 
 
 @pytest.mark.parametrize("sizes", [[], [(8, 8), (8, 8)], [(8, 0)]])
@@ -307,11 +307,12 @@ def test_folders_are_classes(tmp_path: Path):
     assert batch["label"].tolist() == [0, 0, 0, 1, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("patch", [None, 8, 16])
 def test_masks_made_on_the_device_equal_those_of_the_loader(cache: fb.Cache, patch):
     rows = [cache[number] for number in range(COUNT) if patch is None or min(SIZES[number % len(SIZES)]) > 12]
     host = ImageBatch(cache, flip=0.5, patch=patch, masks="host")(rows)
-    sent = ImageBatch(cache, flip=0.5, patch=patch, masks="device")(rows)
+    sent = ImageBatch(cache, flip=0.5)(rows)
     assert "pixel_mask" not in sent
     assert "token_mask" not in sent
     for derive in (masks_on_device, torch.compile(masks_on_device, backend="aot_eager", fullgraph=True)):
@@ -320,8 +321,58 @@ def test_masks_made_on_the_device_equal_those_of_the_loader(cache: fb.Cache, pat
         assert all(torch.equal(made[name], host[name]) for name in host)
 
 
-def test_masks_of_transformed_images_are_made_by_the_loader(cache: fb.Cache):
-    with pytest.raises(ValueError, match="masks='device' derives masks from boxes"):
-        ImageBatch(cache, masks="device", transforms=[RandomResizedCrop(8)])
-    with pytest.raises(ValueError, match="masks must be 'host', 'device' or None"):
-        ImageBatch(cache, masks="gpu")
+def test_a_mask_place_other_than_the_host_is_rejected(cache: fb.Cache):
+    with pytest.raises(ValueError, match="masks must be 'host' or None"):
+        ImageBatch(cache, masks="gpu")  # type: ignore[arg-type]
+
+
+def test_a_bucket_larger_than_the_stored_canvas_is_rejected(cache: fb.Cache):
+    for size in ((SIZE, SIZE + 1), (512, 512)):
+        with pytest.raises(RecipeInvalid, match="exceeds the stored canvas") as error:
+            ImageBatch(cache, transforms=aspect_buckets([size]))
+        assert f"choose sides up to {SIZE}" in error.value.hint
+    ImageBatch(cache, transforms=aspect_buckets([(SIZE, SIZE)]))
+
+
+class Thumbnails(fb.RecipeHooks, msgspec.Struct, frozen=True, kw_only=True):
+    """A layer that is made from pixels, or from ids alone."""
+
+    kind: ClassVar[str] = "thumbnails"
+    revision: ClassVar[int] = 1
+
+    of: str
+    name: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.of,)
+
+    def columns(self) -> tuple[fb.Column, ...]:
+        return (fb.Column(name=self.name, dtype="float32", shape=(2,)),)
+
+    def make(self, rows: Columns) -> fb.Rows:
+        return fb.Rows({self.name: np.zeros((len(rows[self.of]), 2), np.float32)})
+
+
+def test_columns_made_from_pixels_are_refused_beside_a_collate_that_moves_pixels(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    base = image_cache(tmp_path / "cache", write_pictures(tmp_path / "pictures"))
+    for of, name in (("pixels", "latents"), ("latents", "features"), ("id", "prompts")):
+        fb.build(base.root, None, Thumbnails(of=of, name=name), layer=name, workers=0)
+    cache = fb.open_cache(base.root)
+    (bucket,) = aspect_buckets([(32, 32)])
+    for options in ({"flip": 0.5}, {"transforms": [RandomResizedCrop(16)]}, {"transforms": [bucket]}):
+        collate = ImageBatch(cache, **options)  # type: ignore[arg-type]
+        for column in ("latents", "features"):
+            with pytest.raises(ValueError, match=f"column '{column}' of layer '{column}' was made from stored pixels"):
+                Loader(cache, global_batch_size=2, collate=collate, columns=[column])
+            with pytest.raises(ValueError, match="leave out flip and transforms, or the column"):
+                CacheDataset(cache, collate=collate, columns=[column])
+        assert "prompts" in next(iter(Loader(cache, global_batch_size=2, collate=collate, columns=["prompts"])))
+    assert "latents" in next(iter(Loader(cache, global_batch_size=2, columns=["latents", "features"])))
+    brighter = ImageBatch(cache, transforms=[JointV2(lambda sample: sample, moves_pixels=False)])
+    assert "latents" in next(iter(Loader(cache, global_batch_size=2, threads=0, collate=brighter, columns=["latents"])))
+
+
+def test_a_loader_opens_the_cache_at_a_path(cache: fb.Cache) -> None:
+    assert len(Loader(cache.root, global_batch_size=2)) == len(Loader(Path(cache.root), global_batch_size=2))

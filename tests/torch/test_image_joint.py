@@ -1,6 +1,7 @@
 """Transforms of images: pixels, mask and box move as one, and what does not is refused."""
 
 from dataclasses import replace
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -8,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.examples import scaled
-from tests.image_caches import PAD, SIZE, drawn, recipe, sample
+from tests.helpers.hypothesis_profiles import scaled
+from tests.helpers.image_caches import PAD, SIZE, drawn, recipe, sample
 
-from forebay.errors import AllTokensIgnored
-from forebay.order.orders import Coins, sample_keys
-from forebay.torch import Canvases, ImageBatch
+from forebay.errors import ForebayError, RecipeInvalid
+from forebay.order.coins import Coins, sample_keys
+from forebay.torch import Canvases, ImageBatch, JointV2
 
 NUMBERS = range(6)
 
@@ -147,7 +148,7 @@ def by_halves(images: Canvases, coins: Coins) -> Canvases:
 @pytest.mark.parametrize(
     ("transform", "error", "message"),
     [
-        (gone, AllTokensIgnored, r"all tokens of the image '000\.png' are ignored: with content of 0 × 0 pixels"),
+        (gone, RecipeInvalid, r"all tokens of the image '000\.png' are ignored: with content of 0 × 0 pixels"),
         (
             left_behind,
             ValueError,
@@ -173,3 +174,78 @@ def test_a_batch_without_rows_has_the_shapes_of_one_with_some() -> None:
         assert empty["pixels"].shape == (0, 3, SIZE, SIZE)
         assert empty["pixels"].dtype == torch.bfloat16
         assert (empty["token_mask"].shape, empty["box"].shape, empty["tags"].shape) == ((0, 3, 3), (0, 4), (0, 4))
+
+
+def cut(sample: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A random window in the style of torchvision v2: all parts move together, by torch's generator."""
+    x, y = torch.randint(0, 9, (2,)).tolist()
+    window = slice(y, y + SIZE - 8), slice(x, x + SIZE - 8)
+    shift = torch.tensor([x, y, x, y])
+    return {
+        "image": sample["image"][:, *window],
+        "mask": sample["mask"][:, *window],
+        "boxes": sample["boxes"] - shift,
+    }
+
+
+def test_a_v2_transform_moves_image_mask_and_box_together() -> None:
+    before, coins = canvases(), Coins(0, 3, sample_keys([bytes([number]) for number in NUMBERS]))
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    after = JointV2(cut)(before, coins)
+    assert torch.equal(torch.get_rng_state(), state), "training draws what it would have drawn"
+    assert after.size == (SIZE - 8, SIZE - 8)
+    assert after.box.tolist() == [bounds(mask) for mask in after.mask.numpy()]
+    pad = torch.tensor(PAD, dtype=torch.uint8)
+    assert (after.pixels.movedim(1, -1)[after.mask] == pad).all()
+    windows = [before.seen_through(x, y, after.size) for x in range(9) for y in range(9)]
+    for image in NUMBERS:
+        same = [torch.equal(one.pixels[image], after.pixels[image]) for one in windows]
+        assert any(same)
+        assert torch.equal(windows[same.index(True)].mask[image], after.mask[image])
+
+
+def test_pixels_that_a_v2_transform_fills_in_become_padding() -> None:
+    def blank(sample: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        filled = {name: sample[name].clone() for name in ("image", "mask")}
+        for part in filled.values():
+            part[..., :20] = 0
+        return sample | filled
+
+    after = JointV2(blank)(canvases(), Coins(0, 0, sample_keys([b"a"] * len(NUMBERS))))
+    assert after.mask[:, :, :20].all()
+    assert (after.pixels[..., :20] == torch.tensor(PAD, dtype=torch.uint8)[:, None, None]).all()
+    assert after.box.tolist() == [bounds(mask) for mask in after.mask.numpy()]
+
+
+def test_a_v2_transform_depends_on_epoch_and_sample_only(rows: list[dict[str, np.ndarray]]) -> None:
+    collate = ImageBatch(recipe(), transforms=[JointV2(cut)], masks="host")
+    first = collate(rows)
+    torch.manual_seed(1)
+    assert torch.equal(collate(rows)["pixels"], first["pixels"])
+    assert torch.equal(collate(rows[::-1])["pixels"].flip(0), first["pixels"])
+    collate.set_epoch(1)
+    assert not torch.equal(collate(rows)["pixels"], first["pixels"])
+
+
+def test_a_v2_transform_is_rejected_in_a_thread_that_shares_the_generator() -> None:
+    errors: list[ForebayError] = []
+
+    def attempt() -> None:
+        with pytest.raises(ForebayError) as raised:
+            JointV2(cut)(canvases(), Coins(0, 0, sample_keys([b"a"] * len(NUMBERS))))
+        errors.append(raised.value)
+
+    thread = Thread(target=attempt)
+    thread.start()
+    thread.join()
+    assert "threads=0" in errors[0].hint
+
+
+def test_padding_that_torchvision_fills_in_is_masked() -> None:
+    v2 = pytest.importorskip("torchvision.transforms.v2")
+    before = canvases()
+    turned = JointV2(v2.RandomRotation((45, 45)))(before, Coins(0, 0, sample_keys([b"a"] * len(NUMBERS))))
+    assert turned.mask[:, 0, 0].all()
+    assert (turned.pixels[:, :, 0, 0] == torch.tensor(PAD, dtype=torch.uint8)).all()
+    assert turned.box.tolist() == [bounds(mask) for mask in turned.mask.numpy()]

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from packed_batches import batch
+from tests.torch.test_attention_layers import MaskedViTBlock, SeedAttention
 from torch import Tensor, nn
 
 from forebay.masks import document_ids, padding_mask, token_ignore_mask
-from forebay.torch import MaskedViTBlock, PackedSelfAttention, SeedAttention, document_leaks, padding_leaks
+from forebay.torch import PackedSelfAttention, document_leaks, padding_leaks
 
 CASE = batch([[9, 5, 1], [12], []], 20)
 
@@ -30,7 +31,7 @@ def tokens() -> Tensor:
     return torch.randint(0, 50, (3, 20))
 
 
-@pytest.mark.parametrize("backend", ["dense", "documents"])
+@pytest.mark.parametrize("backend", ["dense"])
 @pytest.mark.parametrize(("kind", "window"), [("causal", None), ("bidirectional", None), ("causal", 3)])
 def test_packed_attention_keeps_documents_apart(tokens, kind, window, backend):
     layers = [PackedSelfAttention(16, 2, kind=kind, window=window, backend=backend) for _ in range(2)]
@@ -55,10 +56,10 @@ def test_attention_across_documents_is_found_and_named(tokens):
 def test_a_leak_between_rows_is_found(tokens):
     """Batch statistics tie all rows together: also the third row, whose own input did not change."""
 
-    def normalised_by_the_batch(ids: Tensor) -> Tensor:
+    def normalized_by_the_batch(ids: Tensor) -> Tensor:
         return ids / ids.float().mean()
 
-    assert {leak.row for leak in document_leaks(normalised_by_the_batch, tokens, CASE.seq_lens)} == {0, 1, 2}
+    assert {leak.row for leak in document_leaks(normalized_by_the_batch, tokens, CASE.seq_lens)} == {0, 1, 2}
 
 
 ROWS_ALIKE = [[9, 11], [9, 11]]
@@ -195,7 +196,7 @@ def test_a_model_that_ignores_the_content_proves_nothing(images):
 
 
 def test_a_threshold_on_bytes_is_found(images):
-    """Grey padding of 114: one more is still below the threshold of the model, another byte may not be."""
+    """Gray padding of 114: one more is still below the threshold of the model, another byte may not be."""
     stored = torch.full((2, 3, 32, 32), 114, dtype=torch.uint8)
     stored[:, :, 8:24] = (images[:, :, 8:24] * 255).to(torch.uint8)
 

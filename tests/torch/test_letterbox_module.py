@@ -11,11 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.examples import scaled
+from tests.helpers.hypothesis_profiles import scaled
 from torch import nn
 
 import forebay as fb
-from forebay.errors import AllTokensIgnored
+from forebay.errors import RecipeInvalid
 from forebay.images import fit, fit_many, prepare
 from forebay.masks.rectangle import token_padding
 from forebay.torch import LetterboxModule
@@ -27,7 +27,7 @@ RESAMPLES = ("bilinear", "bicubic", "lanczos", "box", "nearest")
 DYNAMIC = torch.export.Dim.DYNAMIC
 
 # A pixel, the canvas, a little more, a lot more; wide and tall, so that both orders of the passes come; (52, 58), where
-# the edge of a box falls on a pixel's centre but for rounding; (12, 33), where a patch has just padding enough.
+# the edge of a box falls on a pixel's center but for rounding; (12, 33), where a patch has just padding enough.
 TELLING_SIZES = [
     *((1, 1), (1, 9000), (9000, 1), (2, 700), (700, 2), (48, 48), (49, 48), (48, 49), (47, 97), (97, 47), (500, 480)),
     *((52, 58), (58, 52), (12, 33)),
@@ -77,10 +77,10 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     return exported("bilinear", tmp_path_factory.mktemp("graph"))
 
 
-def noise(width: int, height: int, contrast: str = "grey") -> np.ndarray:
+def noise(width: int, height: int, contrast: str = "gray") -> np.ndarray:
     """Pixels that agree with nothing; in black and white, filters overshoot."""
     values = np.random.default_rng(width * 10007 + height).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return values if contrast == "grey" else (values // 128 * 255).astype(np.uint8)
+    return values if contrast == "gray" else (values // 128 * 255).astype(np.uint8)
 
 
 def as_in_training(image: np.ndarray, recipe: fb.ImageRecipe = RECIPE) -> Arrays:
@@ -113,6 +113,7 @@ def test_the_box_is_the_one_of_training_for_every_size(width: int, height: int, 
     assert tuple(letterbox_box(torch.tensor([width, height]), size).tolist()) == fit(width, height, size).box
 
 
+@pytest.mark.slow
 def test_the_box_in_a_graph_is_the_one_of_training_for_every_size(tmp_path: Path) -> None:
     small = np.stack(np.meshgrid(np.arange(1, 250), np.arange(1, 250)), axis=-1).reshape(-1, 2)
     large = np.random.default_rng(0).integers(1, 1 << 20, (100_000, 2))
@@ -121,7 +122,7 @@ def test_the_box_in_a_graph_is_the_one_of_training_for_every_size(tmp_path: Path
         np.testing.assert_array_equal(graph(sizes)[0], fit_many(sizes, SIZE))
 
 
-@given(width=sides, height=sides, contrast=st.sampled_from(["grey", "full"]), resample=resamples)
+@given(width=sides, height=sides, contrast=st.sampled_from(["gray", "full"]), resample=resamples)
 @settings(max_examples=scaled(100))
 def test_every_filter_gives_the_pixels_of_pillow(width: int, height: int, contrast: str, resample: str) -> None:
     image, recipe = noise(width, height, contrast), fb.ImageRecipe(size=SIZE, resample=resample)
@@ -137,7 +138,8 @@ def test_every_filter_gives_the_pixels_of_pillow_at_telling_sizes(resample: str)
         np.testing.assert_array_equal(pixels[0].numpy(), prepare(noise(*size), recipe).pixels, err_msg=str(size))
 
 
-@given(width=sides, height=sides, contrast=st.sampled_from(["grey", "full"]))
+@pytest.mark.slow
+@given(width=sides, height=sides, contrast=st.sampled_from(["gray", "full"]))
 @settings(max_examples=scaled(100))
 def test_onnxruntime_gives_pixels_masks_and_box_of_training(
     graph: Graph, width: int, height: int, contrast: str
@@ -145,6 +147,7 @@ def test_onnxruntime_gives_pixels_masks_and_box_of_training(
     assert_graph_equals_training(graph, noise(width, height, contrast))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", TELLING_SIZES, ids=str)
 def test_onnxruntime_gives_pixels_masks_and_box_of_training_at_telling_sizes(
     graph: Graph, size: tuple[int, int]
@@ -152,6 +155,7 @@ def test_onnxruntime_gives_pixels_masks_and_box_of_training_at_telling_sizes(
     assert_graph_equals_training(graph, noise(*size))
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("resample", RESAMPLES)
 def test_onnxruntime_gives_the_pixels_of_every_filter(resample: str, tmp_path: Path) -> None:
@@ -167,7 +171,7 @@ def test_without_float64_pixels_differ_by_one_at_most(resample: str) -> None:
     module = LetterboxModule(recipe, precision=torch.float32)
     differing = 0
     for size in [*TELLING_SIZES, (301, 212), (97, 460), (1000, 31)]:
-        for contrast in ("grey", "full"):
+        for contrast in ("gray", "full"):
             pixels = module(torch.from_numpy(noise(*size, contrast)))["pixels"][0].numpy().astype(int)
             wrong = np.abs(pixels - prepare(noise(*size, contrast), recipe).pixels)
             assert wrong.max() <= 1, size
@@ -175,6 +179,7 @@ def test_without_float64_pixels_differ_by_one_at_most(resample: str) -> None:
     assert differing < 2000  # of 230,000 and more: only what lies between two values
 
 
+@pytest.mark.slow
 def test_without_float64_the_graph_has_none() -> None:
     module = LetterboxModule(RECIPE, normalize="imagenet", dtype=torch.float32, patch=PATCH, precision=torch.float32)
     dynamic = ({0: DYNAMIC, 1: DYNAMIC},)
@@ -214,7 +219,7 @@ def test_a_gpu_gives_the_same_there() -> None:
 
 def test_images_come_with_their_channels_first_as_well_and_several_of_one_size_together() -> None:
     module = LetterboxModule(RECIPE, patch=PATCH)
-    images = [torch.from_numpy(noise(70, 90, contrast)) for contrast in ("grey", "full")]
+    images = [torch.from_numpy(noise(70, 90, contrast)) for contrast in ("gray", "full")]
     together = module(torch.stack(images).permute(0, 3, 1, 2))
     for place, image in enumerate(images):
         for name, value in module(image).items():
@@ -243,7 +248,7 @@ def test_values_do_not_depend_on_the_default_type_of_a_program(default: torch.dt
 
 
 def test_an_image_without_a_token_is_refused_and_in_a_graph_has_them_all_ignored(graph: Graph) -> None:
-    with pytest.raises(AllTokensIgnored, match="content of 1 × 1 pixels"):
+    with pytest.raises(RecipeInvalid, match="content of 1 × 1 pixels"):
         LetterboxModule(RECIPE, patch=PATCH)(torch.zeros(1, 1, 3, dtype=torch.uint8))
     assert graph(np.zeros((1, 1, 3), np.uint8))[-1].all()
 

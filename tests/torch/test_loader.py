@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.examples import scaled
-from tests.layer_recipes import stored_cache as store_rows
-from tests.token_caches import (
+from tests.helpers.hypothesis_profiles import scaled
+from tests.helpers.layer_recipes import stored_cache as store_rows
+from tests.helpers.token_caches import (
     document_lengths,
     interleaved,
     numbers_of,
@@ -21,14 +21,15 @@ from tests.token_caches import (
 )
 
 import forebay as fb
-from forebay import compiled, masks
+from forebay import masks
 from forebay.columns import Column
-from forebay.errors import WindowTooLarge
+from forebay.errors import EngineUnusable
 from forebay.feeding.selection import Split
-from forebay.order.orders import Coins, Window
+from forebay.order.coins import Coins
+from forebay.order.window import Window
 from forebay.store import LocalStore
-from forebay.torch import Ingredient, Loader, Mixture, document_block_mask
-from forebay.torch.attention.backends import attend_packed
+from forebay.torch import Ingredient, Loader, Mixture, Ranks, StoredBatch, TokenBatch, document_block_mask
+from forebay.torch.attention.packed_attention import attend
 
 LENGTH = 8
 PLAIN, PACKED = 53, 61
@@ -48,7 +49,7 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, fb.Cache]:
 SHUFFLES: list[dict[str, Any]] = [
     {"shuffle": "global"},
     {"shuffle": None},
-    {"shuffle": "window", "window": Window(rows=6, unit=2, chunks=3, lanes=4)},
+    {"shuffle": Window(rows=6, unit=2, chunks=3, lanes=4)},
     {"shuffle": "auto"},
 ]
 
@@ -76,11 +77,16 @@ def test_interrupted_training_with_other_ranks_and_batch_sizes_sees_the_rows_of_
     for per_rank, world, threads, prefetch, batches in training["stages"]:
         loaders = [
             Loader(
-                cache, global_batch_size=per_rank * world, rank=rank, world_size=world, threads=threads,
-                prefetch=prefetch, drop_last=False, **options,
+                cache,
+                global_batch_size=per_rank * world,
+                threads=threads,
+                prefetch=prefetch,
+                drop_last=False,
+                ranks=Ranks(rank, world),
+                **options,
             )
             for rank in range(world)
-        ]  # fmt: skip
+        ]
         for loader in loaders:
             if state is not None:
                 loader.load_state_dict(state)
@@ -120,7 +126,12 @@ def test_a_batch_holds_what_the_masks_derive_from_the_stored_lengths(
     caches: dict[str, fb.Cache], name: str, labels: Any
 ) -> None:
     everything = ("positions", "document_ids", "cu_seqlens")
-    loader = Loader(caches[name], global_batch_size=5, labels=labels, derive=everything, drop_last=False)
+    loader = Loader(
+        caches[name],
+        global_batch_size=5,
+        drop_last=False,
+        collate=TokenBatch(caches[name], labels=labels, derive=everything),
+    )
     for batch in loader:
         numbers = batch["tokens"][:, 0].tolist()
         lengths = [document_lengths(number, LENGTH) for number in numbers]
@@ -143,33 +154,30 @@ def test_a_batch_holds_what_the_masks_derive_from_the_stored_lengths(
             assert np.array_equal(batch[key].numpy(), values), key
 
 
-WAYS: list[dict[str, Any]] = [
-    {},
-    {"labels": None, "derive": ()},
-    {"labels": "unshifted", "derive": ["document_ids", "cu_seqlens", "num_label_tokens"]},
-    {"derive": "device"},
-    {"max_documents": 5, "derive": ["cu_seqlens"]},
-    {"columns": ["documents"], "identify": ["row_id"], "drop_last": False},
-    {"loss_mask": "weights", "derive": ["num_label_tokens"]},
-    {"drop_last": False, "rank": 3, "world_size": 4},
-    {"collate": "stored", "columns": ["tokens", "seq_lens"]},
-    {"collate": "stored", "columns": ["tokens", "weights"]},
+WAYS: list[Callable[[fb.Cache], dict[str, Any]]] = [
+    lambda cache: {},
+    lambda cache: {"collate": TokenBatch(cache, labels=None, derive=())},
+    lambda cache: {
+        "collate": TokenBatch(cache, labels="unshifted", derive=["document_ids", "cu_seqlens", "num_label_tokens"])
+    },
+    lambda cache: {"collate": TokenBatch(cache, on_device=True)},
+    lambda cache: {"collate": TokenBatch(cache, max_documents=5, derive=["cu_seqlens"])},
+    lambda cache: {"columns": ["documents", "row_id"], "drop_last": False},
+    lambda cache: {"collate": TokenBatch(cache, loss_mask="weights", derive=["num_label_tokens"])},
+    lambda cache: {"drop_last": False, "ranks": Ranks(3, 4)},
+    lambda cache: {"collate": StoredBatch(cache, ["tokens", "seq_lens"])},
+    lambda cache: {"collate": StoredBatch(cache, ["tokens", "weights"])},
 ]
 
 
 @pytest.mark.parametrize("way", range(len(WAYS)))
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_batches_are_the_same_without_compiled_code(
-    weighted: dict[str, fb.Cache], codec: str, way: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("forebay._native", reason="forebay was installed without a compiler")
-
+def test_batches_are_the_same_with_any_number_of_threads(weighted: dict[str, fb.Cache], codec: str, way: int) -> None:
     def batches(threads: int) -> list[dict[str, Any]]:
-        return list(Loader(fb.open_cache(weighted[codec].root), global_batch_size=4, threads=threads, **WAYS[way]))
+        cache = fb.open_cache(weighted[codec].root)
+        return list(Loader(cache, global_batch_size=4, threads=threads, **WAYS[way](cache)))
 
-    with_loops = [*batches(0), *batches(1), *batches(3)]  # one at a time, several in one call, and with helpers
-    monkeypatch.setattr(compiled, "native", None)
-    for batch, expected in zip(with_loops, batches(0) * 3, strict=True):
+    for batch, expected in zip([*batches(1), *batches(3)], batches(0) * 2, strict=True):
         assert list(batch) == list(expected)
         for name, values in expected.items():
             if isinstance(values, int):
@@ -177,14 +185,6 @@ def test_batches_are_the_same_without_compiled_code(
             else:
                 assert (batch[name].dtype, batch[name].shape) == (values.dtype, values.shape), name
                 assert torch.equal(batch[name], values), name
-
-
-@pytest.mark.parametrize("count", [1025, 5000])
-def test_rows_of_large_batches_are_read_where_they_are(weighted: dict[str, fb.Cache], count: int) -> None:
-    rows = np.arange(count) % 14
-    ((tokens, lengths),) = weighted["none"].locate_batches(rows, count, ["tokens", "seq_lens"])
-    assert (len(tokens.addresses), len(set(tokens.addresses.tolist()))) == (count, 14)
-    assert (tokens.owner, lengths.owner) == (None, None), "nothing was copied"
 
 
 @pytest.fixture(scope="module")
@@ -221,14 +221,9 @@ def stored_tokens(folder: Path, rng: np.random.Generator, codec: Any, extra: int
     return fb.open_cache(folder)
 
 
-@pytest.mark.parametrize("loops", [True, False])
 @pytest.mark.parametrize("threads", [0, 1, 2])
-def test_documents_that_are_longer_than_their_row_are_refused_with_and_without_compiled_code(
-    tmp_path: Path, loops: bool, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documents_that_are_longer_than_their_row_are_refused(tmp_path: Path, threads: int) -> None:
     cache = stored_tokens(tmp_path / "cache", np.random.default_rng(0), "none", extra=1)
-    if not loops:
-        monkeypatch.setattr(compiled, "native", None)
     batches = iter(Loader(cache, global_batch_size=2, shuffle=None, threads=threads))
     assert len(list(islice(batches, 6))) == 6
     with pytest.raises(ValueError, match=f"row 1 have {LENGTH + 1} tokens but a row holds {LENGTH}"):
@@ -237,7 +232,7 @@ def test_documents_that_are_longer_than_their_row_are_refused_with_and_without_c
 
 def test_columns_come_as_they_are_stored(caches: dict[str, fb.Cache]) -> None:
     cache = caches["plain"]
-    loader = Loader(cache, global_batch_size=4, columns=["tokens", "documents"], collate="stored", shuffle=None)
+    loader = Loader(cache, global_batch_size=4, shuffle=None, collate=StoredBatch(cache, ["tokens", "documents"]))
     first = next(iter(loader))
     read = cache.read([0, 1, 2, 3])
     assert set(first) == {"tokens", "documents", "documents.offsets"}
@@ -259,8 +254,11 @@ def test_bfloat16_columns_are_bfloat16_tensors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["plain", "packed"])
 def test_the_last_batch_has_one_shape_on_every_rank(caches: dict[str, fb.Cache], name: str) -> None:
     cache, everything = caches[name], ("positions", "document_ids", "cu_seqlens")
-    options = {"global_batch_size": 12, "drop_last": False, "world_size": 4, "derive": everything}
-    by_rank = [list(Loader(cache, rank=rank, **options)) for rank in range(4)]
+    collate = TokenBatch(cache, derive=everything)
+    by_rank = [
+        list(Loader(cache, global_batch_size=12, drop_last=False, ranks=Ranks(rank, 4), collate=collate))
+        for rank in range(4)
+    ]
     assert {len(batches) for batches in by_rank} == {-(-len(cache) // 12)}
     assert {len(batches[-1]["tokens"]) for batches in by_rank} == {-(-(len(cache) % 12) // 4)}
     weights = torch.cat([batch["row_weight"] for batches in by_rank for batch in batches])
@@ -272,8 +270,9 @@ def test_the_last_batch_has_one_shape_on_every_rank(caches: dict[str, fb.Cache],
 
 def test_a_row_that_fills_a_batch_is_padding_without_a_loss(caches: dict[str, fb.Cache]) -> None:
     everything = ("positions", "document_ids", "cu_seqlens")
-    options = {"global_batch_size": 4, "drop_last": False, "world_size": 4, "shuffle": None, "derive": everything}
-    *_, last = Loader(caches["plain"], rank=3, **options)
+    collate = TokenBatch(caches["plain"], derive=everything)
+    options: dict[str, Any] = {"global_batch_size": 4, "drop_last": False, "shuffle": None, "collate": collate}
+    *_, last = Loader(caches["plain"], ranks=Ranks(3, 4), **options)
     assert last["row_weight"].tolist() == [0]
     assert last["tokens"].tolist() == [[0] * LENGTH]
     assert last["labels"].tolist() == [[-100] * LENGTH]
@@ -281,21 +280,15 @@ def test_a_row_that_fills_a_batch_is_padding_without_a_loss(caches: dict[str, fb
     assert last["cu_seqlens"].tolist() == [0, LENGTH]
     mask = document_block_mask(last["seq_lens"], LENGTH)
     heads = torch.randn(1, 1, LENGTH, 8)
-    assert attend_packed(heads, heads, heads, mask, last["seq_lens"], "documents").isfinite().all()
+    assert attend(heads, heads, heads, mask, "dense").isfinite().all()
     loss = torch.nn.functional.cross_entropy(torch.randn(LENGTH, 9), last["labels"][0], reduction="sum")
     assert loss == 0
 
 
 def test_columns_of_a_row_that_fills_a_batch_are_those_of_a_row(caches: dict[str, fb.Cache]) -> None:
-    options = {
-        "global_batch_size": 4,
-        "drop_last": False,
-        "world_size": 4,
-        "shuffle": None,
-        "columns": ["tokens"],
-        "collate": "stored",
-    }
-    *_, last = Loader(caches["plain"], rank=2, **options)
+    collate = StoredBatch(caches["plain"], ["tokens"])
+    options: dict[str, Any] = {"global_batch_size": 4, "drop_last": False, "shuffle": None, "collate": collate}
+    *_, last = Loader(caches["plain"], ranks=Ranks(2, 4), **options)
     assert last["row_weight"].tolist() == [0]
     assert last["tokens"].shape == (1, LENGTH)
     assert "row_weight" not in next(iter(Loader(caches["plain"], global_batch_size=4)))
@@ -303,7 +296,7 @@ def test_columns_of_a_row_that_fills_a_batch_are_those_of_a_row(caches: dict[str
 
 def test_a_batch_size_that_ranks_cannot_share_is_refused(caches: dict[str, fb.Cache]) -> None:
     with pytest.raises(ValueError, match="global_batch_size must be a multiple of the world size 4"):
-        Loader(caches["plain"], global_batch_size=10, rank=0, world_size=4)
+        Loader(caches["plain"], global_batch_size=10, ranks=Ranks(0, 4))
 
 
 def test_ranks_are_those_of_the_environment(caches: dict[str, fb.Cache], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,32 +316,22 @@ def test_ranks_are_those_of_the_environment(caches: dict[str, fb.Cache], monkeyp
 
 
 def test_what_is_not_a_mesh_or_a_group_is_refused(caches: dict[str, fb.Cache]) -> None:
-    with pytest.raises(TypeError, match=r"device_mesh is 'dp'; pass the data-parallel part of a DeviceMesh"):
-        Loader(caches["plain"], global_batch_size=4, device_mesh="dp")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="process_group is 'x'; pass a process group of"):
-        Loader(caches["plain"], global_batch_size=4, process_group="x")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"ranks is 'dp'; pass Ranks\(rank, world_size\), a process group or mesh"):
+        Loader(caches["plain"], global_batch_size=4, ranks="dp")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
         ({"shuffle": "some"}, r"shuffle must be .* \(got 'some'\)"),
-        ({"shuffle": "global", "window": Window(rows=4)}, "window needs shuffle='window'"),
-        ({"labels": "last"}, "labels must be 'shifted', 'unshifted' or None"),
         ({"shuffle": "gobal"}, r"\(got 'gobal'\); did you mean 'global'\?"),
-        ({"labels": "shift"}, r"did you mean 'shifted'\?"),
-        ({"derive": ["ids"]}, r"each name of derive must be .* \(got 'ids'\)"),
-        ({"derive": ["position"]}, r"did you mean 'positions'\?"),
-        ({"derive": "devise"}, r"derive must be .* or 'device' \(got 'devise'\); did you mean 'device'\?"),
         ({"growth": "always"}, r"growth must be 'pinned', 'epoch' or 'within' \(got 'always'\)$"),
         ({"growth": "epcoh"}, r"did you mean 'epoch'\?"),
         ({"micro_batches": 0}, r"micro_batches must be at least 1 .* \(got 0\)"),
         ({"fetch_ahead": -1}, r"fetch_ahead must be at least 0 \(got -1\)"),
         ({"threads": -1}, r"threads must be at least 0 \(got -1\)"),
         ({"prefetch": 0}, r"prefetch must be at least 1 \(got 0\)"),
-        ({"rank": 1}, "pass both rank and world_size, or neither"),
-        ({"rank": 2, "world_size": 2}, r"rank must be from 0 to 1 with world_size 2 \(got 2\)"),
-        ({"rank": 0, "world_size": 2, "growth": "epoch"}, "ranks that agree on a generation"),
+        ({"ranks": Ranks(0, 2), "growth": "epoch"}, "ranks that agree on a generation"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(
@@ -356,6 +339,39 @@ def test_options_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=problem):
         Loader(caches["plain"], global_batch_size=4, **options)
+
+
+@pytest.mark.parametrize("option", ["threads", "prefetch", "seed", "global_batch_size"])
+def test_a_bool_is_not_a_number(caches: dict[str, fb.Cache], option: str) -> None:
+    options: dict[str, Any] = {"global_batch_size": 4, option: True}
+    with pytest.raises(TypeError, match=f"{option} is True; pass a whole number"):
+        Loader(caches["plain"], **options)
+
+
+def test_a_batch_larger_than_an_epoch_is_rejected_in_the_constructor(caches: dict[str, fb.Cache]) -> None:
+    with pytest.raises(ValueError, match=r"global_batch_size \(1,000,000\) exceeds the epoch \([\d,]+ rows\)"):
+        Loader(caches["plain"].root, global_batch_size=10**6)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"labels": "last"}, "labels must be 'shifted', 'unshifted' or None"),
+        ({"labels": "shift"}, r"did you mean 'shifted'\?"),
+        ({"derive": ["ids"]}, r"each name of derive must be .* \(got 'ids'\)"),
+        ({"derive": ["position"]}, r"did you mean 'positions'\?"),
+    ],
+)
+def test_options_of_token_batches_that_make_no_sense_are_refused(
+    caches: dict[str, fb.Cache], options: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        TokenBatch(caches["plain"], **options)
+
+
+def test_a_rank_is_below_the_world_size() -> None:
+    with pytest.raises(ValueError, match=r"rank must be from 0 to 1 with world_size 2 \(got 2\)"):
+        Ranks(2, 2)
 
 
 @pytest.fixture(scope="module")
@@ -381,7 +397,7 @@ def test_the_order_does_not_depend_on_the_columns_that_are_read(
 ) -> None:
     for cache in (*caches.values(), large):
         options = {"global_batch_size": 1, "shuffle": shuffle}
-        named = [Loader(cache, collate="stored", columns=[name], **options).stream for name in ("tokens", "seq_lens")]
+        named = [Loader(cache, collate=StoredBatch(cache, [name]), **options).stream for name in ("tokens", "seq_lens")]
         orders = [Loader(cache, **options).stream, *named]
         positions = np.arange(len(cache))
         rows = [order.locate(0, positions).rows.tolist() for order in orders]
@@ -390,7 +406,7 @@ def test_the_order_does_not_depend_on_the_columns_that_are_read(
 
 def test_rows_that_do_not_stay_decoded_are_not_shuffled_globally_unless_asked_for(caches: dict[str, fb.Cache]) -> None:
     small = fb.open_cache(caches["packed"].root, memory=500)
-    with pytest.raises(WindowTooLarge, match="open it with memory="):
+    with pytest.raises(EngineUnusable, match="open the cache with memory="):
         Loader(small, global_batch_size=4)
     Loader(small, global_batch_size=4, shuffle="global")
 
@@ -413,7 +429,7 @@ def test_a_transform_is_given_the_coins_of_its_rows_whatever_the_ranks(caches: d
         found: dict[int, float] = {}
         for rank in range(world):
             loader = Loader(
-                caches["plain"], global_batch_size=4, transform=with_coins, rank=rank, world_size=world, threads=threads
+                caches["plain"], global_batch_size=4, transform=with_coins, threads=threads, ranks=Ranks(rank, world)
             )
             for batch in loader:
                 found |= dict(zip(batch["tokens"][:, 0].tolist(), batch["coin"].tolist(), strict=True))
@@ -541,14 +557,3 @@ def one_row_at_a_time(cache: fb.Cache, **options: Any) -> Loader:
 def stored_cache(folder: Path, column: Column, values: np.ndarray) -> fb.Cache:
     store_rows(fb.LocalStore(folder / "cache"), [column], [{column.name: values}])
     return fb.open_cache(folder / "cache")
-
-
-@pytest.mark.skipif(compiled.native is None, reason="the compiled code was not built")
-def test_rows_that_are_merged_from_several_caches_are_read_in_groups_of_the_usual_size(
-    caches: dict[str, fb.Cache],
-) -> None:
-    one = Loader(caches["plain"], global_batch_size=4, columns=["tokens"], collate="stored", threads=2)
-    both = Mixture.of([Ingredient(caches["plain"], weight=1), Ingredient(caches["plain"], weight=2)], seed=0)
-    merged = Loader(both, global_batch_size=4, columns=["tokens"], collate="stored", threads=2)
-    assert (one._plan.helpers, merged._plan.helpers) == (1, 0)
-    assert merged._plan.group < one._plan.group

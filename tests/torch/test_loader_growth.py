@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.examples import scaled
-from tests.layer_recipes import LineRecipe, number_cache, write_lines
-from tests.token_caches import grow_cache, numbers_of, token_cache
+from tests.helpers.hypothesis_profiles import scaled
+from tests.helpers.token_caches import grow_cache, numbers_of, token_cache
 
 import forebay as fb
-from forebay.errors import StateMismatch
 from forebay.feeding.selection import Split
-from forebay.order.orders import Window
+from forebay.order.window import Window
 from forebay.torch import Growth, Loader
 
 OLD, NEW = 23, 37  # rows
@@ -61,7 +59,7 @@ def test_within_an_epoch_added_rows_follow_the_old_ones_shuffled_among_themselve
     assert rows(loader) == epoch_of(fb.open_cache(grown), 1), "the next epoch shuffles all rows together"
 
 
-WINDOW = {"shuffle": "window", "window": Window(rows=6, unit=2, chunks=2, lanes=3)}
+WINDOW = {"shuffle": Window(rows=6, unit=2, chunks=2, lanes=3)}
 
 
 @settings(deadline=None, max_examples=scaled(40))
@@ -122,39 +120,6 @@ def test_a_loader_is_told_which_generation_to_take_up(grown: Path) -> None:
     loader.move_to(NEWEST)
     assert len(list(batches)) == OLD - 1
     assert rows(loader) == epoch_of(fb.open_cache(grown), 1)
-
-
-@pytest.mark.parametrize("epochs", [0, 1])
-def test_between_epochs_a_loader_is_moved_to_all_rows_of_a_refreshed_cache(tmp_path: Path, epochs: int) -> None:
-    root, raw = number_cache(tmp_path), tmp_path / "raw"
-    told: list[Growth] = []
-    loader = Loader(fb.open_cache(root), global_batch_size=1, on_growth=told.append)
-    for _ in range(epochs):
-        assert sorted(numbers(loader)) == list(range(20))
-    write_lines(raw / "a.txt", 100, 3)  # there were 10
-    recipes = {"numbers": LineRecipe()}
-    generation = fb.refresh(root, source=fb.sources.lines(raw), recipes=recipes, workers=0).generation
-    assert generation is not None
-    loader.move_to(generation)
-    assert (loader.epoch, loader.position, len(loader)) == (epochs, 0, 13)
-    assert sorted(numbers(loader)) == [*range(10, 20), 100, 101, 102]
-    assert told == [Growth(0, generation, 20, 13)]
-
-
-def test_within_an_epoch_a_loader_is_not_moved_to_other_rows(tmp_path: Path) -> None:
-    root, raw = number_cache(tmp_path), tmp_path / "raw"
-    loader = Loader(fb.open_cache(root), global_batch_size=1)
-    batches = iter(loader)
-    next(batches)
-    write_lines(raw / "a.txt", 100, 3)
-    recipes = {"numbers": LineRecipe()}
-    generation = fb.refresh(root, source=fb.sources.lines(raw), recipes=recipes, workers=0).generation
-    assert generation is not None
-    with pytest.raises(StateMismatch, match="the rows of chunk"):
-        loader.move_to(generation)
-    assert len(list(batches)) == 19
-    loader.move_to(generation)
-    assert len(numbers(loader)) == 13
 
 
 def test_rows_published_while_an_epoch_runs_are_taken_up_in_it(tmp_path: Path) -> None:

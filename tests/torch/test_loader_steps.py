@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.token_caches import numbers_of, token_cache
+from tests.helpers.token_caches import numbers_of, token_cache
 
 import forebay as fb
-from forebay.order.orders import Coins
-from forebay.torch import Ingredient, Loader, Mixture
+from forebay.order.coins import Coins
+from forebay.torch import Ingredient, Loader, Mixture, Ranks
 
 ROWS, BATCH = 26, 4
 Batch = dict[str, torch.Tensor]
@@ -103,7 +103,7 @@ def test_micro_batches_are_the_rows_of_a_batch(cache: fb.Cache) -> None:
 
 def test_micro_batches_of_ranks_are_those_of_one_process(cache: fb.Cache) -> None:
     whole = numbers_of(Loader(cache, global_batch_size=8))
-    shares = [list(Loader(cache, global_batch_size=8, micro_batches=2, rank=rank, world_size=2)) for rank in (0, 1)]
+    shares = [list(Loader(cache, global_batch_size=8, micro_batches=2, ranks=Ranks(rank, 2))) for rank in (0, 1)]
     for batch, *ranks in zip(whole, *shares, strict=True):
         rows = [numbers_of(micro_batches) for micro_batches in ranks]
         assert [row for micro in zip(*rows, strict=True) for pair in zip(*micro, strict=True) for row in pair] == batch
@@ -111,11 +111,11 @@ def test_micro_batches_of_ranks_are_those_of_one_process(cache: fb.Cache) -> Non
 
 def test_micro_batches_divide_the_rows_of_a_rank(cache: fb.Cache) -> None:
     with pytest.raises(ValueError, match=r"micro_batches must .* divide the rows of a rank, 4 of global_batch_size=8"):
-        Loader(cache, global_batch_size=8, micro_batches=3, rank=0, world_size=2)
+        Loader(cache, global_batch_size=8, micro_batches=3, ranks=Ranks(0, 2))
 
 
 @pytest.mark.parametrize("prefetch", [1, 5, 24, None])
-@pytest.mark.parametrize("options", [{}, {"drop_last": False}, {"micro_batches": 2}, {"derive": "device"}])
+@pytest.mark.parametrize("options", [{}, {"drop_last": False}, {"micro_batches": 2}])
 def test_threads_that_share_groups_make_the_batches_of_none(
     tmp_path: Path, prefetch: int | None, options: dict[str, object]
 ) -> None:
@@ -130,10 +130,10 @@ def test_threads_that_share_groups_make_the_batches_of_none(
         loader = Loader(
             cache,
             global_batch_size=4,
-            identify=["row"],
             transform=now_and_then_slow,
             threads=threads,
             prefetch=prefetch,
+            columns=["row"],
             **options,
         )
         steps = ([step] if isinstance(step, dict) else step for step in loader.forever(190))

@@ -3,16 +3,14 @@
 import json
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.token_caches import NumberedTokens, grow_cache, interleaved, numbers_of, token_cache, write_numbers
-from tests.warm_process import WarmProcess, script_environment
+from tests.helpers.processes import PythonProcess, script_environment
+from tests.helpers.token_caches import NumberedTokens, grow_cache, interleaved, numbers_of, token_cache, write_numbers
 
 import forebay as fb
-from forebay import compiled
-from forebay.torch import Loader, Window
+from forebay.torch import Loader, TokenBatch
 
 ROWS = 120
 
@@ -22,12 +20,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return token_cache(tmp_path_factory.mktemp("threads"), ROWS, chunk_rows=20, codec="lz4")
 
 
-def start(command: str, *more: object) -> WarmProcess:
+def start(command: str, *more: object) -> PythonProcess:
     env = script_environment() | {"PYTHONWARNINGS": "error"}
-    return WarmProcess("-m", "tests.torch.loader_process", command, *map(str, more), env=env)
+    return PythonProcess("-m", "tests.torch.loader_process", command, *map(str, more), env=env)
 
 
-def said(process: WarmProcess) -> str:
+def said(process: PythonProcess) -> str:
     """All that it printed, once it has ended well and without a word of complaint."""
     out, err = process.communicate()
     # Of a group made with backend "cpu:gloo", torch itself warns once the module of FSDP is imported. On a machine with
@@ -131,10 +129,10 @@ def test_ranks_whose_buckets_take_other_turns_are_refused(grown: Path, tmp_path:
 def test_a_loader_of_one_rank_hangs_nobody_and_changes_no_reduction(grown: Path, tmp_path: Path) -> None:
     (first, printed), (second, _) = map(json.loads, answers("one-rank-only", grown, tmp_path))
     assert first.startswith("waited 0.2 s for rank 1 of 2 to iterate this loader")
-    assert "pass rank=0, world_size=1" in first
-    waiting = "rank 0 waits for rank 1 of 2 to iterate this loader, for at most 0.2 s (rank_timeout)"
+    assert "pass ranks=Ranks(0, 1)" in first
+    waiting = "rank 0 waits for rank 1 of 2 to iterate this loader, for at most 0.2 s (timeout of Ranks)"
     assert printed == f"forebay: {waiting}\n"
-    assert second.startswith("rank 1 of 2 iterates this loader too late: the others waited 0.2 s for it and gave up")
+    assert second.startswith("rank 1 of 2 iterates this loader too late: the others waited 0.2 s and gave up")
 
 
 def test_a_rank_that_comes_late_is_waited_for(grown: Path, tmp_path: Path) -> None:
@@ -174,7 +172,13 @@ def test_ranks_with_other_recipes_or_micro_batches_are_refused(tmp_path: Path) -
 
 def test_data_parallel_ranks_of_a_mesh_share_batches(grown: Path, tmp_path: Path) -> None:
     found = [json.loads(answer) for answer in answers("split-in-two-ways", grown, tmp_path, 4)]
-    alone = list(Loader(fb.open_cache(grown), global_batch_size=4, derive=["num_label_tokens"]))
+    alone = list(
+        Loader(
+            fb.open_cache(grown),
+            global_batch_size=4,
+            collate=TokenBatch(fb.open_cache(grown), derive=["num_label_tokens"]),
+        )
+    )
     counts = [int(batch["num_label_tokens"]) for batch in alone]
     for (data, tensor), rows, summed, apart, missing in found:
         (twin,) = [other for (at, part), other, *_ in found if at == data and part != tensor]
@@ -206,24 +210,17 @@ def test_two_ranks_train_as_one_process_does(grown: Path, tmp_path: Path, wrappe
     assert first == pytest.approx(losses, rel=1e-4)
 
 
-@pytest.mark.parametrize("codec", ["zstd", "lz4"])
-def test_rows_that_are_decoded_come_alike_from_helpers_threads_and_python(
-    tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = token_cache(tmp_path, ROWS, sequence_length=64, chunk_rows=20, codec=codec)
-    native = compiled.native
-    assert native is not None
+@pytest.mark.parametrize("threads", [0, 2])
+def test_an_error_is_raised_again_by_the_next_iteration_which_skips_no_batch(root: Path, threads: int) -> None:
+    def fail_at_third(batch: dict, coins: object) -> dict:
+        if int(batch["tokens"][0, 0]) == 8:
+            raise ValueError("the third batch")
+        return batch
 
-    def epoch(threads: int, loops: object) -> list[dict[str, list[object]]]:
-        monkeypatch.setattr(compiled, "native", loops)
-        window = Window(rows=8, unit=4, chunks=2, lanes=4)
-        loader = Loader(
-            fb.open_cache(path), global_batch_size=4, seed=3, window=window, shuffle="window", threads=threads
-        )
-        assert loader._plan.helpers == (threads == 2 and codec == "zstd" and loops is native and native.can_decode())
-        return [{name: values.tolist() for name, values in batch.items()} for batch in loader]
-
-    without_library = SimpleNamespace(**vars(native) | {"can_decode": lambda: False})
-    made = [epoch(threads, loops) for threads in (0, 2) for loops in (native, without_library, None)]
-    assert len(made[0]) == ROWS // 4
-    assert all(one == made[0] for one in made)
+    loader = Loader(fb.open_cache(root), global_batch_size=4, shuffle=None, threads=threads, transform=fail_at_third)
+    batches = iter(loader)
+    assert [int(next(batches)["tokens"][0, 0]) for _ in range(2)] == [0, 4]
+    for _ in range(3):
+        with pytest.raises(ValueError, match="the third batch"):
+            next(iter(loader))
+    assert loader.position == 8

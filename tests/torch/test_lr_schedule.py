@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.token_caches import grow_cache, token_cache
+from tests.helpers.token_caches import grow_cache, token_cache
 from torch.optim.lr_scheduler import LambdaLR
 
 import forebay as fb
@@ -53,14 +53,12 @@ def test_growth_moves_the_total_and_never_the_warm_up() -> None:
     assert schedule.multiplier(138_888) == pytest.approx(0.1)
 
 
-def test_a_warm_up_longer_than_the_steps_is_a_warning() -> None:
-    with pytest.warns(UserWarning, match=r"warm-up of 3,472 steps is longer than the 555 steps"):
+def test_a_partial_cache_is_a_warning_once() -> None:
+    with pytest.warns(UserWarning, match=r"partial: the warm-up of 3,472 steps is longer than the 555 steps"):
         schedule = document_schedule(10_000)
-    with pytest.warns(UserWarning, match="longer than the 1,111 steps"):
-        schedule.update(20_000)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        schedule.update(352_217)
+        schedule.update(20_000)
 
 
 def test_rows_are_counted_in_a_cache_and_in_the_grown_one(tmp_path: Path) -> None:
@@ -155,3 +153,28 @@ def test_terms_that_make_no_schedule_are_refused() -> None:
     for wrong in ({"epochs": 0}, {"effective_batch": 0}, {"train_fraction": 2.0}, {"rewarm": 0}, {"decay": "step"}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
             Schedule(100, **{"epochs": 1, "effective_batch": 1, **wrong})
+
+
+def test_a_schedule_of_a_loader_follows_the_cache_and_is_restored_with_it(tmp_path: Path) -> None:
+    root = token_cache(tmp_path, 100)
+    loader = Loader(root, global_batch_size=10, seed=0, growth="epoch")
+    schedule = Schedule.for_loader(loader, epochs=4, full_estimate=400, warmup_share=0.05)
+    scheduler = scheduler_of(schedule)
+    assert (schedule.total, schedule.warmup) == (40, 8)
+    batches = loader.forever()
+    for _ in range(5):
+        next(batches)
+    rates(scheduler, 5)
+    grow_cache(tmp_path, 100, 60)
+    kept = json.loads(json.dumps(loader.state_dict()))
+    rest = [next(batches) for _ in range(6)]
+    assert len(rest) == 6
+    later = rates(scheduler, 6)
+    assert (schedule.total, schedule.warmup) == (64, 8), "as for the larger cache, with the old warm-up"
+
+    again = Loader(root, global_batch_size=10, seed=0, growth="epoch")
+    resumed = Schedule.for_loader(again, epochs=4, full_estimate=400, warmup_share=0.05)
+    again.load_state_dict(kept)
+    assert (resumed.step, resumed.totals, resumed.warmup) == (5, [[0, 40]], 8)
+    assert resumed(5) == pytest.approx(later[0])
+    assert resumed.total == 64, "the loader has seen the growth while it resumed"

@@ -13,13 +13,13 @@ import pytest
 import torch
 from PIL import Image
 from tests.cache.test_records import NASTY, Cells
-from tests.token_caches import token_cache
+from tests.helpers.token_caches import token_cache
 from torch.utils._pytree import tree_flatten_with_path, tree_map
 from torch.utils.data import default_collate
 
 import forebay as fb
-from forebay.masks import Spans, dense_mask, document_spans
-from forebay.masks.mask_html import DOCUMENTS, PADDING, SEEN, SEEN_WHOLE, UNSEEN
+from forebay.preview.draw import DOCUMENTS, PADDING, UNSEEN
+from forebay.preview.mask_html import SEEN_WHOLE
 from forebay.torch import (
     LoadedBatch,
     Loader,
@@ -173,15 +173,6 @@ def test_names_and_values_of_a_batch_are_only_text():
     assert "uint8 [1, 2]" in text_of(html)
     assert repr(show_batch({})) == "an empty batch"
     text_of(show_batch({})._repr_html_())
-
-
-def test_spans_are_drawn_as_the_dense_mask_has_them():
-    spans = document_spans(SEQ_LENS, 6)
-    (picture,) = pictures(spans._repr_html_())
-    seen = dense_mask(spans)[0]
-    assert np.array_equal(is_color(picture, SEEN), seen)
-    assert np.array_equal(is_color(picture, UNSEEN), ~seen)
-    assert text_of(spans._repr_html_())[0] == Spans.__name__
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.token_caches import token_cache
+from tests.helpers.token_caches import token_cache
 
 import forebay as fb
 from forebay import masks
 from forebay.masks.documents import LabelStyle
-from forebay.torch import Loader, derive_on_device
+from forebay.torch import Loader, TokenBatch, derive_on_device
 
 
 @pytest.fixture(scope="module")
@@ -63,18 +63,11 @@ def test_a_gpu_derives_what_a_cpu_does() -> None:
 
 @pytest.mark.parametrize("style", ["shifted", "unshifted"])
 def test_batches_for_the_device_become_those_of_the_loader(tokens: fb.Cache, style: LabelStyle) -> None:
-    whole = next(iter(Loader(tokens, global_batch_size=4, seed=3, labels=style)))
-    sent = next(iter(Loader(tokens, global_batch_size=4, seed=3, derive="device")))
+    whole = next(iter(Loader(tokens, global_batch_size=4, seed=3, collate=TokenBatch(tokens, labels=style))))
+    sent = next(iter(Loader(tokens, global_batch_size=4, seed=3, collate=TokenBatch(tokens, on_device=True))))
     assert set(sent) == {"tokens", "seq_lens"}
     assert sent["tokens"].dtype == torch.uint16
     derived = derive_on_device(sent, style)
     assert set(derived) == set(whole)
     for name, values in whole.items():
         assert torch.equal(derived[name], values), name
-
-
-def test_what_the_device_cannot_derive_is_refused(tokens: fb.Cache) -> None:
-    with pytest.raises(ValueError, match="to derive_on_device"):
-        Loader(tokens, global_batch_size=4, labels="unshifted", derive="device")
-    with pytest.raises(ValueError, match="packed-token batches only"):
-        Loader(tokens, global_batch_size=4, columns=["tokens"], collate="stored", derive="device")

@@ -26,17 +26,17 @@ from diffusers import (
     WanVideoToVideoPipeline,
 )
 from PIL import Image
-from tests import tiny_pipelines
-from tests.pairs import dealt
-from tests.tiny_pipelines import CLASSES, saved
+from tests.helpers import tiny_pipelines
+from tests.helpers.option_pairs import dealt
+from tests.helpers.tiny_pipelines import CLASSES, saved
 from tests.torch.taught import images_cache, prompts_cache
 
 import forebay as fb
-from forebay.errors import TeacherUnusable
+from forebay.errors import ModelUnusable
 from forebay.read.cache import Cache
-from forebay.teachers import Latents, Lune, Sol, TeacherRecipe, shared
+from forebay.teachers import Latents, Lune, Sol, TeacherRecipe
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 BUCKETS = (0.25, 0.75)
 SHARE = 0.25  # of noise at the second bucket: t = 0 is noise
 STEPS = 1000
@@ -139,10 +139,10 @@ def test_a_unet_on_prompts_is_what_its_pipeline_computes(tmp_path: Path, kind: s
     with torch.inference_mode():
         found = pipeline.encode_prompt(prompts, device="cpu", do_classifier_free_guidance=False, **SINGLE[kind])
     texts = [layer for layer in recipes if layer != "lune"]
-    ours = np.concatenate([shared(cache, f"{layer}_states").read(rows) for layer in texts], -1)
+    ours = np.concatenate([cache.read(rows, [f"{layer}_states"])[f"{layer}_states"] for layer in texts], -1)
     assert away(ours, found[0].numpy()) < CLOSE[stored]
     if kind == "sdxl":
-        assert away(shared(cache, "clip_g_pooled").read(rows), found[2].numpy()) < CLOSE[stored]
+        assert away(cache.read(rows, ["clip_g_pooled"])["clip_g_pooled"], found[2].numpy()) < CLOSE[stored]
 
     noise = noise_at(cache, recipes["lune"], (4, 8, 8))
     call = {"timesteps": [int(SHARE * STEPS)], "guidance_scale": 1.0, "output_type": "latent"}
@@ -159,10 +159,10 @@ def test_sd3_on_prompts_is_what_its_pipeline_computes(sd3: Path, tmp_path: Path,
         states, _, pooled, _ = pipeline.encode_prompt(
             prompts, None, None, do_classifier_free_guidance=False, max_sequence_length=6
         )
-    clip = np.concatenate([shared(cache, f"clip_{one}_states").read(rows) for one in "lg"], -1)
+    clip = np.concatenate([cache.read(rows, [f"clip_{one}_states"])[f"clip_{one}_states"] for one in "lg"], -1)
     assert away(clip, states[:, :8, : clip.shape[-1]].numpy()) < CLOSE[stored]
-    assert away(shared(cache, "t5_states").read(rows), states[:, 8:].numpy()) < CLOSE[stored]
-    ours = np.concatenate([shared(cache, f"clip_{one}_pooled").read(rows) for one in "lg"], -1)
+    assert away(cache.read(rows, ["t5_states"])["t5_states"], states[:, 8:].numpy()) < CLOSE[stored]
+    ours = np.concatenate([cache.read(rows, [f"clip_{one}_pooled"])[f"clip_{one}_pooled"] for one in "lg"], -1)
     assert away(ours, pooled.numpy()) < CLOSE[stored]
 
     noise = noise_at(cache, recipes["lune"], (4, 8, 8))
@@ -184,8 +184,8 @@ def test_flux_on_images_is_what_its_pipeline_computes(
     pipeline = quiet(FluxPipeline.from_pretrained(flux))
     with torch.inference_mode():
         states, pooled, _ = pipeline.encode_prompt(prompts, max_sequence_length=6)
-    assert away(shared(cache, "t5_states").read(rows), states.numpy()) < CLOSE[stored]
-    assert away(shared(cache, "clip_pooled").read(rows), pooled.numpy()) < CLOSE[stored]
+    assert away(cache.read(rows, ["t5_states"])["t5_states"], states.numpy()) < CLOSE[stored]
+    assert away(cache.read(rows, ["clip_pooled"])["clip_pooled"], pooled.numpy()) < CLOSE[stored]
 
     latents = vae_latents(FluxImg2ImgPipeline._encode_vae_image, pipeline.vae, pixels_of(cache), monkeypatch)
     stored_latents = cache.read(rows, ["latents"])["latents"]
@@ -369,7 +369,7 @@ def test_attention_of_a_dit_is_watched_and_leaves_its_forward_as_it_is(dit: Path
 
 def test_what_is_not_supported_is_refused_with_what_it_is(sd3: Path, flux: Path, dit: Path, tmp_path: Path) -> None:
     def refused(teacher: Any, said: str) -> None:
-        with pytest.raises(TeacherUnusable, match=said):
+        with pytest.raises(ModelUnusable, match=said):
             (teacher.files(), teacher.load("cpu", "float32"))
 
     refused(Lune(unet=f"{flux}/transformer"), r"a FluxTransformer2DModel takes text='t5_states', pooled='clip_pooled'")
@@ -380,16 +380,16 @@ def test_what_is_not_supported_is_refused_with_what_it_is(sd3: Path, flux: Path,
         (tmp_path / "config.json").write_text(json.dumps({"_class_name": kind}))
         refused(Lune(unet=str(tmp_path)), f"its class is {kind}; supported denoisers are .*; for another, use Hook")
     refused(Sol(unet=f"{flux}/transformer", text="t5_states", pooled="clip_pooled"), "over text and image together")
-    with pytest.raises(TeacherUnusable, match="its class is SD3Transformer2DModel; supported VAEs are AutoencoderKL,"):
+    with pytest.raises(ModelUnusable, match="its class is SD3Transformer2DModel; supported VAEs are AutoencoderKL,"):
         Latents(vae=f"{sd3}/transformer").outputs()
-    with pytest.raises(TeacherUnusable, match="its class is T5EncoderModel, of the kind 't5'; a CLIP text encoder"):
+    with pytest.raises(ModelUnusable, match="its class is T5EncoderModel, of the kind 't5'; a CLIP text encoder"):
         fb.teachers.Clip(model=f"{flux}/text_encoder_2").outputs()
-    with pytest.raises(TeacherUnusable, match="its class is CLIPTextModel, of the kind 'clip_text_model'; a T5"):
+    with pytest.raises(ModelUnusable, match="its class is CLIPTextModel, of the kind 'clip_text_model'; a T5"):
         fb.teachers.T5(model=f"{flux}/text_encoder").outputs()
     (tmp_path / "model_index.json").write_text('{"_class_name": "WanPipeline"}')
-    with pytest.raises(TeacherUnusable, match=r"WanPipeline; supported pipelines are DiT.*vae='.*/vae'"):
+    with pytest.raises(ModelUnusable, match=r"WanPipeline; supported pipelines are DiT.*vae='.*/vae'"):
         fb.teachers.pipeline(str(tmp_path))
-    with pytest.raises(TeacherUnusable, match=r"it has no model_index.json; pass the folder of a whole pipeline"):
+    with pytest.raises(ModelUnusable, match=r"it has no model_index.json; pass the folder of a whole pipeline"):
         fb.teachers.pipeline(f"{flux}/vae")
 
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests import tiny_pipelines
-from tests.tiny_models import TinyModels
-from tests.tiny_pipelines import saved, sdxl_unet
+from tests.helpers import tiny_pipelines
+from tests.helpers.tiny_models import TinyModels
+from tests.helpers.tiny_pipelines import saved, sdxl_unet
 from tests.torch.taught import prompts_cache
 
 import forebay as fb
-from forebay.errors import TeacherUnusable
+from forebay.errors import ModelUnusable
 from forebay.teachers import Clip, Latents, Lune, Sol, TeacherRecipe, features
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -49,21 +49,21 @@ def test_a_unet_that_takes_other_inputs_is_refused_with_what_it_is(
     def load(**fields: object) -> None:
         Lune(**fields).load("cpu", "float32")
 
-    with pytest.raises(TeacherUnusable, match="SDXL kind: pass pooled="):
+    with pytest.raises(ModelUnusable, match="SDXL kind: pass pooled="):
         load(unet=f"{sdxl}/unet")
-    with pytest.raises(TeacherUnusable, match="leave out pooled"):
+    with pytest.raises(ModelUnusable, match="leave out pooled"):
         load(unet=tiny_models.unet, pooled="clip_pooled")
-    with pytest.raises(TeacherUnusable, match="pass projected=True"):
+    with pytest.raises(ModelUnusable, match="pass projected=True"):
         Clip(model=f"{sdxl}/text_encoder_2").load("cpu", "float32")
     kinds = {"addition_embed_type": None, "class_embed_type": "timestep"}
     sdxl_unet(**kinds).save_pretrained(tmp_path / "classes")
-    with pytest.raises(TeacherUnusable, match="class_embed_type is timestep; such UNets are not supported"):
+    with pytest.raises(ModelUnusable, match="class_embed_type is timestep; such UNets are not supported"):
         load(unet=str(tmp_path / "classes"))
     sdxl_unet(addition_embed_type=None, only_cross_attention=True).save_pretrained(tmp_path / "crossed")
-    with pytest.raises(TeacherUnusable, match="no map for Sol"):
+    with pytest.raises(ModelUnusable, match="no map for Sol"):
         Sol(unet=str(tmp_path / "crossed")).load("cpu", "float32")
     sdxl_unet(addition_embed_type=None, only_cross_attention=[False, True]).save_pretrained(tmp_path / "half")
-    with pytest.raises(TeacherUnusable, match="no map for Sol"):
+    with pytest.raises(ModelUnusable, match="no map for Sol"):
         Sol(unet=str(tmp_path / "half")).load("cpu", "float32")
     sdxl_unet(addition_embed_type=None, only_cross_attention=[False, False]).save_pretrained(tmp_path / "plain")
     assert Sol(unet=str(tmp_path / "plain")).load("cpu", "float32")

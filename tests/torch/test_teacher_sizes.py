@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 from tests.cli.running import run
-from tests.tiny_models import TinyModels
+from tests.helpers.tiny_models import TinyModels
 from tests.torch.taught import prompts_cache
 from transformers import AutoTokenizer, CLIPTextModel, T5EncoderModel
 
 import forebay as fb
 from forebay.compat.tinyflux import ModelZoo
-from forebay.errors import ColumnNotFound, RecipeMismatch
-from forebay.teachers import T5, Clip, GeometricSol, TeacherRecipe, check_alignment, estimate_teachers, shared
-from forebay.torch import CacheDataset, Loader
+from forebay.errors import NotFound, RecipeMismatch
+from forebay.teachers import T5, Clip, GeometricSol, TeacherRecipe, check_alignment, empty_prompt, estimate_teachers
+from forebay.torch import CacheDataset, Loader, Padded, StoredBatch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,10 +33,13 @@ def test_states_of_real_tokens_only_read_back_as_padded_ones(tiny_models: TinyMo
     fb.build_layers(root, {"t5": padded, "t5r": ragged})
     cache = fb.open_cache(root, layers=["t5", "t5r"])
     rows = np.arange(len(cache))
-    whole, kept = shared(cache, "t5_states").read(rows), shared(cache, "t5r_states").read(rows)
-    mask = shared(cache, "t5r_mask").read(rows)
+    whole = cache.read(rows, ["t5_states"])["t5_states"]
+    states = Padded("t5r_states", 8)
+    dataset = CacheDataset(cache, columns=[states], collate=StoredBatch(cache, ["t5r_mask"]))
+    kept = np.stack([row["t5r_states"].numpy() for row in dataset.__getitems__(rows.tolist())])
+    mask = cache.read(rows, ["t5r_mask"])["t5r_mask"]
     assert whole.shape == kept.shape
-    assert np.array_equal(mask, shared(cache, "t5_mask").read(rows))
+    assert np.array_equal(mask, cache.read(rows, ["t5_mask"])["t5_mask"])
     assert np.array_equal(whole[mask], kept[mask])
     assert not kept[~mask].any()
     totals = cache.generation.table("t5r").totals()
@@ -44,11 +47,9 @@ def test_states_of_real_tokens_only_read_back_as_padded_ones(tiny_models: TinyMo
     figures = next(layer.figures for layer in fb.summarize(root).layers if layer.layer == "t5r")
     assert figures["tokens_stored"] == f"{totals['tokens'] / totals['padded_tokens']:.1%} of the bytes with padding"
     assert figures["tokens_stored"] in run("info", root).out
-    for batch in Loader(cache, global_batch_size=3, columns=["t5r_states", "t5r_mask"], identify=["row"]):
+    for batch in Loader(cache, global_batch_size=3, columns=[states, "t5r_mask", "row"]):
         assert np.array_equal(batch["t5r_states"], kept[batch["row"]], equal_nan=True)
         assert np.array_equal(batch["t5r_mask"], mask[batch["row"]])
-    row = CacheDataset(cache, columns=["t5r_states"])[1]["t5r_states"]
-    assert np.array_equal(row, kept[1], equal_nan=True)
 
 
 def test_the_empty_prompt_is_encoded_once_for_a_layer(tiny_models: TinyModels, tmp_path: Path) -> None:
@@ -71,13 +72,12 @@ def test_the_empty_prompt_is_encoded_once_for_a_layer(tiny_models: TinyModels, t
         tokens = AutoTokenizer.from_pretrained(tiny_models.t5)([""], **given)
         inputs = {name: tokens[name] for name in ("input_ids", "attention_mask")}
         t5_states = T5EncoderModel.from_pretrained(tiny_models.t5).eval()(**inputs).last_hidden_state[0]
-    assert np.allclose(shared(cache, "clip_states").empty, clip.last_hidden_state[0], atol=1e-5)
-    assert np.allclose(shared(cache, "clip_pooled").empty, clip.pooler_output[0], atol=1e-5)
-    assert np.allclose(shared(cache, "t5_states").empty, t5_states, atol=1e-5)
-    assert np.array_equal(shared(cache, "t5_mask").empty, tokens["attention_mask"][0].bool())
-    real = shared(cache, "t5r_mask").empty
-    assert np.allclose(shared(cache, "t5r_states").empty[real], t5_states[real], atol=1e-2)
-    assert shared(cache, "t5r_states").empty.shape == (8, 16)
+    assert np.allclose(empty_prompt(cache, "clip_states"), clip.last_hidden_state[0], atol=1e-5)
+    assert np.allclose(empty_prompt(cache, "clip_pooled"), clip.pooler_output[0], atol=1e-5)
+    assert np.allclose(empty_prompt(cache, "t5_states"), t5_states, atol=1e-5)
+    assert np.array_equal(empty_prompt(cache, "t5_mask"), tokens["attention_mask"][0].bool())
+    real = empty_prompt(cache, "t5r_mask")
+    assert np.allclose(empty_prompt(cache, "t5r_states"), t5_states[real], atol=1e-2)
     assert fb.verify(root, full=True).sound
     assert check_alignment(cache).aligned
 
@@ -88,19 +88,17 @@ def test_the_empty_prompt_is_asked_for_and_changes_nothing_where_it_is_not(
     root = prompts_cache(tmp_path)
     plain = TeacherRecipe(teacher=Clip(model=tiny_models.clip))
     fb.build(root, None, plain)
-    assert "empty_prompt" in plain.located
-    with pytest.raises(ColumnNotFound, match="has no column 'clip_pooled_empty'"):
-        _ = shared(fb.open_cache(root), "clip_pooled").empty
+    with pytest.raises(NotFound, match="has no column 'clip_pooled_empty'"):
+        _ = empty_prompt(fb.open_cache(root), "clip_pooled")
     with pytest.raises(RecipeMismatch, match="empty_prompt"):
         fb.build(root, None, TeacherRecipe(teacher=Clip(model=tiny_models.clip), empty_prompt=True))
     assert not TeacherRecipe(teacher=GeometricSol(), empty_prompt=True).empty_prompt
     run("build", "teachers", root, "--clip", tiny_models.clip, "--empty-prompt", "--name", "clip=other")
-    assert shared(fb.open_cache(root), "other_pooled").empty.shape == (16,)
+    assert empty_prompt(fb.open_cache(root), "other_pooled").shape == (16,)
 
 
-def test_an_option_that_was_added_does_not_change_older_layers(tiny_models: TinyModels) -> None:
+def test_each_option_of_a_prompt_teacher_changes_the_fingerprint(tiny_models: TinyModels) -> None:
     plain = t5(tiny_models)
-    assert "teacher.ragged" in plain.located
     assert fb.fingerprint(plain) != fb.fingerprint(t5(tiny_models, ragged=True))
     assert fb.fingerprint(plain) != fb.fingerprint(t5(tiny_models, masked=False))
 
@@ -116,7 +114,7 @@ def test_no_raw_chunk_has_more_rows_than_asked_however_long_its_lines_are(tmp_pa
     source = fb.sources.lines(tmp_path / f"a.txt{suffix}", root=str(tmp_path))
     fb.build(tmp_path / "c", source, fb.RawRecipe(chunk_rows=100), workers=0)
     both = fb.sources.lines(tmp_path / f"a.txt{suffix}", tmp_path / f"b.txt{suffix}", root=str(tmp_path))
-    fb.grow(tmp_path / "c", both, workers=0)
+    fb.update(tmp_path / "c", both, workers=0)
     cache = fb.open_cache(tmp_path / "c")
     assert len(cache) == 1000
     assert np.diff(cache.chunk_starts).max() == 100
@@ -169,7 +167,7 @@ resource.setrlimit(resource.RLIMIT_DATA, (400 << 20, 400 << 20))
 with open(f"{root}.txt", "w") as file:
     file.writelines(f"prompt {number}\\n" for number in range(rows))
 fb.build(root, fb.sources.lines(f"{root}.txt"), fb.RawRecipe(chunk_rows=1000), workers=0, progress=False)
-report = fb.build(root, None, TeacherRecipe(teacher=Wide(), batch_size=100, memo_bytes=0), workers=0, progress=False)
+report = fb.build(root, None, TeacherRecipe(teacher=Wide(), batch_size=100), workers=0, progress=False)
 print(report.chunks, report.written_bytes)
 """
 

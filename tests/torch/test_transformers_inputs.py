@@ -10,14 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.utils._pytree as pytree
-from tests.token_caches import token_cache
+from tests.helpers.token_caches import token_cache
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import scaled_dot_product_attention
 
 import forebay as fb
-from forebay.torch import Loader, derive_on_device, document_leaks, register_block_masks, transformers_inputs
+from forebay.torch import (
+    Loader,
+    TokenBatch,
+    derive_on_device,
+    document_leaks,
+    transformers_inputs,
+)
 
 LENGTH, VOCABULARY = 48, 61
 SEQ_LENS = torch.tensor([[20, 15, 0], [30, 7, 11]], dtype=torch.int32)
@@ -107,6 +111,7 @@ def test_position_ids_alone_keep_documents_apart_without_flash(family, attention
         torch.testing.assert_close(network(**inputs).logits, each_document_alone(network), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_takes_the_block_mask():
     """GPT-2 of `transformers` has no FlexAttention, and says so when it is made."""
@@ -118,23 +123,6 @@ def test_flex_attention_takes_the_block_mask():
         torch.testing.assert_close(whole(**inputs).logits, expected, atol=1e-5, rtol=0)
     with pytest.raises(ValueError, match="flex_attention"):
         model("gpt2", "flex_attention")
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_a_model_that_was_exported_with_its_block_mask_keeps_other_documents_apart():
-    register_block_masks()
-    try:
-        network = model("llama", "flex_attention").eval()
-        other = {**BATCH, "seq_lens": torch.flip(SEQ_LENS, (0,))}
-        with torch.no_grad():
-            program = torch.export.export(network, (), transformers_inputs(other, "flex_attention"))
-        exported, inputs = program.module(), transformers_inputs(BATCH, "flex_attention")
-        assert not document_leaks(logits_with(exported, inputs), BATCH["tokens"], SEQ_LENS)
-        with torch.no_grad():
-            expected = each_document_alone(model("llama", "sdpa"))
-            torch.testing.assert_close(exported(**inputs).logits, expected, atol=1e-5, rtol=0)
-    finally:
-        pytree._deregister_pytree_node(BlockMask)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -173,7 +161,7 @@ def test_flash_attention_keeps_documents_apart_on_the_gpu(family):
 @pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2"])
 def test_batches_of_a_loader_train_with_the_loss_of_single_documents(tmp_path: Path, attention, varlen):
     cache = fb.open_cache(token_cache(tmp_path, 12))
-    batch = next(iter(Loader(cache, global_batch_size=4, labels="unshifted", shuffle=None)))
+    batch = next(iter(Loader(cache, global_batch_size=4, shuffle=None, collate=TokenBatch(cache, labels="unshifted"))))
     batch["tokens"] %= VOCABULARY
     batch["labels"][batch["labels"] >= 0] %= VOCABULARY
     network = model("llama", "sdpa" if attention == "sdpa" else "forebay_varlen")

@@ -12,8 +12,8 @@ from shutil import which
 from typing import Any
 
 import pytest
-from tests.image_caches import recipe as image_recipe
-from tests.image_caches import write_pictures
+from tests.helpers.image_caches import recipe as image_recipe
+from tests.helpers.image_caches import write_pictures
 from tests.teachers.own_teachers import Ramp, prompt_cache
 
 import forebay as fb
@@ -37,6 +37,29 @@ WORDS = (
 )
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\u202e\x1b[31m\'"`${1}'
 PRINTED = HOSTILE.split("\u202e")[0]
+# Text below 4.5:1 against its background (WCAG AA): [text, ratio].
+PALE_TEXT = r"""() => {
+  const parse = (text) => { const parts = text.match(/[\d.]+/g).map(Number); return [...parts, 1].slice(0, 4); };
+  const over = (top, under) => [0, 1, 2].map((at) => top[at] * top[3] + under[at] * (1 - top[3]));
+  const linear = (one) => (one <= 10 ? one / 255 / 12.92 : ((one / 255 + 0.055) / 1.055) ** 2.4);
+  const light = (color) => [0.2126, 0.7152, 0.0722].reduce((sum, share, at) => sum + share * linear(color[at]), 0);
+  const upward = (element) => (element ? [...upward(element.parentElement), getComputedStyle(element)] : []);
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const element = node.parentElement;
+    if (!node.textContent.trim() || !element.checkVisibility()) continue;
+    if (element.disabled || element.closest('.skip')) continue;
+    const styles = upward(element);
+    const under = styles.reduce((below, style) => over(parse(style.backgroundColor), below), [255, 255, 255]);
+    const clear = styles.reduce((share, style) => share * Number(style.opacity), 1);
+    const ink = parse(styles.at(-1).color);
+    const [low, high] = [light(over([...ink.slice(0, 3), ink[3] * clear], under)), light(under)].sort((a, b) => a - b);
+    const ratio = (high + 0.05) / (low + 0.05);
+    if (ratio < 4.5) found.push([node.textContent.slice(0, 30), element.className, Math.round(100 * ratio) / 100]);
+  }
+  return found;
+}"""
 PATIENCE = 300_000  # milliseconds: on a loaded machine a page may take long
 
 
@@ -174,7 +197,7 @@ def token_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     raw = write_texts(folder / "raw")
     with (raw / "part-1.jsonl").open("a") as file:
         file.write("{not json\n")
-    recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=128, chunk_size=8)
+    recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=128, chunk_rows=8)
     fb.build(folder / "cache", fb.sources.jsonl(raw / "*.jsonl", text="text"), recipe, workers=0)
     return folder / "cache"
 

@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 import pytest
 from click.testing import CliRunner
-from tests.builders import script_environment
+from tests.helpers.builders import script_environment, wait_until
 from tests.viewer.conftest import PATIENCE
 
 import forebay as fb
@@ -21,9 +21,10 @@ from forebay.cli.main import cli
 from forebay.tokens.vocabulary import gpt2_json
 from forebay.torch import Loader
 from forebay.viewer.bundle import published, write_bundle
-from forebay.viewer.shown_cache import ShownCache, _cut_files
+from forebay.viewer.shown_cache import ShownCache
 
 
+@pytest.mark.slow
 def test_a_bundle_opens_from_a_file_and_asks_for_nothing(
     browser: Any, token_root: Path, image_root: Path, tmp_path: Path
 ) -> None:
@@ -43,10 +44,10 @@ def test_a_bundle_opens_from_a_file_and_asks_for_nothing(
     assert fb.summarize(token_root).cache_id in page.inner_text("body")
     for view, words in {
         "0/chunks": "published",
-        f"0/rows?row={report.rows[0][2]}": "this copy carries 5 of",
+        f"0/rows?row={report.rows[0][2]}": "this copy has 5 of",
         "0/training": "Which row comes when",
         "0/compare": "Chunks",
-        "1/images": "this copy carries 5 of",
+        "1/images": "this copy has 5 of",
         f"1/images?row={report.rows[1][1]}&one=1": "Layers",
         "0/rows?row=1": "does not carry this record" if 1 not in report.rows[0] else "Tokens",
     }.items():
@@ -81,6 +82,7 @@ def test_a_bundle_names_no_folder_and_no_host_of_this_machine(tmp_path: Path) ->
     }
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_a_frame_that_only_its_token_opens(browser: Any, token_root: Path, tmp_path: Path) -> None:
     shown = fb.view(fb.open_cache(token_root), height=500)
     try:
@@ -107,6 +109,7 @@ def test_a_notebook_shows_a_frame_that_only_its_token_opens(browser: Any, token_
     page.close()
 
 
+@pytest.mark.slow
 def test_the_command_serves_until_it_is_stopped(token_root: Path, tmp_path: Path) -> None:
     written = tmp_path / "statistics.json"
     loader = Loader(fb.open_cache(token_root), global_batch_size=4, threads=0, statistics_file=written)
@@ -126,19 +129,9 @@ def test_the_command_serves_until_it_is_stopped(token_root: Path, tmp_path: Path
     with urlopen(f"{url}api/0/statistics.json", timeout=600) as answer:
         (job,) = json.loads(answer.read())
     assert job["statistics"] == json.loads(written.read_text())
-    assert _cut_files is None or signal.SIGBUS in _caught_signals(process.pid)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=600)
     assert (process.returncode, errors) == (0, "")
-
-
-def _caught_signals(pid: int) -> set[int]:
-    """The signals that a process handles; all of them where the system does not say."""
-    status = Path(f"/proc/{pid}/status")
-    if not status.exists():
-        return set(signal.Signals)
-    caught = int(status.read_text().partition("SigCgt:")[2].split()[0], 16)
-    return {number for number in signal.Signals if caught >> (number - 1) & 1}
 
 
 def test_the_command_names_what_is_wrong(token_root: Path, tmp_path: Path) -> None:
@@ -169,3 +162,30 @@ def test_the_page_weighs_little_and_names_no_other_machine() -> None:
 @pytest.mark.parametrize("name", ["d0", "tokens"])
 def test_styles_that_pages_use_exist(name: str) -> None:
     assert f".{name} " in (files("forebay.viewer") / "static" / "style.css").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "display", "opens"), [([], ":9", True), (["--no-open"], ":9", False), ([], "", False)]
+)
+def test_view_opens_the_browser_where_there_is_a_display(
+    token_root: Path, tmp_path: Path, options: list[str], display: str, opens: bool
+) -> None:
+    opened = tmp_path / "opened"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
+    browser.chmod(0o755)
+    environment = {**script_environment(), "BROWSER": f"{browser} %s", "DISPLAY": display, "WAYLAND_DISPLAY": ""}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "forebay", "view", str(token_root), "--port", "0", *options],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    printed = next(line for line in process.stdout if "http://127.0.0.1:" in line)
+    if opens:
+        wait_until(opened.exists, what="no browser was opened")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
+    assert opened.exists() == opens
+    assert not opens or opened.read_text().strip() in printed

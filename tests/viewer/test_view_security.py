@@ -2,34 +2,24 @@
 
 import http.client
 import json
-import shutil
 import socket
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-import msgspec
 import numpy as np
 import pytest
 from tests.teachers.own_teachers import Ramp, prompt_cache
-from tests.viewer.conftest import HOSTILE
 
 import forebay as fb
-from forebay.cache.catalog import load_generation
-from forebay.cache.claims import Claim
-from forebay.cache.records import as_json
-from forebay.format import layout
-from forebay.store import LocalStore
-from forebay.store.base import this_process
+from forebay.records import as_json
 from forebay.teachers import TeacherRecipe
-from forebay.viewer import live_build
+from forebay.viewer.image_rows import image_png
 from forebay.viewer.page_records import answer, guarded
-from forebay.viewer.picture_rows import image_png
 from forebay.viewer.shown_cache import BadQuery, Query, ShownCache
 from forebay.viewer.token_rows import check_lengths
 from forebay.viewer.web_app import Server
@@ -94,6 +84,7 @@ def test_requests_of_other_origins_are_refused(server: Server, origin: str) -> N
     assert ask(server, "/api/caches.json", origin=own)[0] == 200
 
 
+@pytest.mark.slow
 def test_a_foreign_page_can_link_here_but_load_nothing(server: Server) -> None:
     assert ask(server, "/api/0/summary.json", sec_fetch_site="cross-site", sec_fetch_mode="no-cors")[0] == 403
     assert ask(server, "/static/app.js", sec_fetch_site="same-site", sec_fetch_mode="cors")[0] == 403
@@ -131,7 +122,7 @@ def test_no_path_leads_out_of_the_page(server: Server, path: str) -> None:
     assert "root:" not in text
 
 
-BAD_QUERIES = ["row=-1", "row=x", "row=1e9", "row=99999999999999999999", "row=%00", "row=٣", "generation=-1"]
+BAD_QUERIES = ["row=-1", "row=x", "row=1e9", "row=99999999999999999999", "row=%00", "row=٣"]
 
 
 @pytest.mark.parametrize("query", BAD_QUERIES)
@@ -145,7 +136,7 @@ def test_what_does_not_exist_is_said_plainly(server: Server) -> None:
     assert ask(server, "/api/0/row.json?row=999999")[0] == 404
     assert ask(server, "/api/0/chunk.json?layer=tokens&chunk=999999")[0] == 404
     assert ask(server, "/api/0/chunk.json?layer=..%2f..&chunk=0")[0] == 404
-    assert "error" in json.loads(ask(server, "/api/0/row.json?row=0&generation=77")[1])
+    assert "error" in json.loads(ask(server, "/api/compare.json?generation_a=77")[1])
 
 
 def test_every_answer_has_a_strict_policy(server: Server) -> None:
@@ -211,19 +202,19 @@ EXTREMES = (
 )
 NUMBERS = {
     "chunk": ["chunk"],
-    "row": ["row", "token", "generation"],
-    "search": ["chunk"],
-    "find": ["path"],
-    "peek": ["row", "rows"],
+    "row": ["row", "token"],
+    "search": ["row"],
+    "distribution": ["row"],
+    "peek": ["row"],
     "images": ["row", "count", "patch"],
     "image": ["row", "patch"],
     "teacher": ["row", "t"],
     "training": ["seed", "epoch", "world", "batch", "at", "shuffle"],
-    "remote": ["seed", "world", "batch", "tier"],
     "picture": ["row", "side"],
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tokens", "images", "ramp"])
 def test_no_number_in_an_address_is_an_error_or_takes_memory(
     token_root: Path, image_root: Path, tmp_path: Path, kind: str
@@ -254,33 +245,3 @@ def test_no_number_in_an_address_is_an_error_or_takes_memory(
     finally:
         tracemalloc.stop()
     assert min(found["made"], found["refused"]) > 50
-
-
-def test_chunk_numbers_and_claims_of_a_stranger_take_no_memory_and_leave_a_map(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "lines.txt").write_text("".join(f"line {number}\n" for number in range(9)))
-    root = tmp_path / "cache"
-    fb.build(root, fb.sources.lines(tmp_path / "lines.txt"), fb.RawRecipe(chunk_bytes=20), workers=0)
-    store = LocalStore(str(root))
-    generation = load_generation(store)
-    table = generation.layers["raw"]
-    numbers = {name: values.copy() for name, values in table.numbers.items()}
-    numbers["chunk"][-1] = 1 << 40
-    changed = replace(generation, layers={"raw": replace(table, numbers=numbers)})
-    store.replace(layout.generation(generation.number), changed.encode(None))
-    strange = Claim(owner=str(this_process()), host=HOSTILE, pid=-1)
-    for attempt in range(1, 8):
-        failed = msgspec.structs.replace(strange, state="failed", owner=f"other-{attempt}-1")
-        store.create(layout.claim("raw", 0, attempt), [msgspec.json.encode(strange if attempt == 7 else failed)])
-    beat = {"beat": 1, "host": HOSTILE, "pid": 1, "layer": HOSTILE, "workers": -(2**40), "cpu_percent": -1e300}
-    store.create(layout.builder("0123456789ab-1-1"), [msgspec.json.encode(beat)])
-    monkeypatch.setattr(live_build, "MOST_CLAIMS", 2)
-    snapshot = ShownCache.of(root).watch.snapshot()
-    (layer,) = snapshot.map.layers
-    assert layer.states == "p" * (len(table) - 1) + "u"  # its file is there, listed under another number
-    assert [claim.state for claim in snapshot.map.claims] == ["failed", "working"]
-    assert [builder.pid for builder in snapshot.live.builders] == [-1]
-    shutil.rmtree(root / "plan")
-    (layer,) = ShownCache.of(root).watch.snapshot().map.layers
-    assert len(layer.states) == live_build.MOST_UNPLANNED

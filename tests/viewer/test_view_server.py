@@ -1,4 +1,4 @@
-"""A server under bad conditions: slow clients, many of them, long rows, a cache that changes or disappears."""
+"""A server under bad conditions: many clients, long rows, a cache that changes or disappears."""
 
 import json
 import shutil
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.builders import wait_until
 from tests.teachers.own_teachers import Ramp, prompt_cache
 from tests.viewer.test_view_security import ask, served
 
@@ -34,67 +33,6 @@ def connected(server: Server) -> socket.socket:
     return socket.create_connection(("127.0.0.1", server.address.port), timeout=600)
 
 
-def test_a_request_that_does_not_arrive_is_dropped(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
-    monkeypatch.setattr(web_app, "REQUEST_SECONDS", 0.3)
-    with connected(server) as silent, connected(server) as slow:
-        slow.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")  # the head never ends
-        for one in (silent, slow):
-            assert not received(one)
-    assert ask(server, "/")[0] == 200
-
-
-def test_a_half_sent_second_request_is_dropped_too(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
-    monkeypatch.setattr(web_app, "REQUEST_SECONDS", 0.3)
-    with connected(server) as kept:
-        kept.sendall(b"GET /static/icon.svg HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert b"<svg" in until(kept, b"</svg>")
-        kept.sendall(b"GET / HT")
-        assert not received(kept)
-
-
-@pytest.mark.parametrize("close", ["keep-alive", "close"])
-def test_an_answer_that_nobody_reads_is_dropped(
-    monkeypatch: pytest.MonkeyPatch, server: Server, tmp_path: Path, close: str
-) -> None:
-    statistics = tmp_path / "statistics.json"
-    statistics.write_text(json.dumps({"value": "x" * 8_000_000}))  # more than the kernel takes
-    server._caches[0].statistics = (str(statistics),)
-    monkeypatch.setattr(web_app, "ANSWER_SECONDS", 0.5)
-    with socket.socket() as silent:
-        silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        silent.settimeout(30)
-        silent.connect(("127.0.0.1", server.address.port))
-        silent.sendall(
-            f"GET /api/0/statistics.json HTTP/1.1\r\nHost: localhost\r\nConnection: {close}\r\n\r\n".encode()
-        )
-        wait_until(lambda: server._server.server_state.connections, what="no connection was made")
-        wait_until(lambda: not server._server.server_state.connections, what="the connection is still open")
-        total = 0
-        while found := received(silent):
-            total += len(found)
-        assert total < 8_000_000
-    assert len(ask(server, "/api/0/statistics.json")[1]) > 8_000_000  # who reads gets all of it
-
-
-def test_events_that_nobody_reads_end(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
-    monkeypatch.setattr(web_app, "ANSWER_SECONDS", 0.5)
-    monkeypatch.setattr(web_app, "_event", lambda *_: {"live": "x" * 2_000_000})
-    with connected(server) as silent, connected(server) as reader:
-        for one in (silent, reader):
-            one.sendall(b"GET /api/0/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        while received(reader) and len(server._server.server_state.connections) > 1:
-            pass
-        assert until(reader, b"data: ")  # who reads gets more
-
-
-def received(one: socket.socket) -> bytes:
-    """What the server sends; empty when it closed or reset the connection."""
-    try:
-        return one.recv(65536)
-    except ConnectionResetError:
-        return b""
-
-
 def until(one: socket.socket, end: bytes) -> bytes:
     found = b""
     while end not in found:
@@ -104,18 +42,20 @@ def until(one: socket.socket, end: bytes) -> bytes:
     return found
 
 
-def test_there_are_only_so_many_connections(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+def test_connections_beyond_the_limit_get_503(monkeypatch: pytest.MonkeyPatch, token_root: Path) -> None:
     monkeypatch.setattr(web_app, "MOST_CONNECTIONS", 3)
-    streams = []
-    for _ in range(3):
-        streams.append(connected(server))
-        streams[-1].sendall(b"GET /api/0/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        until(streams[-1], b"data: ")
-    with connected(server) as one:
-        assert not received(one)
-    until(streams[0], b"data: ")  # those that are open continue
-    for stream in streams:
-        stream.close()
+    with served(token_root) as server:
+        streams = []
+        for _ in range(2):
+            streams.append(connected(server))
+            streams[-1].sendall(b"GET /api/0/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            until(streams[-1], b"data: ")
+        with connected(server) as one:
+            one.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b"503" in until(one, b"\r\n")
+        until(streams[0], b"data: ")  # those that are open continue
+        for stream in streams:
+            stream.close()
 
 
 def test_answers_are_sent_at_once(server: Server) -> None:
@@ -145,7 +85,6 @@ def test_a_long_row_is_shown_in_parts(monkeypatch: pytest.MonkeyPatch, token_roo
     for name in ("tokens", "texts", "documents", "positions", "labels"):
         assert [one for part in parts for one in getattr(part, name)] == getattr(whole, name)
     assert parts[0].seq_lens == whole.seq_lens
-    assert parts[0].blocks == whole.blocks
     assert token_row(shown, Query((("row", "1"), ("token", "999999")))).first == 100
 
 
@@ -158,6 +97,7 @@ def test_texts_of_a_part_are_those_of_the_row(token_root: Path) -> None:
         assert token_texts(vocabulary_of(cache), tokens, lengths, slice(start, stop)) == whole[start:stop]
 
 
+@pytest.mark.slow
 def test_no_request_fails_while_generations_and_then_the_cache_are_removed(tmp_path: Path) -> None:
     root = prompt_cache(tmp_path, tuple(f"prompt {number}" for number in range(12)), chunk_bytes=60)
     fb.build(root, None, TeacherRecipe(teacher=Ramp(width=4)))

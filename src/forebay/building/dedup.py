@@ -1,174 +1,43 @@
 """Leave out samples whose content the cache has already.
 
-    every sample ─▶ its identity ─▶ sorted on disk ─▶ later ones of equals: left out of their chunk, by the plan
-                                        ▲        └──▶ first ones: kept beside the plan, for when the cache grows
-    what earlier segments kept ─────────┘
+    every sample ─▶ its identity ─▶ sorted blocks in a temporary file ─▶ each partition sorted ─┬─▶ repeats: left out
+    identities of earlier segments ─────────────────────────────────────────────────────────────┘   by the plan
 
-So it is the same for any number of workers, and a chunk stays a pure function of the recipe and its slice.
+A partition is a range of identities. Each block has an identity once, so that one which millions of samples share does
+not fill memory.
 
-samples ─▶ runs: as many as memory holds, sorted, each identity once ─▶ merged, a block of every run at a time
-
-Runs and blocks are kept in the order of the source, and every sort is stable: of equal identities the earliest sample
-comes first.
+The first sample of each content stays; its identity is stored next to the plan, for later segments. The result is the
+same for any number of workers, and a chunk stays a pure function of the recipe and its slice.
 """
 
 import tempfile
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
+from typing import IO
 
 import numpy as np
 import xxhash
 from numpy.typing import DTypeLike
 
-from forebay.building.planning import OnCut, scratch_folder
-from forebay.cache.plan import Identities, KeptResults, LeftOut, Plan, Segment, kept_identities
+from forebay.building.cutting import OnCut
+from forebay.building.listing import scratch_folder
+from forebay.cache.identities import Identities, all_identities
+from forebay.cache.plan import Plan
+from forebay.cache.segment import LeftOut, Segment
 from forebay.columns import Array
 from forebay.errors import ForebayError, RecipeInvalid
 from forebay.format.tensors import as_bytes
-from forebay.recipe import Identity, Recipe, fingerprint
-from forebay.source import Failure, Sample, Source
+from forebay.recipe import Identity
+from forebay.source import Failure, Sample, Source, samples_of
 from forebay.store.base import Buffer, Store
 
-
-class Scratch(AbstractContextManager["Scratch"]):
-    """A file that is appended to, then mapped. It has no name, so nothing of it is left, however the process ends.
-
-    A map of it stays valid after it is closed.
-    """
-
-    def __init__(self, folder: str | None) -> None:
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 — closed on exit
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def append(self, values: Array) -> None:
-        self._file.write(as_bytes(values))
-
-    def mapped(self, dtype: DTypeLike) -> Array:
-        """All that was appended, as one array that can be written to."""
-        self._file.flush()
-        if self._file.tell() == 0:
-            return np.empty(0, dtype)
-        return np.memmap(self._file, dtype, "r+").view(np.ndarray)
-
-
-RECORD_BYTES = 144  # what merging holds at a time for one record of 24 bytes: its block, its order, and copies
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Run:
-    """Sorted identities, each with the number of its earliest sample."""
-
-    high: Array
-    low: Array
-    samples: Array
-
-    def __len__(self) -> int:
-        return len(self.high)
-
-    def __getitem__(self, part: slice) -> "Run":
-        return Run(self.high[part], self.low[part], self.samples[part])
-
-    def key(self, position: int) -> tuple[int, int]:
-        return int(self.high[position]), int(self.low[position])
-
-    def count_up_to(self, key: tuple[int, int]) -> int:
-        """How many come up to a key, itself counted."""
-        high, low = (np.uint64(half) for half in key)
-        first, last = (int(np.searchsorted(self.high, high, side=side)) for side in ("left", "right"))
-        return first + int(np.searchsorted(self.low[first:last], low, side="right"))
-
-    def repeats(self) -> Array:
-        """Which have the identity of the one before."""
-        same = (self.high[1:] == self.high[:-1]) & (self.low[1:] == self.low[:-1])
-        return np.concatenate([np.zeros(min(1, len(self)), np.bool_), same])
-
-    def sorted(self) -> "Run":
-        order = np.lexsort((self.low, self.high))
-        return Run(self.high[order], self.low[order], self.samples[order])
-
-    def where(self, chosen: Array) -> "Run":
-        return Run(self.high[chosen], self.low[chosen], self.samples[chosen])
-
-
-class RunWriter(AbstractContextManager["RunWriter"]):
-    """Takes samples in the order of the source; keeps sorted runs, and notes every sample that its own run repeats."""
-
-    def __init__(self, capacity: int, folder: str | None) -> None:
-        self.count = 0
-        self._capacity = capacity
-        self._lengths: list[int] = []
-        with ExitStack() as opened:
-            self._records = opened.enter_context(Scratch(folder))
-            self._marks = opened.enter_context(Scratch(folder))
-            self._opened = opened.pop_all()
-        self._begin_run()
-
-    def __exit__(self, *_: object) -> None:
-        self._opened.close()
-
-    def add(self, identity: bytes | None) -> None:
-        """The next sample; one without an identity only counts."""
-        if identity is not None:
-            self._identities += identity
-            self._samples.append(self.count)
-        self.count += 1
-        if self.count - self._begun == self._capacity:
-            self._finish_run()
-
-    def finish(self) -> tuple[list[Run], Array]:
-        """The runs, and one mark per sample: 1 where it repeats an earlier one of its run."""
-        self._finish_run()
-        records, runs = self._records.mapped(np.uint64), []
-        for length in self._lengths:
-            runs.append(Run(*(records[start : start + length] for start in (0, length, 2 * length))))
-            records = records[3 * length :]
-        return runs, self._marks.mapped(np.uint8)
-
-    def _begin_run(self) -> None:
-        self._begun = self.count
-        self._identities = bytearray()
-        self._samples = array("Q")
-
-    def _finish_run(self) -> None:
-        halves = np.frombuffer(self._identities, ">u8").astype(np.uint64).reshape(-1, 2)
-        run = Run(halves[:, 0], halves[:, 1], np.frombuffer(self._samples, np.uint64)).sorted()
-        repeats = run.repeats()
-        marks = np.zeros(self.count - self._begun, np.uint8)
-        marks[run.samples[repeats] - np.uint64(self._begun)] = 1
-        self._marks.append(marks)
-        once = run.where(~repeats)
-        for values in (once.high, once.low, once.samples):
-            self._records.append(values)
-        self._lengths.append(len(once))
-        self._begin_run()
-
-
-def merge_runs(runs: Sequence[Run], capacity: int) -> Iterator[Run]:
-    """All records in order, at most `capacity` at a time (one of every run at least); equal ones come together."""
-    left = [run for run in runs if len(run)]
-    block = max(1, capacity // max(1, len(left)))
-    while left:
-        blocks = [run[:block] for run in left]
-        # Everything up to the lowest end of a block is in these blocks.
-        pivot = min(part.key(len(part) - 1) for part in blocks)
-        counts = [part.count_up_to(pivot) for part in blocks]
-        taken = [part[:count] for part, count in zip(blocks, counts, strict=True)]
-        yield _joined(taken).sorted()
-        left = [run[count:] for run, count in zip(left, counts, strict=True)]
-        left = [run for run in left if len(run)]
-
-
-def _joined(runs: Sequence[Run]) -> Run:
-    columns = ([run.high for run in runs], [run.low for run in runs], [run.samples for run in runs])
-    return Run(*map(np.concatenate, columns))
-
-
 IDENTITY_BYTES = 16
+PARTITION_BITS = 12  # a partition of a billion identities has a quarter of a million
+RECORD_BYTES = 144  # held at a time for one record of 24 bytes: its block, its order, and copies
+SORT_BYTES = 256 * 1024 * 1024
+LIMIT_SHARE = 4  # a fourth of a memory limit, where that is less
 
 
 class DuplicateCensus:
@@ -180,9 +49,9 @@ class DuplicateCensus:
 
     def take(self, sample: Sample | Failure) -> bytes | None:
         """The identity of the next sample, None for one that is never left out."""
-        found = None if isinstance(sample, Failure) else self._identify(sample)
-        self._running.update(b"\0" if found is None else b"\1" + found)
-        return found
+        identity = None if isinstance(sample, Failure) else self._identify(sample)
+        self._running.update(b"\0" if identity is None else b"\1" + identity)
+        return identity
 
     @property
     def check(self) -> int:
@@ -191,21 +60,21 @@ class DuplicateCensus:
 
     def _identify(self, sample: Sample) -> bytes | None:
         try:
-            found = self._identity(sample)
+            identity = self._identity(sample)
         except (OSError, ForebayError):
             raise
         except Exception as error:  # a recipe may raise anything
             raise RecipeInvalid(f"the recipe cannot tell the identity of sample '{sample.id}': {error!r}") from error
-        if found is not None and not (isinstance(found, bytes) and len(found) == IDENTITY_BYTES):
+        if identity is not None and not (isinstance(identity, bytes) and len(identity) == IDENTITY_BYTES):
             raise RecipeInvalid(
-                f"the recipe gave sample '{sample.id}' the identity {found!r:.80}; it must be {IDENTITY_BYTES} bytes, "
-                f"or None"
+                f"the recipe gave sample '{sample.id}' the identity {identity!r:.80}; it must be "
+                f"{IDENTITY_BYTES} bytes, or None"
             )
-        return found
+        return identity
 
 
 class DuplicateFilter:
-    """Leaves out what the plan found to be duplicates, and checks that these are the samples it compared."""
+    """Leaves out the planned duplicates, and checks that the samples are those that were compared."""
 
     def __init__(self, identity: Identity, planned: LeftOut) -> None:
         self.left_out = len(planned.ordinals)
@@ -215,7 +84,7 @@ class DuplicateFilter:
         self._seen = 0
 
     def keeps(self, sample: Sample | Failure) -> bool:
-        """Whether the next sample of the slice is given to the recipe."""
+        """True if the next sample of the slice goes to the recipe."""
         self._census.take(sample)
         self._seen += 1
         return self._seen - 1 not in self._ordinals
@@ -224,152 +93,146 @@ class DuplicateFilter:
         return self._census.check == self._check
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkIdentities:
-    """The identities of the samples of a chunk, in their order."""
-
-    check: int
-    has: bytes  # for each sample, 1 if it has an identity
-    identities: bytes  # of those that have one
-
-    @classmethod
-    def read(cls, source: Source, identity: Identity, segment: Segment, chunk: int) -> "ChunkIdentities":
-        census, has, identities = DuplicateCensus(identity), bytearray(), bytearray()
-        for part in segment.parts(chunk):
-            for sample in source.read(part):
-                found = census.take(sample)
-                has.append(found is not None)
-                identities += found or b""
-        return cls(census.check, bytes(has), bytes(identities))
-
-    def __iter__(self) -> Iterator[bytes | None]:
-        identities = (
-            self.identities[at : at + IDENTITY_BYTES] for at in range(0, len(self.identities), IDENTITY_BYTES)
-        )
-        return (next(identities) if has else None for has in self.has)
-
-    def encode(self) -> bytes:
-        return self.check.to_bytes(8, "little") + len(self.has).to_bytes(8, "little") + self.has + self.identities
-
-    @classmethod
-    def decode(cls, answer: bytes) -> "ChunkIdentities | None":
-        """What `encode` gave, None for anything else."""
-        check, count = (int.from_bytes(answer[at : at + 8], "little") for at in (0, 8))
-        has, identities = answer[16 : 16 + count], answer[16 + count :]
-        is_whole = len(answer) >= 16 and len(has) == count and IDENTITY_BYTES * has.count(1) == len(identities)
-        return cls(check, has, identities) if is_whole and has.count(0) + has.count(1) == count else None
-
-
-def bytes_up_to(segment: Segment) -> Array:
-    """For each chunk, how many bytes of the source files are read at its end, by the weight of the chunks."""
-    weights, total = np.cumsum(segment.weights(), dtype=np.float64), int(segment.files.tensors["file_size"].sum())
-    found: Array = (weights / max(1.0, weights[-1] if len(weights) else 0.0) * total).astype(np.int64)
-    return found
-
-
-def chunk_question(recipe: str, segment: str, chunk: int) -> tuple[str, str, str, int]:
-    """What identities of a chunk are kept under: the fingerprint, and the digest of the draft that cuts it."""
-    return "identities", recipe, segment, chunk
-
-
-LEAST_WEIGHT = {"bytes": 32 << 20, "samples": 20_000}  # less is read again sooner than it is kept, or workers start
-ReadAhead = Callable[[Segment, KeptResults], None]  # has the identities of many chunks found and kept
-SORT_BYTES = 256 * 1024 * 1024
-LIMIT_SHARE = 4  # a fourth of a memory limit, where that is less
-
-
 def deduplicate(
     store: Store,
     source: Source,
-    recipe: Recipe,
     identity: Identity,
     segment: Segment,
     earlier: Plan,
     on_cut: OnCut,
     memory_limit: int | None = None,
-    kept_results: KeptResults | None = None,
-    read_ahead: ReadAhead | None = None,
 ) -> tuple[Segment, Sequence[Buffer]]:
     """A segment that continues a plan, without what repeats earlier samples, and its file of identities."""
-    kept = kept_identities(store, earlier)
+    known, folder = all_identities(store, earlier), scratch_folder(store)
     budget = SORT_BYTES if memory_limit is None else min(SORT_BYTES, memory_limit // LIMIT_SHARE)
-    found = kept_results if int(segment.weights().sum()) >= LEAST_WEIGHT[source.unit] else None
-    if read_ahead is not None and found is not None:
-        read_ahead(segment, found)
-    of_recipe = fingerprint(recipe)
-    search = Search(source, identity, kept, max(1, budget // RECORD_BYTES), scratch_folder(store), found, of_recipe)
-    tensors, identities = search.run(segment, on_cut)
-    sealed = identities.encode(segment.number)
+    with ExitStack() as opened:
+        files = [opened.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in range(5)]
+        high, low, ordinals, repeated = map(Scratch, files[1:])
+        records = Records(files[0], repeated, max(1, budget // RECORD_BYTES))
+        ends, checks = _read(source, identity, segment, records, on_cut)
+        records.flush()
+        marks = repeated.mapped(np.bool_)
+        for partition in records.partitions():
+            _mark_repeats(partition, known, marks, high, low)
+        counts = [0]
+        for start, stop in pairwise(ends):
+            repeats = np.flatnonzero(marks[start:stop])
+            ordinals.append(repeats.astype(np.uint32))
+            counts.append(len(repeats))
+        tensors = {"chunk_duplicates": np.cumsum(counts, dtype=np.uint64), "duplicates": ordinals.mapped(np.uint32)}
+        tensors["chunk_check"] = np.array(checks, np.uint64)
+        sealed = Identities(high.mapped(np.uint64), low.mapped(np.uint64)).encode(segment.number)
     return segment.without_duplicates(tensors, bytes(sealed[-1]).hex()), sealed
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
-    """Looking for duplicates in a source, with room for a limited number of records at a time."""
-
-    source: Source
-    identity: Identity
-    kept: Sequence[Identities]
-    capacity: int
-    folder: str | None
-    found: KeptResults | None = None
-    recipe: str = ""  # its fingerprint
-
-    def run(self, segment: Segment, on_cut: OnCut) -> tuple[dict[str, Array], Identities]:
-        """What a segment says of duplicates, and the identities that it is the first to have."""
-        with RunWriter(self.capacity, self.folder) as writer:
-            ends, checks = self._read(segment, writer, on_cut)
-            runs, marks = writer.finish()
-        identities = self._mark_repeated(runs, marks)
-        return self._by_chunk(marks, ends) | {"chunk_check": np.array(checks, np.uint64)}, identities
-
-    def _read(self, segment: Segment, writer: RunWriter, on_cut: OnCut) -> tuple[list[int], list[int]]:
-        """Read every sample once; per chunk, how many there were up to its end, and what its samples are."""
-        ends, checks = [0], []
-        digest, last = segment.digest() if self.found else "", segment.tensors["part_file"]
-        passed, total = bytes_up_to(segment), int(segment.files.tensors["file_size"].sum())
-        for chunk in range(len(segment)):
-            question = chunk_question(self.recipe, digest, chunk)
-            answer = self.found.find(*question) if self.found else None
-            census = ChunkIdentities.decode(answer) if answer is not None else None
-            if census is None:
-                census = ChunkIdentities.read(self.source, self.identity, segment, chunk)
-                if self.found:
-                    self.found.keep(census.encode(), *question)
-                file = int(last[int(segment.tensors["chunk_parts"][chunk + 1]) - 1])
-                on_cut(file, segment.file_count, int(passed[chunk]), total)
-            for identity in census:
-                writer.add(identity)
-            ends.append(writer.count)
-            checks.append(census.check)
-        on_cut(segment.file_count, segment.file_count, total, total)
-        return ends, checks
-
-    def _mark_repeated(self, runs: Sequence[Run], marks: Array) -> Identities:
-        """Mark every sample whose identity an earlier sample has; the identities that none had before."""
-        with Scratch(self.folder) as high, Scratch(self.folder) as low:
-            for batch in merge_runs(runs, self.capacity):
-                repeats = batch.repeats()
-                once = batch.where(~repeats)
-                known = _any_holds(self.kept, once)
-                marks[batch.samples[repeats | known[np.cumsum(~repeats) - 1]]] = 1
-                fresh = once.where(~known)
-                high.append(fresh.high)
-                low.append(fresh.low)
-            return Identities(high.mapped(np.uint64), low.mapped(np.uint64))
-
-    def _by_chunk(self, marks: Array, ends: Sequence[int]) -> dict[str, Array]:
-        counts = [0]
-        with Scratch(self.folder) as ordinals:
-            for start, stop in pairwise(ends):
-                marked = np.flatnonzero(marks[start:stop])
-                ordinals.append(marked.astype(np.uint32))
-                counts.append(len(marked))
-            return {"chunk_duplicates": np.cumsum(counts, dtype=np.uint64), "duplicates": ordinals.mapped(np.uint32)}
+def _read(
+    source: Source, identity: Identity, segment: Segment, records: "Records", on_cut: OnCut
+) -> tuple[list[int], list[int]]:
+    """Read every sample once; per chunk, how many there were up to its end, and the check of its samples."""
+    ends, checks = [0], []
+    total = int(segment.files.tensors["file_size"].sum())
+    weights = np.cumsum(segment.weights(), dtype=np.float64)
+    passed = (weights / max(1.0, weights[-1] if len(weights) else 0.0) * total).astype(np.int64)
+    for chunk in range(len(segment)):
+        census = DuplicateCensus(identity)
+        for part in segment.parts(chunk):
+            for sample in samples_of(source, part):
+                records.add(census.take(sample))
+        file = int(segment.tensors["part_file"][int(segment.tensors["chunk_parts"][chunk + 1]) - 1])
+        on_cut(file, segment.file_count, int(passed[chunk]), total)
+        ends.append(records.count)
+        checks.append(census.check)
+    on_cut(segment.file_count, segment.file_count, total, total)
+    return ends, checks
 
 
-def _any_holds(kept: Iterable[Identities], run: Run) -> Array:
-    known = np.zeros(len(run), np.bool_)
-    for identities in kept:
-        known |= identities.holds(run.high, run.low)
-    return known
+class Records:
+    """The identities of samples in the order of the source, in a temporary file, sorted in blocks.
+
+    Blocks of as many as memory holds are written one after the other: a partition has a range in each of them. A sample
+    that repeats an identity of its block has no record; `repeated` gets one flag per sample.
+    """
+
+    def __init__(self, file: IO[bytes], repeated: "Scratch", capacity: int) -> None:
+        self.count = 0
+        self._file, self._repeated, self._capacity = file, repeated, capacity
+        self._edges: list[Array] = []  # for each block, where its partitions begin and end
+        self._begun = 0  # the first sample of the block
+        self._identities, self._samples = bytearray(), array("Q")
+
+    def add(self, identity: bytes | None) -> None:
+        """The next sample; one without an identity only counts."""
+        if identity is not None:
+            self._identities += identity
+            self._samples.append(self.count)
+        self.count += 1
+        if self.count - self._begun == self._capacity:
+            self._write_block()
+
+    def flush(self) -> None:
+        self._write_block()
+        self._file.flush()
+
+    def partitions(self) -> Iterator[Array]:
+        """Rows of high, low and sample, sorted by identity; of equal ones the earliest sample comes first."""
+        if not self._edges[-1][-1]:
+            return
+        records = np.memmap(self._file, np.uint64, "r").reshape(-1, 3)
+        for number in range(1 << PARTITION_BITS):
+            rows = np.concatenate([records[edges[number] : edges[number + 1]] for edges in self._edges])
+            if len(rows):
+                yield _sorted(rows)
+
+    def _write_block(self) -> None:
+        halves = np.frombuffer(self._identities, ">u8").astype(np.uint64).reshape(-1, 2)
+        rows = _sorted(np.column_stack([halves, np.frombuffer(self._samples, np.uint64)]))
+        repeats = _repeats(rows)
+        flags = np.zeros(self.count - self._begun, np.bool_)
+        flags[rows[repeats, 2] - np.uint64(self._begun)] = True
+        self._repeated.append(flags)
+        rows = rows[~repeats]
+        edges = np.searchsorted(
+            rows[:, 0] >> np.uint64(64 - PARTITION_BITS), np.arange((1 << PARTITION_BITS) + 1, dtype=np.uint64)
+        )
+        self._edges.append(edges + (int(self._edges[-1][-1]) if self._edges else 0))
+        self._file.write(as_bytes(rows))
+        self._begun, self._identities, self._samples = self.count, bytearray(), array("Q")
+
+
+def _sorted(rows: Array) -> Array:
+    """Rows by identity, equal ones in their order."""
+    return rows[np.lexsort((rows[:, 1], rows[:, 0]))]
+
+
+def _repeats(rows: Array) -> Array:
+    """Of sorted rows, True if the one before has the same identity."""
+    repeats = np.zeros(len(rows), np.bool_)
+    repeats[1:] = (rows[1:, :2] == rows[:-1, :2]).all(axis=1)
+    return repeats
+
+
+class Scratch:
+    """An array in a temporary file: appended to, then mapped. A map of it stays valid after it is closed."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def append(self, values: Array) -> None:
+        self._file.write(as_bytes(values))
+
+    def mapped(self, dtype: DTypeLike) -> Array:
+        self._file.flush()
+        return np.memmap(self._file, dtype, "r+").view(np.ndarray) if self._file.tell() else np.empty(0, dtype)
+
+
+def _mark_repeats(rows: Array, known: Sequence[Identities], marks: Array, high: Scratch, low: Scratch) -> None:
+    """Mark samples whose identity an earlier sample has; keep the identities that none had before."""
+    repeats = _repeats(rows)
+    once = rows[~repeats]
+    is_known = np.zeros(len(once), np.bool_)
+    for identities in known:
+        is_known |= identities.holds(once[:, 0], once[:, 1])
+    marks[rows[repeats, 2]] = True
+    marks[once[is_known, 2]] = True
+    high.append(once[~is_known, 0])
+    low.append(once[~is_known, 1])

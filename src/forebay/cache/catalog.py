@@ -1,28 +1,26 @@
-"""What is in a cache: documents, layers, generations, chunk files, and opening a chunk by its record. Reading only."""
+"""What is in a cache: documents, layers, generations, and opening a chunk by its record."""
 
 import hashlib
+import os
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 import xxhash
 
-from forebay.cache.plan import Plan, decode_segment, load_plan
-from forebay.cache.records import Problem
+from forebay.cache.plan import Plan
+from forebay.cache.reports import Problem
+from forebay.cache.segment import decode_segment
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import (
-    BlockTooLarge,
     CacheNotFound,
     ChunkCorrupt,
-    ChunkMissing,
     Damaged,
     ForebayError,
     FormatTooNew,
     IndexCorrupt,
-    NotForebay,
-    NothingPublished,
     RecipeInvalid,
 )
 from forebay.format import layout
@@ -34,12 +32,28 @@ from forebay.format.chunk import (
     ChunkRecord,
     CodecError,
     adopt_chunk,
+    chunk_corrupt,
+    chunk_missing,
 )
-from forebay.format.generation import ChunkTable, Generation, decode_generation
+from forebay.format.generation import Generation, decode_generation
 from forebay.format.layout import CacheDocument, decode_cache_document, decode_recipe_document
-from forebay.format.tensors import ALIGNMENT, first_sides, header_size, hmac_key
+from forebay.format.tensors import hmac_key
 from forebay.recipe import RecipeDocument
-from forebay.store.base import BadCopy, Expected, Missing, Pieces, Store, View, holds, load_index, read_document
+from forebay.store.base import (
+    BadCopy,
+    Expected,
+    Missing,
+    Pieces,
+    Store,
+    View,
+    cache_not_found,
+    holds,
+    index_corrupt,
+    load_index,
+    nothing_published,
+    read_document,
+)
+from forebay.store.owners import Owner
 
 PRESENT = Column(name="present", dtype="bool")
 
@@ -57,18 +71,18 @@ def layer_columns(columns: tuple[Column, ...], is_base: bool) -> tuple[Column, .
 
 
 def presence_name(layer: str) -> str:
-    """How a layer's presence bits are asked for."""
+    """The name by which a layer's presence bits are read."""
     return f"{layer}.{PRESENT.name}"
 
 
 def column_homes(declared: Mapping[str, tuple[Column, ...]], base: str) -> dict[str, Home]:
-    """Every name that a column can be asked for by, the base layer's first; `declared` are columns of recipes."""
-    found: dict[str, Home] = {}
+    """Every name of a column, the base layer's first; `declared` are columns of recipes."""
+    homes: dict[str, Home] = {}
     for layer in sorted(declared, key=lambda name: (name != base, name)):
-        found |= {column.name: Home(layer, column) for column in declared[layer]}
+        homes |= {column.name: Home(layer, column) for column in declared[layer]}
         if layer != base:
-            found[presence_name(layer)] = Home(layer, PRESENT)
-    return found
+            homes[presence_name(layer)] = Home(layer, PRESENT)
+    return homes
 
 
 def shared_column(declared: Mapping[str, tuple[Column, ...]], base: str) -> tuple[str, str, str] | None:
@@ -81,15 +95,10 @@ def shared_column(declared: Mapping[str, tuple[Column, ...]], base: str) -> tupl
     return None
 
 
-UNPUBLISHED = -1
-_NOT_LISTABLE = (ForebayError, ArithmeticError, TypeError, ValueError)  # a statistic of another length, or too large
-STRANGE_NAMES = 8  # in a row, taken by what is not a generation, before publishing gives up
-
-
 def begin_cache(store: Store, base: str) -> CacheDocument:
-    """The cache at a store, begun now if there is none."""
-    if (kept := _kept_document(store)) is not None:
-        return kept
+    """The cache at a store, created now if there is none."""
+    if (document := _read_cache_document(store)) is not None:
+        return document
     check_layer_name(base)
     fresh = CacheDocument(cache_id=secrets.token_hex(16), base=base)
     store.create(layout.CACHE, [msgspec.json.format(msgspec.json.encode(fresh)) + b"\n"])
@@ -97,17 +106,35 @@ def begin_cache(store: Store, base: str) -> CacheDocument:
 
 
 def check_layer_name(layer: str) -> None:
-    if not layout.is_layer_name(layer):
+    if not isinstance(layer, str) or not layout.is_layer_name(layer):
         raise RecipeInvalid(f"'{layer}' is not a valid layer name; use letters, digits, - and _")
 
 
 def read_cache_document(store: Store) -> CacheDocument:
-    if (kept := _kept_document(store)) is None:
-        raise CacheNotFound(store.address)
-    return kept
+    if (document := _read_cache_document(store)) is None:
+        raise unpublished(store)
+    return document
 
 
-def _kept_document(store: Store) -> CacheDocument | None:
+def unpublished(store: Store) -> CacheNotFound:
+    """The error if no generation exists: no cache, a cache that is being planned, or nothing published yet."""
+    root, key = store.address, layout.plan_segment(0)
+    owners = [layout.parse_builder(entry.key) for entry in store.entries(layout.BUILDERS)]
+    builders = [parsed for owner in owners if owner is not None and (parsed := Owner.parse(owner)) is not None]
+    if not builders and _read_cache_document(store) is None:
+        return cache_not_found(root)
+    if holds(store, key):
+        return nothing_published(root)
+    if any(not builder.is_dead() for builder in builders):
+        return CacheNotFound(f"the cache at '{root}' is being planned", hint=f"see `forebay status {root}`", root=root)
+    return CacheNotFound(
+        f"planning of the cache at '{root}' was interrupted: nothing is planned",
+        hint="run the same build again",
+        root=root,
+    )
+
+
+def _read_cache_document(store: Store) -> CacheDocument | None:
     try:
         text = read_document(store, layout.CACHE)
     except Missing:
@@ -125,34 +152,39 @@ def read_recipe_document(store: Store, layer: str) -> RecipeDocument | None:
     return decode_recipe_document(text, layer, store.address, key)
 
 
-def layers_of(store: Store, listed: Collection[str] = ()) -> list[str]:
-    """Every layer that has a recipe which can be read, and those in `listed` that have one at all.
-
-    A folder with anything else in it is not a layer: it must not stop work on those that are.
-    """
-    names = sorted(store.folders(layout.LAYERS), key=lambda name: f"{name}/")  # as their keys are listed
-    return [name for name in names if layout.parse_recipe(layout.recipe(name)) and _has_recipe(store, name, listed)]
+def layers_of(store: Store) -> list[str]:
+    """Every layer that has a recipe which can be read; other files in `recipes/` are ignored."""
+    names = (layout.parse_recipe(entry.key) for entry in store.entries(layout.RECIPES))
+    return [name for name in names if name is not None and _has_recipe(store, name)]
 
 
-def _has_recipe(store: Store, layer: str, listed: Collection[str]) -> bool:
+def _has_recipe(store: Store, layer: str) -> bool:
     try:
-        if layer in listed:
-            return holds(store, layout.recipe(layer))
         return read_recipe_document(store, layer) is not None
     except FormatTooNew:
-        return True  # for a newer forebay; whoever reads it says so
+        return True  # the verb that reads it raises
     except Damaged:
         return False
 
 
 def generation_numbers(store: Store) -> list[int]:
-    numbers = (layout.parse_generation(entry.key) for entry in store.entries(layout.GENERATIONS))
-    return sorted(number for number in numbers if number is not None)
+    """The numbers of all generations. A folder, link or pipe named like a newer one is damage, not absence."""
+    numbers = _generations_among(entry.key for entry in store.entries(layout.GENERATIONS))
+    irregular = _generations_among(_irregular(store, layout.GENERATIONS))
+    return numbers + [number for number in irregular if not numbers or number > numbers[-1]]
 
 
-def newest_number(store: Store) -> int:
-    """The number of the newest generation, UNPUBLISHED where there is none."""
-    return max(generation_numbers(store), default=UNPUBLISHED)
+def _generations_among(keys: Iterable[str]) -> list[int]:
+    return sorted(number for key in keys if (number := layout.parse_generation(key)) is not None)
+
+
+def _irregular(store: Store, folder: str) -> set[str]:
+    """The keys in a folder of this machine that are not regular files."""
+    path = store.local_path(folder)
+    if path is None or not os.path.isdir(path):
+        return set()
+    with os.scandir(path) as items:
+        return {f"{folder}{item.name}" for item in items if not item.is_file(follow_symlinks=False)}
 
 
 def load_generation(store: Store, number: int | None = None) -> Generation:
@@ -165,28 +197,20 @@ def read_generation(store: Store, number: int | None, secret: bytes | None) -> G
     if number is None:
         numbers = generation_numbers(store)
         if not numbers:
-            read_cache_document(store)
-            raise NothingPublished(store.address)
+            raise unpublished(store)
         number = numbers[-1]
     key = layout.generation(number)
     try:
         view = load_index(store, key)
     except Missing as error:
+        if key in _irregular(store, layout.GENERATIONS):
+            raise index_corrupt(store.address, key, "it is not a file") from error
         read_cache_document(store)
-        raise NothingPublished(store.address, number) from error
+        raise nothing_published(store.address, number) from error
     generation = decode_generation(view, store.address, key, secret)
     if generation.number != number:
-        raise IndexCorrupt(store.address, key, f"it is generation {generation.number}")
+        raise index_corrupt(store.address, key, f"it is generation {generation.number}")
     return generation
-
-
-def listed_count(store: Store, number: int, layer: str) -> int:
-    """How many chunks of a layer a generation lists, by its header only; nothing else of it is read or checked."""
-    key = layout.generation(number)
-    start = store.read(key, 0, ALIGNMENT)
-    size = header_size(start)
-    text = start if size <= len(start) else start + store.read(key, len(start), size)
-    return first_sides(text, key).get(f"{layer}.chunk", 0)
 
 
 def newest_generation(store: Store) -> Generation | None:
@@ -194,152 +218,17 @@ def newest_generation(store: Store) -> Generation | None:
     return load_generation(store, numbers[-1]) if numbers else None
 
 
-class Snapshot:
-    """The index of a cache at one moment: its newest generation, and after that its plan and its chunk files.
-
-    Each is read once, when first asked for, and never before the generation: whatever a generation lists was there
-    before it. `below` is what is listed, all keys where it is empty.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        newest: Generation | None,
-        plan: Plan | None = None,
-        below: str = layout.LAYERS,
-        known: Plan | None = None,
-    ) -> None:
-        self.store, self.newest = store, newest
-        self._plan, self._below, self._known = plan, below, known
-
-    @classmethod
-    def take(
-        cls, store: Store, below: str = layout.LAYERS, known: Plan | None = None, listed: Generation | None = None
-    ) -> "Snapshot":
-        """The index as it is now; segments of a `known` plan are not read again, nor `listed` if it is the newest."""
-        number = max(generation_numbers(store), default=None)
-        if number is None:
-            return cls(store, None, below=below, known=known)
-        is_newest = listed is not None and listed.number == number
-        return cls(store, listed if is_newest else load_generation(store, number), below=below, known=known)
-
-    @property
-    def published(self) -> Generation:
-        """The newest generation; an error where nothing is published."""
-        return self.newest if self.newest is not None else load_generation(self.store)
-
-    @property
-    def plan(self) -> Plan:
-        """The plan, every segment checked against its digest, but for those of the known plan: see `load_plan`."""
-        if self._plan is None:
-            self._plan = load_plan(self.store, self._known)
-        return self._plan
-
-    @property
-    def sound_plan(self) -> Plan | None:
-        """The plan, None where it is damaged."""
-        try:
-            return self.plan
-        except Damaged:
-            return None
-
-    @cached_property
-    def keys(self) -> tuple[str, ...]:
-        """The listed entries whose key begins with `below`."""
-        return tuple(entry.key for entry in self.store.entries(self._below))
-
-    def is_newest(self) -> bool:
-        """Whether nobody has published since."""
-        return max(generation_numbers(self.store), default=None) == (self.newest.number if self.newest else None)
-
-    def with_plan(self, plan: Plan) -> "Snapshot":
-        """The same generation under a plan that was read or written since; chunk files are listed again."""
-        return Snapshot(self.store, self.newest, plan, self._below)
-
-    def followed_by(self, generation: Generation) -> "Snapshot":
-        """The index once a generation is published that adds nothing but files which are listed here."""
-        after = Snapshot(self.store, generation, self._plan, self._below)
-        after.keys = self.keys
-        return after
-
-    def table(self, layer: str) -> ChunkTable:
-        """What the newest generation lists of a layer."""
-        return self.newest.table(layer) if self.newest else ChunkTable.of([])
-
-    def layers(self, listed: Collection[str] = ()) -> list[str]:
-        """Every layer that has a recipe which can be read, and those in `listed` that have one at all.
-
-        A folder with anything else in it is not a layer: it must not stop work on those that are.
-        """
-        names = map(layout.parse_recipe, self.keys)
-        return [name for name in names if name is not None and (name in listed or _has_recipe(self.store, name, ()))]
-
-    def chunk_files(self, layer: str) -> dict[int, int]:
-        """chunk -> the highest revision of it that has a file."""
-        found: dict[int, int] = {}
-        for chunk, revision in self._files.get(layer, ()):
-            found[chunk] = max(revision, found.get(chunk, 0))
-        return found
-
-    def lost_chunks(self, layer: str, table: ChunkTable) -> set[int]:
-        """Listed chunks whose file, in the revision that is listed, is gone."""
-        found = self._files.get(layer, set())
-        listed = zip(table.chunks.tolist(), table.numbers["revision"].tolist(), strict=True)
-        return {chunk for chunk, revision in listed if (chunk, revision) not in found}
-
-    def present_chunks(self, layer: str, table: ChunkTable, revisions: Array) -> set[int]:
-        """The chunks of a layer that have a file, listed or not, made from what is planned now.
-
-        `revisions` is what the plan asks for: a file of a lower revision is of a source that has changed since.
-        """
-        there = {
-            chunk
-            for chunk, revision in self.chunk_files(layer).items()
-            if chunk < len(revisions) and revision >= revisions[chunk]
-        }
-        return there - self.lost_chunks(layer, table)
-
-    @cached_property
-    def _files(self) -> dict[str, set[tuple[int, int]]]:
-        """layer -> (chunk, revision) of every file that has the name of a chunk."""
-        found: dict[str, set[tuple[int, int]]] = {}
-        for key in self.keys:
-            parsed, layer = layout.parse_chunk(key), key.rpartition("/")[0].removeprefix(layout.LAYERS)
-            if parsed is not None and layout.chunk(layer, *parsed) == key:
-                found.setdefault(layer, set()).add(parsed)
-        return found
-
-
-def chunk_files(store: Store, layer: str) -> dict[int, int]:
-    """chunk -> the highest revision of it that has a file now."""
-    return Snapshot(store, None, below=layout.layer_folder(layer)).chunk_files(layer)
-
-
-def outdated_chunks(table: ChunkTable, revisions: Array) -> Array:
-    """The listed chunks that are made from what was planned before the plan was amended."""
-    planned = table.chunks < len(revisions)
-    behind = table.numbers["revision"][planned] < revisions[table.chunks[planned]]
-    found: Array = table.chunks[planned][behind]
-    return found
-
-
-def examine_chunk(store: Store, layer: str, chunk: int, revision: int = 0) -> ChunkRecord:
-    """The record of a chunk's file, listed or not, once all of it is read; raises what is wrong with it."""
-    key = layout.chunk(layer, chunk, revision)
-    recipe = read_recipe_document(store, layer)
-    if recipe is None:
-        raise Missing(layout.recipe(layer))
+def examine_chunk(store: Store, recipe: RecipeDocument, chunk: int) -> ChunkRecord:
+    """Read all of a chunk's file, listed or not, and return its record; raises what is wrong with it."""
+    key = layout.chunk(layout.document_folder(recipe), chunk)
     declared = layer_columns(recipe.columns, is_base=not recipe.reads)
-    return adopt_chunk(Pieces(store, key), key, layer, chunk, recipe.fingerprint, revision, declared)
+    return adopt_chunk(Pieces(store, key), key, recipe.layer, chunk, recipe.fingerprint, declared)
 
 
-def sound_record(store: Store, layer: str, chunk: int, revision: int = 0) -> ChunkRecord | None:
-    """The record of a chunk's file, listed or not, once all of it is read; None where there is no sound one.
-
-    One that a newer forebay wrote cannot be read here, so here it is none.
-    """
+def sound_record(store: Store, recipe: RecipeDocument, chunk: int) -> ChunkRecord | None:
+    """As `examine_chunk`; None if there is no sound file that this forebay can read."""
     try:
-        return examine_chunk(store, layer, chunk, revision)
+        return examine_chunk(store, recipe, chunk)
     except (Missing, Damaged):
         return None
 
@@ -356,55 +245,60 @@ def expected(record: ChunkRecord) -> Expected:
 
 
 def open_chunk(
-    store: Store, layer: str, record: ChunkRecord, *, columns: Sequence[Column] | None = None, keyed: bool = False
+    store: Store, folder: str, record: ChunkRecord, *, columns: Sequence[Column] | None = None, keyed: bool = False
 ) -> ChunkFile:
-    """Map a chunk whose size and head, and with a key whose SHA-256, are what the generation says.
+    """Map a chunk whose size and head, and with a key whose SHA-256, are those in the generation.
 
-    Its header and index are compared with each other and with the record, whoever wrote them: a digest says only that
-    they are what was published. `columns` are those that the layer's recipe declares.
+    Its header and index are compared with each other and with the record: a digest shows only that they are what was
+    published. `columns` are those that the layer's recipe declares.
     """
-    key = record.key(layer)
+    layer = layout.layer_of(folder)
     try:
-        view = store.view(key, expect=expected(record))
+        view = store.view(record.key(folder), expect=expected(record))
     except Missing as error:
-        raise ChunkMissing(store.address, layer, record.chunk) from error
+        raise chunk_missing(store.address, layer, record.chunk) from error
     except BadCopy as error:
-        raise ChunkCorrupt(store.address, layer, record.chunk, error.problem) from error
-    except NotForebay as error:  # a pipe, a device or a link in its place
-        raise ChunkCorrupt(store.address, layer, record.chunk, error.problem) from error
-    return checked_chunk(view, store.address, layer, record, columns=columns, keyed=keyed)
+        raise chunk_corrupt(store.address, layer, record.chunk, error.problem) from error
+    except Damaged as error:  # a pipe, a device or a link in its place
+        raise chunk_corrupt(store.address, layer, record.chunk, problem_of(error)) from error
+    return checked_chunk(view, store.address, folder, record, columns=columns, keyed=keyed)
 
 
 def checked_chunk(
     view: memoryview,
     address: str,
-    layer: str,
+    folder: str,
     record: ChunkRecord,
     *,
     columns: Sequence[Column] | None = None,
     keyed: bool = False,
 ) -> ChunkFile:
-    """The chunk in a view, as `open_chunk` returns it; without a key, only its head is looked at."""
-    problem = head_problem(view, record)
+    """The chunk in a view, as `open_chunk` returns it; without a key, only its head is checked."""
+    layer, problem = layout.layer_of(folder), head_problem(view, record)
     if problem is None and keyed and hashlib.sha256(view).digest() != record.sha256:
-        problem = "its SHA-256 is not the one the tagged generation lists"
+        problem = "its SHA-256 is not the one in the tagged generation"
     if problem is not None:
-        raise ChunkCorrupt(address, layer, record.chunk, problem)
+        raise chunk_corrupt(address, layer, record.chunk, problem)
     try:
-        file = ChunkFile(view, record.key(layer))
+        file = ChunkFile(view, record.key(folder))
     except ForebayError as error:
-        problem = error.problem if isinstance(error, NotForebay) else str(error)
-        raise ChunkCorrupt(address, layer, record.chunk, problem) from error
-    if file.head_size != record.head_size:
-        problem = f"its index ends at {file.head_size:,}, not at {record.head_size:,} as was published"
-        raise ChunkCorrupt(address, layer, record.chunk, problem)
-    if (file.layer, file.chunk, file.rows) != (layer, record.chunk, record.rows):
-        found = f"chunk {file.chunk} of layer '{file.layer}' with {file.rows:,} rows"
-        raise ChunkCorrupt(address, layer, record.chunk, f"its file is {found}; {record.rows:,} were published")
-    if columns is not None and tuple(file.columns.values()) != tuple(columns):
-        problem = "its columns are not those that the layer's recipe declares"
-        raise ChunkCorrupt(address, layer, record.chunk, problem)
+        raise chunk_corrupt(address, layer, record.chunk, problem_of(error)) from error
+    problem = _differs(file, layer, record, columns)
+    if problem is not None:
+        raise chunk_corrupt(address, layer, record.chunk, problem)
     return file
+
+
+def _differs(file: ChunkFile, layer: str, record: ChunkRecord, columns: Sequence[Column] | None) -> str | None:
+    """How a chunk differs from its record and its recipe, None if it does not."""
+    if file.head_size != record.head_size:
+        return f"its index ends at {file.head_size:,}, not at {record.head_size:,} as was published"
+    if (file.layer, file.chunk, file.rows) != (layer, record.chunk, record.rows):
+        other = f"chunk {file.chunk} of layer '{file.layer}' with {file.rows:,} rows"
+        return f"its file is {other}; {record.rows:,} were published"
+    if columns is not None and tuple(file.columns.values()) != tuple(columns):
+        return "its columns are not those that the layer's recipe declares"
+    return None
 
 
 def head_problem(view: View, record: ChunkRecord) -> str | None:
@@ -420,50 +314,60 @@ def head_problem(view: View, record: ChunkRecord) -> str | None:
     return None
 
 
-def read_column(
-    store: Store, layer: str, file: ChunkFile, column: str, max_block_bytes: int = MAX_BLOCK_BYTES
-) -> Array | Ragged:
+def read_column(store: Store, file: ChunkFile, column: str, max_block_bytes: int = MAX_BLOCK_BYTES) -> Array | Ragged:
     """All rows of a column, every block checked."""
+    layer = file.layer
     for block, _ in file.bad_blocks(column):
         raise corrupt_block(store.address, layer, file, column, block)
     try:
         return file.decode(column, max_block_bytes)
     except BlockOverLimit as error:
-        raise BlockTooLarge(store.address, layer, file.chunk, column, error.size, error.limit) from error
+        raise ChunkCorrupt(
+            f"column '{column}' in chunk {file.chunk} of layer '{layer}' in '{store.address}' decodes "
+            f"to {error.size:,} bytes at once; max_block_bytes is {error.limit:,}",
+            hint=f"if you trust this cache, pass max_block_bytes={error.size} to open_cache",
+            layer=layer,
+            chunk=file.chunk,
+            column=column,
+        ) from error
     except CodecError as error:
-        raise ChunkCorrupt(store.address, layer, file.chunk, f"column '{column}': {error}") from error
+        raise chunk_corrupt(store.address, layer, file.chunk, f"column '{column}': {error}") from error
 
 
 def corrupt_block(root: str, layer: str, file: ChunkFile, column: str, block: int) -> ChunkCorrupt:
     check = file.check(column)
-    return ChunkCorrupt(
+    return chunk_corrupt(
         root, layer, file.chunk, check.problem(block), column=column, block=block, span=check.span(block)
     )
 
 
 def index_problems(store: Store, generation: Generation, plan: Plan | None = None) -> list[Problem]:
-    """What is wrong with cache.json, the recipes, the constants and the plan.
+    """What is wrong with cache.json, the recipes, the constants and the segments that a generation lists.
 
-    Segments of a `plan` that was read just now are not read again, here and below, where their digests are right.
+    Segments of a `plan` that was read just now are not read again.
     """
     texts = {layout.CACHE: generation.cache}
     texts |= {layout.recipe(layer): text for layer, text in generation.recipes.items()}
-    found = [_text_problem(store, key, text) for key, text in texts.items()]
-    found += [_digest_problem(store, layout.constants(layer), digest) for layer, digest in generation.constants.items()]
-    found += [
+    problems = [_text_problem(store, key, text) for key, text in texts.items()]
+    problems += [
+        _digest_problem(store, layout.constants(generation.folder(layer)), digest)
+        for layer, digest in generation.constants.items()
+    ]
+    problems += [
         segment_problem(store, number, digest)
         for number, digest in enumerate(generation.plan)
         if plan is None or plan.digests[number : number + 1] != (digest,)
     ]
-    return [problem for problem in found if problem is not None]
+    return [problem for problem in problems if problem is not None]
 
 
-def check_index(snapshot: Snapshot) -> None:
-    """Refuse to build on, or to copy, what is not what the generation was published with."""
-    if snapshot.newest is None:
-        return
-    for problem in index_problems(snapshot.store, snapshot.newest, snapshot.sound_plan):
-        raise IndexCorrupt(snapshot.store.address, problem.key, problem.problem)
+def check_base_documents(store: Store, generation: Generation) -> None:
+    """Raise unless cache.json and the recipe of the base layer are those of a generation: nothing drops them."""
+    texts = {layout.CACHE: generation.cache, layout.recipe(generation.base): generation.recipes[generation.base]}
+    for key, text in texts.items():
+        problem = _text_problem(store, key, text)
+        if problem is not None:
+            raise index_corrupt(store.address, key, problem.problem)
 
 
 def _text_problem(store: Store, key: str, text: str) -> Problem | None:
@@ -479,7 +383,7 @@ def segment_problem(store: Store, number: int, digest: str) -> Problem | None:
     key = layout.plan_segment(number)
 
     def is_same() -> bool:
-        return decode_segment(load_index(store, key), store.address, key)[1] == digest
+        return decode_segment(load_index(store, key), store.address, key).digest == digest
 
     return _compared(key, is_same, "it is not the segment that was published")
 
@@ -495,5 +399,10 @@ def _compared(key: str, is_same: Callable[[], bool], otherwise: str) -> Problem 
 
 
 def problem_of(error: ForebayError) -> str:
-    """What is wrong, without the place and the advice, which the report has beside it."""
-    return error.problem if isinstance(error, IndexCorrupt | NotForebay) else str(error)
+    """What is wrong, without the location and the hint, which a report has in other fields."""
+    return str(error.facts.get("problem", error.message))
+
+
+def layers_share_column(root: str, column: str, first: str, second: str) -> IndexCorrupt:
+    message = f"layers '{first}' and '{second}' of the cache at '{root}' both have a column '{column}'"
+    return IndexCorrupt(message, hint=f"remove one of them: `{shlex.join(['forebay', 'drop', root, second])}`")

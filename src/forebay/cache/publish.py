@@ -1,342 +1,432 @@
-"""Publish chunks: write the next generation, after everything that it lists."""
+"""Publish chunks: create the next generation, after everything that it lists. Creating it is the only commit point.
+
+A generation adds records to the one before it: a listed record stays, except where `repair` restored its file with
+other bytes of the same content. Whatever the newest generation carries (texts, tables, limits) is taken from it, not
+from the files of now.
+"""
 
 import platform
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
-from itertools import islice
-from math import inf
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
 
-from forebay.cache.catalog import (
-    _NOT_LISTABLE,
-    STRANGE_NAMES,
-    UNPUBLISHED,
-    Snapshot,
-    generation_numbers,
-    load_generation,
-    newest_number,
-    outdated_chunks,
-    read_recipe_document,
-    sound_record,
-)
-from forebay.cache.claims import MOST_BUILDERS, is_dead
-from forebay.cache.plan import DIGEST_BYTES, Plan
+from forebay.cache.catalog import generation_numbers, load_generation, newest_generation
+from forebay.cache.claims import Claims
+from forebay.cache.heartbeat import living_builders
+from forebay.cache.plan import Plan
 from forebay.columns import Array
-from forebay.errors import (
-    Damaged,
-    ForebayError,
-    IndexCorrupt,
-    NotForebay,
-    SourceEmpty,
-)
+from forebay.errors import Damaged, ForebayError
 from forebay.format import layout
-from forebay.format.chunk import MADE_BY, UNKNOWN, ChunkRecord, library_versions
-from forebay.format.generation import (
-    ChunkTable,
-    Generation,
-    HandedChunks,
-    ListedLayer,
-    decode_handed,
-    decode_listed,
-)
-from forebay.format.layout import MAX_REVISION
-from forebay.format.tensors import hmac_key
-from forebay.store.base import Buffer, Missing, Pieces, Store, holds, load_index, read_document, this_process
+from forebay.format.chunk import MADE_BY, ChunkRecord, library_versions
+from forebay.format.generation import ChunkTable, Generation
+from forebay.format.tensors import hmac_key, unseal
+from forebay.recipe import recipe_mismatch
+from forebay.store.base import Missing, Store, holds, index_corrupt, load_index, read_document, sha256_of
 
-_FEW_FILES = 8
-_MOST_HANDED_BYTES = 64 << 20  # of one list of chunks, about 400,000 of them
-_WRITERS = 8  # threads that write announcements
-_LISTED_AT_ONCE = 1000  # keys that a bucket lists in one answer
-LOST_SECONDS = 5.0  # to wait at most after another was first
-LOOKS = 6  # at a name that is taken and not listed, before the next one is used
-Adopts = Mapping[str, Callable[[ChunkRecord], bool]]  # layer -> which of its unlisted chunks may be listed
+PUBLISH_SECONDS = 60.0  # between two generations of one builder, times the number of living builders
+GROWTH = 0.1  # a builder lists its chunks when they are this share of what it has listed
+WAIT_SECONDS = 60.0  # for another builder that publishes
+LOST_SECONDS = 5.0  # to wait at most after another builder published first
+LOOKS = 6  # at a taken name that is not listed, before the next number is used
+STRANGE_NAMES = 8  # in a row that are not generations, before publishing gives up
+DEFAULT_SHARE, DEFAULT_COUNT = 0.01, 10  # of a segment's samples may fail, whichever is more
 
 
-def publish(
-    store: Store,
-    made: Mapping[str, Iterable[ChunkRecord]],
-    versions: Mapping[str, str],
-    skipped: set[str] | None = None,
-    planned: Plan | None = None,
-    adopts: Adopts | None = None,
-    max_failures: int | float | None = None,
-    listed: Generation | None = None,
-) -> Generation:
-    """The newest generation, after one more if there are chunks that it does not list.
+def failure_limit(allowed: int | float | None, samples: float) -> float:
+    """How many of a segment's samples may fail: a count, a share, or by default 1% or 10 if that is more.
 
-    `made` are records of chunks that this process wrote itself, by layer. Without a key, any other unlisted chunk that
-    `adopts` allows (every one unless it is passed) is adopted by reading and hashing it; one that is not sound, or not
-    allowed, is not listed, and its key goes into `skipped`. With a key nothing is adopted: a generation lists what the
-    one before it lists, what is in `made`, and the segments of the plan in `planned`, which this process wrote or
-    compared with the source. With nothing to adopt, which is how a builder lists what it made while it works, those
-    segments are not read again, layers that others have begun are left to them, and chunk files are listed only where
-    that takes fewer requests than to ask for each that was made. Where there is no row to list, nothing is
-    published, and the answer has the number UNPUBLISHED. Rows that are published are never followed by none: that
-    raises `SourceEmpty`. `max_failures` is the limit for later commands; None keeps the one of the generation before.
-    A plan that was replaced or edited since it was read raises `IndexCorrupt`, once all that was made is listed. In a
-    folder the whole plan is read for that: bits that rot, or an edit whose time is put back, leave the etag as it was.
-    So it is read again by a builder that publishes last, not by those to which that one announces what is listed.
-    `listed` is a generation that this process has read or written: while it is the newest it is not read again, but
-    for one that was written and is the last of a build.
+    >>> failure_limit(None, 500), failure_limit(None, 5000), failure_limit(3, 5000), failure_limit(0.5, 5000)
+    (10, 50.0, 3, 2500.0)
     """
-    own = {layer: list(records) for layer, records in made.items()}
-    is_last = adopts is None or bool(adopts)
-    taken: list[Snapshot] = []
-
-    def drafted() -> tuple[int | None, Generation]:
-        taken[:] = [Snapshot.take(store, known=_trusted(store, planned) if is_last else planned, listed=listed)]
-        return _next(taken[0], own, versions, skipped, planned, adopts, max_failures)
-
-    generation = _published(store, drafted, read_back=is_last)
-    if not is_last:
-        return generation
-    if not generation.digest and generation.number != UNPUBLISHED:
-        generation = load_generation(store, generation.number)
-    check_listed_plan(store, taken[0].plan, generation.plan)
-    return generation
+    if allowed is None:
+        return max(DEFAULT_COUNT, DEFAULT_SHARE * samples)
+    return allowed if isinstance(allowed, int) else allowed * samples
 
 
-def _trusted(store: Store, planned: Plan | None) -> Plan | None:
-    """What of a plan need not be read again at the end of a build: what a bucket has under the same etags."""
-    return None if planned is None or store.local_path(layout.PLAN) is not None else planned.as_read()
+@dataclass(frozen=True, slots=True)
+class OverLimit:
+    """A segment with more failures than are allowed; its chunks stay unpublished."""
+
+    segment: int
+    failures: int
+    samples: int  # so far
+    limit: float
+    chunks: tuple[int, ...]  # that were made and are not listed
+    reasons: Mapping[str, int]
 
 
-def check_listed_plan(store: Store, plan: Plan, digests: Sequence[str]) -> None:
-    """Raise where a plan, as it is now, is not the one that a generation lists."""
-    for number, digest in enumerate(digests):
-        if plan.digests[number : number + 1] != (digest,):
-            raise IndexCorrupt(store.address, layout.plan_segment(number), "it is not the one that is published")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """What a publisher lists records under."""
+
+    layer: str
+    fingerprint: str
+    plan: Plan  # that the chunks were made by
+    versions: Mapping[str, str]  # of the libraries that made them
+    max_failures: int | float | None = None  # None: the layer's limit in the generation, or the default
+    checks_failures: bool = True
+    replaced: Mapping[int, bytes] = field(default_factory=dict)  # repair: chunk -> SHA-256 that a record replaces
+
+    @property
+    def folder(self) -> str:
+        return layout.layer_folder(self.layer, self.fingerprint)
 
 
-def announce(store: Store, generation: Generation, made: HandedChunks, owners: Iterable[str]) -> None:
-    """Announce what a generation lists, which was read back, to other builders; who gets no announcement reads it.
+class Publisher:
+    """Lists the records of one builder; never reads chunks. Used as a context: it publishes at the end, also after an
+    error, then releases the claims on chunks that are listed."""
 
-    Sums that are not finite are not announced.
-    """
-    try:
-        data = [b"".join(ListedLayer.of(generation, made).encode(hmac_key()))]
-    except ValueError:
-        return
+    def __init__(self, store: Store, claims: Claims, publication: Publication, newest: Generation | None) -> None:
+        self._store, self._claims, self._about = store, claims, publication
+        self.newest = newest
+        self.over_limit: tuple[OverLimit, ...] = ()
+        self.withdrawn: set[int] = set()  # chunks that were made of a segment that was withdrawn meanwhile
+        self.seconds = 0.0  # spent publishing
+        self._records: dict[int, ChunkRecord] = {}  # not listed yet
+        self._waiting: dict[int, ChunkRecord] = {}  # of source files that looked different; see `confirm`
+        self._listed = 0  # by this publisher
+        self._last = time.monotonic()
 
-    def write(owner: str) -> None:
-        with suppress(OSError, ForebayError):
-            store.replace(layout.listed(owner), data, durable=False)
-            if not holds(store, layout.builder(owner)):  # it has ended, and has removed that first
-                store.delete(layout.listed(owner))
+    def __enter__(self) -> "Publisher":
+        return self
 
-    with ThreadPoolExecutor(_WRITERS) as pool:  # in a bucket, hundreds of builders would wait for one another
-        list(pool.map(write, owners))
-
-
-class Announcement:
-    """What another builder may announce to this one of the newest generation, about chunks that were `made` alike.
-
-    It is believed if it is sealed, lists the chunks of `revisions` and nothing else, and has the digest that the
-    generation ends with: whoever wrote it has read and checked that file. It never ends a build: whoever cannot read it
-    reads the generation.
-    """
-
-    def __init__(
-        self, store: Store, made: HandedChunks, revisions: str, max_failures: int | float | None, seconds: float
-    ) -> None:
-        self._store, self._made, self._revisions, self._limit = store, made, revisions, max_failures
-        self._key = layout.listed(str(this_process()))
-        self._seconds, self._since = seconds, None if revisions else -inf  # when it was first waited for
-
-    def is_awaited(self) -> bool:
-        """Whether it may still come: nothing was refused, and it was not waited for too long, all waits together."""
-        now = time.monotonic()
-        self._since = now if self._since is None else self._since
-        return now - self._since < self._seconds
-
-    def find(self) -> ListedLayer | None:
-        """What was announced, None where nothing is to be believed."""
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         try:
-            content = memoryview(read_document(self._store, self._key))
-            found = decode_listed(content, self._store.address, self._key, hmac_key())
-            if self._fits(found):
-                return found
-        except (Missing, OSError):
+            self._publish(WAIT_SECONDS if error is None or isinstance(error, ForebayError) else 0.0)
+        except (OSError, ForebayError):
+            if error is None:  # the first error counts
+                raise
+
+    def add(self, record: ChunkRecord, waits: bool = False) -> None:
+        """Take a chunk that was made or adopted; one that `waits` is listed after `confirm`."""
+        (self._waiting if waits else self._records)[record.chunk] = record
+
+    @property
+    def waiting(self) -> Mapping[int, ChunkRecord]:
+        return self._waiting
+
+    def confirm(self) -> None:
+        """The source files of waiting chunks still have the planned content."""
+        self._records |= self._waiting
+        self._waiting = {}
+
+    def discard(self, chunks: Iterable[int]) -> None:
+        """Forget chunks, which are not listed."""
+        for chunk in chunks:
+            self._records.pop(chunk, None)
+            self._waiting.pop(chunk, None)
+
+    def holds_back(self, chunk: int) -> bool:
+        """True if a chunk was added and is not listed."""
+        return chunk in self._records or chunk in self._waiting
+
+    def lists(self, chunk: int) -> bool:
+        """True if the newest generation lists a chunk by now; one request unless another builder has published."""
+        following = 0 if self.newest is None else self.newest.number + 1
+        with suppress(Damaged):  # a folder or a link has the name
+            if holds(self._store, layout.generation(following)):
+                self.newest = self._newest()
+        return self.newest is not None and _table(self.newest, self._about).position(chunk) is not None
+
+    def publish_if_due(self) -> None:
+        """Publish if enough is unlisted, at most once per minute and living builder."""
+        if len(self._records) < max(1, GROWTH * self._listed) or time.monotonic() - self._last < PUBLISH_SECONDS:
+            return
+        if time.monotonic() - self._last >= PUBLISH_SECONDS * living_builders(self._store):
+            self.publish()
+
+    def publish(self) -> Generation | None:
+        """The newest generation, after one more if there is something to add; None if nothing is published."""
+        return self._publish(WAIT_SECONDS)
+
+    def _publish(self, wait_seconds: float) -> Generation | None:
+        started = time.monotonic()
+        with self._claims.holding(layout.PUBLISH_CLAIM, wait_seconds):
+            self.newest = create_next(self._store, self._newest, self._draft)
+        self._take_listed()
+        self._last = time.monotonic()
+        self.seconds += self._last - started
+        return self.newest
+
+    def _newest(self) -> Generation | None:
+        number = max(generation_numbers(self._store), default=None)
+        known = self.newest
+        if number is None or (known is not None and known.number == number):
+            return known if number is not None else None
+        return load_generation(self._store, number)
+
+    def _draft(self, newest: Generation | None) -> Generation | None:
+        """The next generation, None if there is nothing to add."""
+        about = self._about
+        digests = joined_digests(self._store, about.plan, newest)
+        before = _table(newest, about)
+        made_by, versions = _maker(newest, about.versions)
+        records = [_made_by(record, made_by) for record in self._publishable(newest, before)]
+        table = before.with_records(records) if records else before
+        draft = drafted(self._store, newest, about, table, digests, versions if records else ())
+        if newest is None and not int(table.rows.sum()):
             return None
-        except ForebayError:
-            pass
-        self._since = -inf  # whoever wrote it has said all it will say
+        return None if newest is not None and _is_same(newest, draft, about.layer) and not records else draft
+
+    def _publishable(self, newest: Generation | None, listed: ChunkTable) -> list[ChunkRecord]:
+        """The records that the next generation adds."""
+        plan, withdrawn = self._about.plan, newest.withdrawn if newest is not None else ()
+        fresh = [record for record in self._records.values() if self._is_new(record, listed)]
+        in_withdrawn = {one.chunk for one in fresh if plan.segment_of(one.chunk).number in withdrawn}
+        self.withdrawn |= in_withdrawn
+        fresh = [
+            record for record in fresh if record.chunk not in in_withdrawn and _fits_base(record, newest, self._about)
+        ]
+        if self._about.checks_failures:
+            limit = self._about.max_failures
+            if limit is None and newest is not None:
+                limit = newest.max_failures.get(self._about.layer)
+            self.over_limit = over_limit(plan, listed, fresh, limit)
+        over = {one.segment for one in self.over_limit}
+        return [record for record in fresh if plan.segment_of(record.chunk).number not in over]
+
+    def _is_new(self, record: ChunkRecord, listed: ChunkTable) -> bool:
+        at = listed.position(record.chunk)
+        if at is None:
+            return True
+        now = listed.digests["sha256"][at].tobytes()
+        return bool(self._about.replaced.get(record.chunk) == now != record.sha256)
+
+    def _take_listed(self) -> None:
+        """Release the claims on chunks that are listed now."""
+        table = _table(self.newest, self._about)
+        for chunk in [chunk for chunk in self._records if table.position(chunk) is not None or chunk in self.withdrawn]:
+            del self._records[chunk]
+            self._listed += 1
+            self._claims.release(layout.claim(self._about.folder, chunk), is_listed=True)
+
+
+def _table(newest: Generation | None, about: Publication) -> ChunkTable:
+    """The listed chunks of the layer, if its recipe is the one that is published under."""
+    if newest is None or about.layer not in newest.layers:
+        return ChunkTable.of([])
+    return (
+        newest.table(about.layer) if newest.recipe(about.layer).fingerprint == about.fingerprint else ChunkTable.of([])
+    )
+
+
+def _fits_base(record: ChunkRecord, newest: Generation | None, about: Publication) -> bool:
+    """True for a base chunk, and for a chunk above it that was made from the rows that are listed."""
+    if newest is None or about.layer == newest.base:
+        return True
+    base = newest.table(newest.base)
+    at = base.position(record.chunk)
+    return at is not None and (int(base.rows[at]), base.digests["ids"][at].tobytes()) == (record.rows, record.base)
+
+
+def over_limit(
+    plan: Plan, listed: ChunkTable, records: Sequence[ChunkRecord], allowed: int | float | None
+) -> tuple[OverLimit, ...]:
+    """The segments whose failures, of listed and new chunks together, exceed the limit.
+
+    A segment's samples are estimated as samples so far x planned weight / weight so far: exact once it is complete.
+    """
+    by_segment: dict[int, list[ChunkRecord]] = {}
+    for record in records:
+        by_segment.setdefault(plan.segment_of(record.chunk).number, []).append(record)
+    segments = np.where(listed.chunks < len(plan), plan.segments_of(listed.chunks), -1)  # others may plan more
+    return tuple(
+        one
+        for number, some in sorted(by_segment.items())
+        if (one := _over_limit(plan, number, listed, segments == number, some, allowed)) is not None
+    )
+
+
+def _over_limit(
+    plan: Plan, number: int, listed: ChunkTable, own: Array, records: list[ChunkRecord], allowed: int | float | None
+) -> OverLimit | None:
+    failures = int(listed.numbers["failures"][own].sum()) + sum(record.failures for record in records)
+    samples = int(listed.numbers["samples"][own].sum()) + sum(record.samples for record in records)
+    segment = plan.segments[number]
+    chunks = np.concatenate([listed.chunks[own], np.array([record.chunk for record in records], np.int64)])
+    total = int(plan.weights[segment.first_chunk : segment.first_chunk + len(segment)].sum())
+    so_far = int(plan.weights[chunks].sum())
+    limit = failure_limit(allowed, samples * max(1.0, total / so_far) if so_far else samples)
+    if failures <= limit:
         return None
-
-    def _fits(self, found: ListedLayer) -> bool:
-        is_same = found.made == self._made and found.revisions == self._revisions
-        if not is_same or not found.totals.rows or self._limit not in (None, found.max_failures):
-            return False
-        is_newest = found.generation == newest_number(self._store)
-        return is_newest and found.digest == _digest_at_end(self._store, found)
+    reasons = ChunkTable.of(records).reasons()
+    return OverLimit(number, failures, samples, limit, tuple(record.chunk for record in records), reasons)
 
 
-def _digest_at_end(store: Store, listed: ListedLayer) -> str:
-    key = layout.generation(listed.generation)
-    entry = store.head(key)
-    end = 0 if entry is None else entry.size - (DIGEST_BYTES if hmac_key() is not None else 0)  # a tag comes last
-    return store.read(key, max(0, end - DIGEST_BYTES), max(0, end)).hex()
+def drafted(
+    store: Store,
+    newest: Generation | None,
+    about: Publication,
+    table: ChunkTable,
+    digests: tuple[str, ...],
+    versions: tuple[Mapping[str, str], ...],
+) -> Generation:
+    """A generation with another table of one layer; everything else as in the newest."""
+    layer, limits = about.layer, {} if about.max_failures is None else {about.layer: about.max_failures}
+    is_bound = newest is not None and layer in newest.recipes
+    is_bound = is_bound and newest is not None and newest.recipe(layer).fingerprint == about.fingerprint
+    recipes, constants = (dict(newest.recipes), dict(newest.constants)) if newest is not None else ({}, {})
+    known_limits = dict(newest.max_failures) if newest is not None else {}
+    if not is_bound:
+        recipes[layer] = _bound_text(store, about)
+        constants.pop(layer, None)
+        known_limits.pop(layer, None)
+        constants |= _constants_digest(store, layer, about.folder)
+    return Generation(
+        number=0,
+        cache=newest.cache if newest is not None else read_document(store, layout.CACHE).decode(),
+        recipes=recipes,
+        constants=constants,
+        plan=digests,
+        versions=versions or (newest.versions if newest is not None else ()),
+        layers={**(newest.layers if newest is not None else {}), layer: table},
+        tagged=hmac_key() is not None,
+        source=about.plan.source if newest is None or digests == about.plan.digests else newest.source,
+        max_failures={**known_limits, **limits},
+        withdrawn=newest.withdrawn if newest is not None else (),
+    )
 
 
-def handed_chunks(
-    store: Store, about: HandedChunks, known: Mapping[str, list[ChunkRecord]], is_at_work: Callable[[str], bool]
-) -> dict[str, list[ChunkRecord]]:
-    """What other builders at work left to be listed, made alike, by key; `known` ones are not read again.
+def _bound_text(store: Store, about: Publication) -> str:
+    """The text of the layer's recipe file, which must be the one that is published under."""
+    key = layout.recipe(about.layer)
+    try:
+        text = read_document(store, key).decode()
+    except Missing as error:
+        raise index_corrupt(store.address, key, "it is gone: the layer was dropped during the build") from error
+    if layout.decode_recipe_document(text, about.layer, store.address, key).fingerprint != about.fingerprint:
+        raise recipe_mismatch(store.address, about.layer, {"fingerprint": "another recipe binds the layer now"}, False)
+    return text
 
-    One that cannot be read, or is of another plan or recipe, is left to its owner, who lists its chunks itself when it
-    ends. Chunks of a builder that is gone may have been made again since: they are read and hashed like any other.
+
+def _constants_digest(store: Store, layer: str, folder: str) -> dict[str, str]:
+    key = layout.constants(folder)
+    try:
+        view = load_index(store, key)
+    except Missing:
+        return {}
+    unseal(view, store.address, key, "constants")  # raises if they contradict their own digest
+    return {layer: sha256_of(view).hex()}
+
+
+def _is_same(newest: Generation, draft: Generation, layer: str) -> bool:
+    """True if a draft without new records changes nothing."""
+    mine, theirs = (replace(one, number=0, source={}, versions=()).metadata() for one in (newest, draft))
+    return mine == theirs and len(newest.table(layer)) == len(draft.table(layer))
+
+
+def joined_digests(store: Store, plan: Plan, newest: Generation | None) -> tuple[str, ...]:
+    """The plan to list: the one worked by, or the listed one if it has grown; one must continue the other."""
+    listed, own = newest.plan if newest is not None else (), plan.digests
+    for number, (one, other) in enumerate(zip(own, listed, strict=False)):
+        if one != other:
+            raise index_corrupt(store.address, layout.plan_segment(number), "it is not the segment that is published")
+    return max(own, listed, key=len)
+
+
+def _maker(newest: Generation | None, versions: Mapping[str, str]) -> tuple[int, tuple[Mapping[str, str], ...]]:
+    """Which set of versions made the chunks of this process, and all sets."""
+    history = newest.versions if newest is not None else ()
+    if dict(versions) in [dict(one) for one in history]:
+        return [dict(one) for one in history].index(dict(versions)), history
+    return len(history), (*history, dict(versions))
+
+
+def _made_by(record: ChunkRecord, number: int) -> ChunkRecord:
+    """A record with the set of versions that made its chunk; the first set is not written."""
+    if not number:
+        return record
+    return msgspec.structs.replace(record, statistics={**record.statistics, MADE_BY: number})
+
+
+def create_next(
+    store: Store,
+    load: Callable[[], Generation | None],
+    draft: Callable[[Generation | None], Generation | None],
+) -> Generation | None:
+    """Create the generation that `draft` returns; if another builder was first, draft again on top of its generation.
+
+    A taken name that is not listed is new and not visible here yet, as on a network file system: after a few looks the
+    next number is used. `load` raises if a folder or a link has the name.
     """
-    own, found = str(this_process()), dict[str, list[ChunkRecord]]()
-    keys = {entry.key: entry.size for entry in store.entries(layout.BUILDERS)}
-    owners = ((key, layout.parse_handed(key)) for key, size in keys.items() if size <= _MOST_HANDED_BYTES)
-    # Thousands of lists that dead builders left are skipped before a stranger's are limited.
-    beating = ((key, owner) for key, owner in owners if owner not in (None, own) and layout.builder(owner) in keys)
-    for key, owner in islice(((key, owner) for key, owner in beating if not is_dead(owner)), MOST_BUILDERS):
-        if not is_at_work(owner):
-            continue
-        if key in known:
-            found[key] = known[key]
-            continue
-        with suppress(Missing, ForebayError, OSError):
-            of, records = decode_handed(load_index(store, key), store.address, key, hmac_key())
-            if of == about:
-                found[key] = records
-    return found
+    looks = lost = 0
+    while looks < LOOKS * STRANGE_NAMES:
+        began, newest = time.monotonic(), load()
+        made = draft(newest)
+        if made is None:
+            return newest
+        number = (newest.number + 1 if newest is not None else 0) + looks // LOOKS
+        data = replace(made, number=number).encode(hmac_key())
+        if _created(store, number, data):
+            return replace(made, number=number, digest=bytes(data[-2 if hmac_key() is not None else -1]).hex())
+        if number not in generation_numbers(store):
+            looks += 1
+            time.sleep(0.01 * (looks % LOOKS))
+        else:  # of many builders that publish at once, each would read the index again for every other one
+            lost += 1
+            time.sleep(random.uniform(0.0, min(LOST_SECONDS, 2 ** min(lost, 20) * (time.monotonic() - began))))
+    raise ForebayError(
+        f"no generation can be published at '{store.address}': the next {STRANGE_NAMES} names are taken",
+        hint=f"look at them with `ls -l {store.address}/{layout.GENERATIONS}` and move them away",
+    )
 
 
-def publish_found(
-    snapshot: Snapshot, versions: Mapping[str, str], skipped: set[str], planned: Plan, adopts: Adopts
-) -> Snapshot:
-    """`publish` without chunks of this process, by an index that was read; the index after it.
-
-    Where another builder has published since, what it published is read: a generation is only ever added to.
-    """
-    taken: list[Snapshot] = [snapshot]
-
-    def drafted() -> tuple[int | None, Generation]:
-        if not taken[-1].is_newest():
-            taken.append(Snapshot.take(snapshot.store, known=planned))
-        return _next(taken[-1], {}, versions, skipped, planned, adopts)
-
-    generation = _published(snapshot.store, drafted)
-    return taken[-1].followed_by(generation)
-
-
-def _next(
-    snapshot: Snapshot,
-    made: Mapping[str, Iterable[ChunkRecord]],
-    versions: Mapping[str, str],
-    skipped: set[str] | None,
-    planned: Plan | None,
-    adopts: Adopts | None,
-    max_failures: int | float | None = None,
-) -> tuple[int | None, Generation]:
-    """The generation that follows, with the number to create it under: None where there is nothing to publish."""
-    newest = snapshot.newest
-    draft = _draft(snapshot, made, versions, set() if skipped is None else skipped, planned, adopts)
-    draft = draft if max_failures is None else replace(draft, max_failures=max_failures)
-    if newest is not None and newest.same_content(draft) and newest.max_failures == draft.max_failures:
-        return None, newest
-    if newest is None and not any(int(table.rows.sum()) for table in draft.layers.values()):
-        return None, draft.numbered(UNPUBLISHED)
-    if newest is not None:
-        _check_rows_left(snapshot.store, newest, draft)
-    return (newest.number + 1 if newest else 0), draft
-
-
-def _check_rows_left(store: Store, newest: Generation, draft: Generation) -> None:
-    before, after = (int(one.table(newest.base).rows.sum()) for one in (newest, draft))
-    if before and not after:
-        raise SourceEmpty(
-            store.address,
-            f"the source, as it is now, gives no row, and generation {newest.number} has {before:,}",
-            f"put samples into the source and run `forebay refresh {store.address}`, or put the old content back",
-        )
-
-
-def publish_over_damaged(store: Store, sound: Generation | None, adopts: Adopts | None = None) -> Generation:
-    """What a sound generation lists, and without a key what may be adopted besides, above every damaged generation."""
-
-    def drafted() -> tuple[int, Generation]:
-        numbers = [*generation_numbers(store), -1 if sound is None else sound.number]
-        return max(numbers) + 1, _draft(Snapshot(store, sound), {}, {}, set(), None, adopts)
-
-    return _published(store, drafted)
+def _created(store: Store, number: int, data: Sequence[bytes | bytearray | memoryview]) -> bool:
+    try:
+        return store.create(layout.generation(number), data)
+    except Damaged:  # a folder or a link has the name
+        return False
 
 
 def publish_without(store: Store, layers: Collection[str]) -> Generation | None:
     """The newest generation, after one more without some layers if it lists them; None if nothing is published."""
 
-    def drafted() -> tuple[int | None, Generation]:
-        listed = load_generation(store)
-        if not listed.recipes.keys() & set(layers):
-            return None, listed
-        kept = replace(
-            listed,
-            recipes={name: text for name, text in listed.recipes.items() if name not in layers},
-            constants={name: digest for name, digest in listed.constants.items() if name not in layers},
-            layers={name: table for name, table in listed.layers.items() if name not in layers},
+    def without(newest: Generation | None) -> Generation | None:
+        if newest is None or not newest.recipes.keys() & set(layers):
+            return None
+        return replace(
+            newest,
+            recipes={name: text for name, text in newest.recipes.items() if name not in layers},
+            constants={name: digest for name, digest in newest.constants.items() if name not in layers},
+            layers={name: table for name, table in newest.layers.items() if name not in layers},
+            max_failures={name: limit for name, limit in newest.max_failures.items() if name not in layers},
         )
-        return listed.number + 1, kept
 
-    return _published(store, drafted) if generation_numbers(store) else None
+    return create_next(store, lambda: newest_generation(store), without)
 
 
-def _published(
-    store: Store, drafted: Callable[[], tuple[int | None, Generation]], read_back: bool = True
-) -> Generation:
-    """Create what is drafted; where another builder was first, draft again on top of what it published.
+def publish_withdrawn(store: Store, plan: Plan) -> Generation | None:
+    """The newest generation, after one more that withdraws the last segments of the plan if nothing of them is listed.
 
-    What a builder lists while it works is not read back: it is when the builder ends, or publishes again.
-
-    A name that is taken and not listed is either new and not visible here yet, as on a network file system, or a
-    folder or a link that is not a generation: after a few looks the next number is used.
+    An unlisted segment before a listed one stays: the listed one may continue its files, or leave out its duplicates.
     """
-    looks = lost = 0
-    while looks < LOOKS * STRANGE_NAMES:
-        began = time.monotonic()
-        number, draft = drafted()
-        if number is None:
-            return draft
-        number += looks // LOOKS
-        key, data = layout.generation(number), draft.numbered(number).encode(hmac_key())
-        if _created(store, key, data):
-            if read_back:
-                return load_generation(store, number)
-            return draft.numbered(number)
-        if number not in generation_numbers(store):
-            looks += 1
-            time.sleep(0.01 * (looks % LOOKS))
-        else:  # of many who publish at once, each would read the index again for every one of the others
-            lost += 1
-            time.sleep(random.uniform(0.0, min(LOST_SECONDS, 2 ** min(lost, 20) * (time.monotonic() - began))))
-    raise ForebayError(
-        f"no generation can be published at '{store.address}': the next {STRANGE_NAMES} names are taken by what is not "
-        f"a generation; look at them with `ls -l {store.address}/{layout.GENERATIONS}` and move them away"
-    )
 
+    def withdrawing(newest: Generation | None) -> Generation | None:
+        if newest is None or len(newest.plan) > len(plan.segments):
+            return None
+        last = int(newest.table(newest.base).chunks.max(initial=-1))
+        unlisted = {segment.number for segment in plan.segments[1:] if segment.first_chunk > last}
+        if unlisted <= set(newest.withdrawn):
+            return None
+        withdrawn = tuple(sorted(unlisted.union(newest.withdrawn)))
+        return replace(newest, plan=joined_digests(store, plan, newest), withdrawn=withdrawn)
 
-def _created(store: Store, key: str, data: Sequence[Buffer]) -> bool:
-    try:
-        return store.create(key, data)
-    except NotForebay:  # a folder or a link has the name
-        return False
+    return create_next(store, lambda: newest_generation(store), withdrawing)
 
 
 def builder_versions(recipe_versions: Mapping[str, str]) -> dict[str, str]:
-    """What shapes bytes here, for the record in a generation."""
+    """The versions that determine bytes here, for the record in a generation."""
     own = {"python": platform.python_version(), "numpy": np.__version__, **library_versions()}
     return {name: str(version) for name, version in {**own, **recipe_versions}.items()}
 
 
 def differing_versions(known: Iterable[Mapping[str, str]], now: Mapping[str, str]) -> str:
-    """Which libraries are of a version that no one before had, in words; empty where there is none.
+    """Which libraries have a version that no builder had before; empty if there is none.
 
     >>> differing_versions([{"numpy": "2.1"}, {"numpy": "2.2", "zstd": "1"}], {"numpy": "2.3", "zstd": "1"})
     'numpy 2.3 (before: 2.1, 2.2)'
@@ -351,257 +441,3 @@ def differing_versions(known: Iterable[Mapping[str, str]], now: Mapping[str, str
         if name in before and version not in before[name]
     )
     return ", ".join(others)
-
-
-def _draft(
-    snapshot: Snapshot,
-    made: Mapping[str, Iterable[ChunkRecord]],
-    versions: Mapping[str, str],
-    skipped: set[str],
-    planned: Plan | None,
-    adopts: Adopts | None,
-) -> Generation:
-    """What to publish next. Whatever the newest generation carries is taken from it, not from the files of now.
-
-    So a recipe that rotted, or that somebody exchanged, stays out of every later generation.
-    """
-    store, newest = snapshot.store, snapshot.newest
-    before = newest.layers if newest else {}
-    texts, carried = (newest.recipes, dict(newest.constants)) if newest else ({}, {})
-    # A published layer stays until `forebay drop`; a key signs no layer that this process does not build.
-    only_own = hmac_key() is not None or bool(made and adopts is not None and not adopts)
-    names = sorted({*before, *(made if only_own else _begun_layers(snapshot))})
-    plan = listed_plan(snapshot, planned)
-    history = newest.versions if newest else ()
-    maker, finder = _makers(history, versions)
-    tables = {name: before.get(name) or ChunkTable.of([]) for name in names}
-    own = {name: [_made_by(record, maker) for record in made.get(name, ())] for name in names}
-    cache = newest.cache if newest else store.read(layout.CACHE).decode()
-    base = layout.decode_cache_document(cache, store.address, layout.CACHE).base
-    layers: dict[str, ChunkTable] = {}
-    for name in sorted(names, key=lambda name: name != base):  # what lies above needs the table of the base layer
-        allowed = adoption_rule(name, adopts, None if name == base else layers.get(base))
-        asked = plan.revisions(name)
-        layers[name] = _with_unlisted(snapshot, name, tables[name], own[name], skipped, asked, allowed, finder)
-        if name == base:
-            layers[name] = _with_whole_refresh(tables[name], layers[name], asked)
-    layers = _without_outdated(layers, plan)
-    # What others have begun may be withdrawn again as long as it has no chunk file, and what a generation lists stays.
-    known = {base, *before, *made, *(adopts or ())}
-    names = [name for name in names if name in known or snapshot.chunk_files(name)]
-    is_new = any(_lists_other(layers[name], tables[name], own[name]) for name in names)
-    return Generation(
-        number=0,
-        cache=cache,
-        recipes={name: texts.get(name) or store.read(layout.recipe(name)).decode() for name in names},
-        constants=_constants(store, [name for name in names if name not in texts]) | carried,
-        plan=_plan_in_use(plan, layers.get(base), len(newest.plan) if newest else 0).digests,
-        versions=(*history, dict(versions)) if is_new and versions and dict(versions) not in history else history,
-        layers={name: layers[name] for name in names},
-        source=plan.source if plan.segments else newest.source if newest else {},
-        max_failures=newest.max_failures if newest else None,
-    )
-
-
-def _makers(history: Sequence[Mapping[str, str]], versions: Mapping[str, str]) -> tuple[int, int]:
-    """Which set of versions made the chunks of this process, and which those that it adopts."""
-    found = 0 if len(history) <= 1 else UNKNOWN
-    if not versions:
-        return found, found
-    maker = history.index(dict(versions)) if dict(versions) in history else len(history)
-    return maker, UNKNOWN if maker else found
-
-
-def _made_by(record: ChunkRecord, number: int) -> ChunkRecord:
-    """A record that says which set of versions made its chunk; the first set is not written."""
-    if not number:
-        return record
-    return msgspec.structs.replace(record, statistics={**record.statistics, MADE_BY: number})
-
-
-def adoption_rule(layer: str, adopts: Adopts | None, base: ChunkTable | None) -> Callable[[ChunkRecord], bool] | None:
-    """Which unlisted chunks of a layer may be listed, None: none. One above the base must be of the rows below it."""
-    if hmac_key() is not None or (adopts is not None and layer not in adopts):
-        return None
-    rule = adopts[layer] if adopts is not None else None
-
-    def allowed(record: ChunkRecord) -> bool:
-        if base is not None:
-            at = base.position(record.chunk)
-            if at is None or (base.rows[at], base.digests["ids"][at].tobytes()) != (record.rows, record.base):
-                return False
-        return rule is None or rule(record)
-
-    return allowed
-
-
-def _begun_layers(snapshot: Snapshot) -> list[str]:
-    """Layers whose recipe can be read; one that cannot be has no place in a generation."""
-    found = []
-    for layer in snapshot.layers():
-        with suppress(Damaged):
-            found += [layer] if read_recipe_document(snapshot.store, layer) else []
-    return found
-
-
-def listed_plan(snapshot: Snapshot, planned: Plan | None = None) -> Plan:
-    """The plan that the next generation lists, which is the one to work by.
-
-    The newest generation's segments come first. Others follow only where the plan of now continues those, and with a
-    key only those in `planned`, which this process wrote or compared with the source. Of a plan that is damaged or
-    another one only the digests are known: then it has no chunks, and nothing is adopted by it.
-    """
-    listed = snapshot.newest.plan if snapshot.newest else ()
-    try:
-        plan = snapshot.plan
-    except Damaged:
-        if snapshot.newest is None:
-            raise
-        return Plan((), listed)
-    if plan.digests[: len(listed)] != listed:
-        return Plan((), listed)
-    if hmac_key() is None:
-        return plan
-    own = () if planned is None else planned.digests
-    is_own = plan.digests[: len(own)] == own and own[: len(listed)] == listed
-    return plan.first(len(own if is_own else listed))
-
-
-def _plan_in_use(plan: Plan, base: ChunkTable | None, listed: int) -> Plan:
-    """The plan without segments at its end of which nothing is listed yet: they can be taken back.
-
-    The first one stays, as do segments without chunks, which only name files.
-    """
-    while base is not None and len(plan.segments) > max(1, listed) and len(plan.segments[-1]):
-        segment = plan.segments[-1]
-        asked = segment.asked(segment.amends) if segment.amends else dict.fromkeys(segment.chunk_numbers.tolist(), 0)
-        revisions = zip(base.chunks.tolist(), base.numbers["revision"].tolist(), strict=True)
-        if any(revision >= asked.get(chunk, MAX_REVISION) for chunk, revision in revisions):
-            break
-        plan = plan.first(len(plan.segments) - 1)
-    return plan
-
-
-def _with_whole_refresh(before: ChunkTable, after: ChunkTable, asked: Array) -> ChunkTable:
-    """The table after, but with chunks of a refresh only if it lists all of them: until then, as they were before.
-
-    Where the cuts of a file move, its samples change chunks. A chunk of the new cuts beside one of the old would have
-    samples twice, or lack some that both generations have.
-    """
-    if after is before or not len(outdated_chunks(after, asked)):
-        return after
-    new = _refreshed(after, asked) - _refreshed(before, asked)
-    kept = [before.record(at) for at, chunk in enumerate(before.chunks.tolist()) if chunk in new]
-    return _with(after.without(np.array(sorted(new), np.int64)), kept)
-
-
-def _refreshed(table: ChunkTable, asked: Array) -> set[int]:
-    """The chunks that a table lists as a refresh asks for them."""
-    planned = table.chunks < len(asked)
-    wanted = asked[table.chunks[planned]]
-    return set(table.chunks[planned][(wanted > 0) & (table.numbers["revision"][planned] >= wanted)].tolist())
-
-
-def _without_outdated(layers: Mapping[str, ChunkTable], plan: Plan) -> dict[str, ChunkTable]:
-    """A base chunk that was refreshed takes the chunks of further layers with it that were made from the old one."""
-    base = layers.get(plan.amended_base)
-    if base is None:
-        return dict(layers)
-    behind = outdated_chunks(base, plan.revisions(plan.amended_base))
-    kept: dict[str, ChunkTable] = {}
-    for name, table in layers.items():
-        outdated = outdated_chunks(table, plan.revisions(name)) if table is not base else behind[:0]
-        outdated = outdated[~np.isin(outdated, behind)]
-        kept[name] = table.without(outdated) if len(outdated) else table
-    return kept
-
-
-def _lists_other(table: ChunkTable, before: ChunkTable, made: list[ChunkRecord]) -> bool:
-    """Whether a table lists chunks of this process that it did not list before."""
-    return table is not before and any(
-        listed_revision(before, record) < record.revision <= listed_revision(table, record) for record in made
-    )
-
-
-def listed_revision(table: ChunkTable, record: ChunkRecord) -> int:
-    """The revision of a record's chunk that a table lists, -1 where it lists none."""
-    at = table.position(record.chunk)
-    return -1 if at is None else int(table.numbers["revision"][at])
-
-
-def _with_unlisted(
-    snapshot: Snapshot,
-    layer: str,
-    table: ChunkTable,
-    made: Iterable[ChunkRecord],
-    skipped: set[str],
-    asked: Array,
-    allowed: Callable[[ChunkRecord], bool] | None,
-    finder: int,
-) -> ChunkTable:
-    """The table with what was made and what may be adopted, but for what the plan does not ask for any more."""
-    own = [
-        record
-        for record in made
-        if listed_revision(table, record) < record.revision
-        and (record.chunk >= len(asked) or record.revision >= asked[record.chunk])
-    ]
-    there = _which_exist(snapshot.store, layer, own, len(asked))
-    by_chunk = {
-        record.chunk: record for record in sorted(own, key=lambda one: one.revision) if record.key(layer) in there
-    }
-    table = _with(table, list(by_chunk.values()))  # a chunk that two builders made is listed once
-    if allowed is None:
-        return table
-    listed = set(table.chunks.tolist()) - set(outdated_chunks(table, asked).tolist())
-    adopted = [
-        _made_by(record, finder)
-        for chunk, revision in snapshot.chunk_files(layer).items()
-        if chunk not in listed and chunk < len(asked) and revision >= asked[chunk]
-        for record in _adopted(snapshot.store, layer, chunk, revision, skipped, allowed)
-    ]
-    try:
-        return _with(table, adopted)
-    except _NOT_LISTABLE:
-        return _with_each(table, layer, adopted, skipped)
-
-
-def _which_exist(store: Store, layer: str, records: list[ChunkRecord], planned: int) -> set[str]:
-    """Which files of some records are there, in as few requests as that takes: one for each, or one listing of all."""
-    if len(records) > max(_FEW_FILES, planned // _LISTED_AT_ONCE):
-        return {entry.key for entry in store.entries(layout.layer_folder(layer))}
-    return {key for key in (record.key(layer) for record in records) if holds(store, key)}
-
-
-def _with(table: ChunkTable, records: list[ChunkRecord]) -> ChunkTable:
-    return table.with_records(records) if records else table
-
-
-def _with_each(table: ChunkTable, layer: str, records: list[ChunkRecord], skipped: set[str]) -> ChunkTable:
-    """The table with every chunk that it can list: one with a strange statistic must not stop the others."""
-    for record in records:
-        try:
-            table = table.with_records([record])
-        except _NOT_LISTABLE:
-            skipped.add(record.key(layer))
-    return table
-
-
-def _adopted(
-    store: Store, layer: str, chunk: int, revision: int, skipped: set[str], allowed: Callable[[ChunkRecord], bool]
-) -> list[ChunkRecord]:
-    record = sound_record(store, layer, chunk, revision)
-    if record is None or not allowed(record):
-        skipped.add(layout.chunk(layer, chunk, revision))
-        return []
-    return [record]
-
-
-def _constants(store: Store, names: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in names:
-        try:
-            found[name] = Pieces(store, layout.constants(name)).sha256.hex()
-        except Missing:
-            continue
-    return found

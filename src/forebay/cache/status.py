@@ -1,207 +1,128 @@
 """How far a cache is, and what it holds."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Literal
 
-from forebay.cache.catalog import (
-    Snapshot,
-    generation_numbers,
-    layer_columns,
-    load_generation,
-    open_chunk,
-    outdated_chunks,
-    read_cache_document,
-    read_recipe_document,
-)
-from forebay.cache.claims import BuilderBeat, Claim, claimed, is_abandoned, is_dead, read_builders, read_claims
-from forebay.cache.plan import Plan, load_plan
-from forebay.cache.records import (
+import numpy as np
+
+from forebay.cache.catalog import generation_numbers, layer_columns, load_generation, open_chunk, read_cache_document
+from forebay.cache.claims import Claim, read_claims
+from forebay.cache.heartbeat import BuilderBeat, is_dead, read_builders
+from forebay.cache.plan import load_plan
+from forebay.cache.reports import (
     BuilderStatus,
     ClaimStatus,
     FailedSample,
-    Gaps,
     LayerStatus,
     LayerSummary,
     MadeWith,
-    PlannerStatus,
     Status,
     Summary,
-    ranges,
 )
-from forebay.cache.source_check import Freshness, check_freshness, stale_files
-from forebay.cache.verify import foreign_files
+from forebay.cache.source_check import Freshness
+from forebay.cache.state import Index, numbers
+from forebay.cache.verify import foreign_files, source_check
 from forebay.columns import Column
-from forebay.errors import (
-    CacheNotFound,
-    ChunkMissing,
-    Damaged,
-    HubNotFound,
-    HubUnreachable,
-    IndexCorrupt,
-    LayerNotFound,
-)
+from forebay.errors import CacheNotFound, ChunkMissing, Damaged, SourceNotFound, StoreUnavailable
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
-from forebay.format.generation import ChunkTable, Generation
-from forebay.source import Source, SourceFile
+from forebay.format.generation import Generation
+from forebay.records import ranges
+from forebay.source import Source
 from forebay.store.base import Store
 
 SHOWN_FAILURES = 20
+PAUSE = 20  # times the usual step between two chunks: nobody was building
 Depth = Literal["index", "chunks"]
 
 
-def find_gaps(store: Store, layer: str | None) -> list[Gaps]:
-    """Which planned chunks have no file, per layer."""
-    read_cache_document(store)
-    return _gaps(_checked(Snapshot.take(store)), layer)
-
-
-def _gaps(snapshot: Snapshot, layer: str | None) -> list[Gaps]:
-    store, plan, newest = snapshot.store, snapshot.plan, snapshot.newest
-    published = list(newest.recipes) if newest else []
-    # A published layer whose whole folder is gone has gaps too.
-    names = list(dict.fromkeys([*snapshot.layers({read_cache_document(store).base, *published}), *published]))
-    if layer is not None and layer not in names:
-        raise LayerNotFound(store.address, layer, names)
-    planned, found = len(plan), []
-    for name in [layer] if layer is not None else names:
-        table = snapshot.table(name)
-        there = snapshot.present_chunks(name, table, plan.revisions(name))
-        listed = set(table.chunks.tolist()) - set(outdated_chunks(table, plan.revisions(name)).tolist())
-        missing = tuple(chunk for chunk in range(planned) if chunk not in there)
-        kept = read_recipe_document(store, name)
-        found.append(
-            Gaps(
-                root=store.address,
-                layer=name,
-                kind=kept.kind if kept else "",
-                planned=planned,
-                present=planned - len(missing),
-                missing=missing,
-                unlisted=tuple(sorted(there - listed)),
-            )
-        )
-    return found
-
-
 def cache_status(
-    snapshot: Snapshot,
-    source: Source | None,
-    shown_failures: int | None = SHOWN_FAILURES,
-    depth: Depth = "chunks",
+    index: Index, source: Source | None, shown_failures: int | None = SHOWN_FAILURES, depth: Depth = "chunks"
 ) -> Status:
-    """How far a cache is, by an index that lists all keys; at the depth of the index, no chunk is opened."""
-    store, plan, newest = snapshot.store, _checked(snapshot).plan, snapshot.newest
-    layers = tuple(_layer_status(snapshot, gaps, depth) for gaps in _gaps(snapshot, None))
-    shown_failures = 0 if depth == "index" else shown_failures
-    fresh, stale = _freshness(store, source, plan, newest)
-    failed = tuple(islice(_failed_samples(store, newest), shown_failures)) if newest else ()
-    claims = (one for name in snapshot.layers() for one in read_claims(store, name).items())
+    """How far a cache is; at the depth of the index, no chunk is opened."""
+    store, plan, newest = index.store, index.plan, index.newest
+    layers = tuple(_layer_status(index, layer, depth) for layer in index.layers)
+    failed = () if depth == "index" else tuple(islice(_failed_samples(index), shown_failures))
+    fresh = _freshness(index, source)
+    claims, beats = read_claims(store), read_builders(store)
     return Status(
         root=store.address,
-        generation=newest.number if newest else None,
-        complete=bool(layers) and all(map(_is_complete, layers)),
+        generation=newest.number if newest is not None else None,
+        complete=bool(layers) and bool(plan.segments) and all(_is_complete(layer) for layer in layers),
         layers=layers,
-        claims=tuple(_claim_status(key, claim) for key, claim in claims if claim.state != "returned"),
-        builders=builder_statuses(read_builders(store), {layer.layer: len(layer.missing) for layer in layers}, is_dead),
+        claims=tuple(_claim_status(key, claim) for key, claim in claims.items() if layout.parse_claim(key)),
+        builders=builder_statuses(beats, {layer.layer: len(layer.missing) for layer in layers}, is_dead),
         failed_samples=failed,
         failed_samples_left_out=sum(layer.failures for layer in layers) - len(failed),
         source_root=str(plan.source.get("root", "")) if plan.segments else "",
-        stale=stale,
-        grown=fresh.grown if fresh else (),
+        stale=fresh.stale if fresh is not None else {},
+        grown=fresh.grown if fresh is not None else (),
         source_checked=fresh is not None,
         unreadable=plan.unreadable,
-        refreshable=not plan.deduplicates,
-        foreign=foreign_files(snapshot),
-        planners=planner_statuses(store, len(plan.segments)),
+        foreign=foreign_files(index),
+        reusable=not plan.deduplicates,
     )
 
 
-def planned_status(store: Store) -> Status:
-    """The status of what is not a cache yet, as it is still planned, or was when its planner died."""
-    planners = planner_statuses(store, 0)
-    if not planners:
-        raise CacheNotFound(store.address)
-    return Status(
-        root=store.address,
-        generation=None,
-        complete=False,
-        layers=(),
-        claims=(),
-        builders=(),
-        failed_samples=(),
-        failed_samples_left_out=0,
-        source_root="",
-        stale={},
-        grown=(),
-        source_checked=False,
-        source_note="the source was not checked: nothing is planned yet",
-        planners=planners,
-    )
-
-
-def planner_statuses(store: Store, planned: int) -> tuple[PlannerStatus, ...]:
-    """Those who plan a segment behind the first `planned`; of several that took over from each other, the last."""
-    last: dict[int, tuple[int, Claim]] = {}
-    for key, claim in read_claims(store, None).items():
-        segment, attempt = claimed(key)
-        last[segment] = max(last.get(segment, (0, claim)), (attempt, claim), key=lambda one: one[0])
-    return tuple(_planner_status(claim) for segment, (_, claim) in sorted(last.items()) if segment >= planned)
-
-
-def _planner_status(claim: Claim) -> PlannerStatus:
-    done, total = (claim.bytes, claim.total_bytes) if claim.total_bytes else (claim.files, claim.total_files)
-    return PlannerStatus(
-        host=claim.host,
-        pid=claim.pid,
-        state="abandoned" if is_abandoned(claim) else "working",
-        files=claim.files,
-        total_files=claim.total_files,
-        bytes=claim.bytes,
-        total_bytes=claim.total_bytes,
-        seconds=claim.seconds,
-        eta_seconds=max(0, total - done) * claim.seconds / done if done else None,
-    )
+def check_begun(store: Store) -> None:
+    """Raise if there is no cache and no builder that plans one or was killed while it did."""
+    try:
+        read_cache_document(store)
+    except CacheNotFound:
+        if not read_builders(store):
+            raise
 
 
 def _is_complete(layer: LayerStatus) -> bool:
-    return not layer.missing and not layer.unlisted and layer.listed == layer.planned
+    return not layer.missing and not layer.unlisted and not layer.lost
 
 
-def _checked(snapshot: Snapshot) -> Snapshot:
-    """The snapshot, if its plan has every segment that the newest generation names."""
-    if snapshot.newest is not None and len(snapshot.plan.segments) < len(snapshot.newest.plan):
-        key = layout.plan_segment(len(snapshot.plan.segments))
-        raise IndexCorrupt(snapshot.store.address, key, "it is gone")
-    return snapshot
-
-
-def _layer_status(snapshot: Snapshot, gaps: Gaps, depth: Depth) -> LayerStatus:
-    store, table = snapshot.store, snapshot.table(gaps.layer)
+def _layer_status(index: Index, layer: str, depth: Depth) -> LayerStatus:
+    state, table, folder = index.state(layer), index.table(layer), index.folder(layer) or ""
     opened = table.records() if depth == "chunks" else []
+    recipe, missing = index.recipe(layer), tuple(numbers(index.plan.planned & ~state.listed & ~state.file))
     return LayerStatus(
-        layer=gaps.layer,
-        planned=gaps.planned,
-        present=gaps.present,
+        layer=layer,
+        kind=recipe.kind if recipe is not None else "",
+        planned=int(index.plan.planned.sum()),
+        present=int((index.plan.planned & state.file).sum()),
         listed=len(table),
-        missing=gaps.missing,
-        suspect=tuple(record.chunk for record in opened if _is_suspect(store, gaps.layer, record)),
-        lost=tuple(sorted(snapshot.lost_chunks(gaps.layer, table))),
+        missing=missing,
+        suspect=tuple(record.chunk for record in opened if _is_suspect(index.store, folder, record)),
+        lost=tuple(numbers(state.lost)),
         rows=int(table.rows.sum()),
         samples=int(table.numbers["samples"].sum()),
         failures=int(table.numbers["failures"].sum()),
         reasons=table.reasons(),
-        unlisted=gaps.unlisted,
+        unlisted=tuple(numbers(index.plan.planned & ~state.listed & state.file)),
+        missing_bytes=int(table.numbers["size"].mean() * len(missing)) if missing and len(table) else None,
+        missing_seconds=_seconds_left(index.store, folder, len(missing)) if missing and depth == "chunks" else None,
     )
 
 
-def _is_suspect(store: Store, layer: str, record: ChunkRecord) -> bool:
-    """Whether the size or the head of a listed chunk is not what was published; a gap is not suspect."""
+def _seconds_left(store: Store, folder: str, missing: int) -> float | None:
+    """How long missing chunks take at the pace at which the files of a layer were written; None if it is unknown."""
+    pace = chunk_seconds([entry.written for entry in store.entries(folder) if entry.written is not None])
+    return None if pace is None else pace * missing
+
+
+def chunk_seconds(written: Sequence[float]) -> float | None:
+    """The seconds between two chunks, by the times of their files, without the pauses between builds.
+
+    >>> chunk_seconds([100.0, 102.0, 104.0, 5000.0, 5002.0]), chunk_seconds([7.0])
+    (2.0, None)
+    """
+    steps = np.diff(np.sort(np.array(written, np.float64)))
+    steps = steps[steps <= PAUSE * np.median(steps)] if len(steps) else steps
+    return float(steps.mean()) if len(steps) > 1 else None
+
+
+def _is_suspect(store: Store, folder: str, record: ChunkRecord) -> bool:
+    """True if the size or the head of a listed chunk is not what was published; a lost chunk is not suspect."""
     try:
-        open_chunk(store, layer, record)
+        open_chunk(store, folder, record)
     except ChunkMissing:
         return False
     except Damaged:
@@ -209,22 +130,19 @@ def _is_suspect(store: Store, layer: str, record: ChunkRecord) -> bool:
     return False
 
 
-def _layer_failures(store: Store, layer: str, table: ChunkTable) -> Iterator[FailedSample]:
-    for position in (table.numbers["failures"] > 0).nonzero()[0].tolist():
-        record = table.record(position)
-        try:
-            failures = open_chunk(store, layer, record).failures()
-        except Damaged:
-            continue  # the chunk is listed as suspect
-        for failure in failures:
-            yield FailedSample(
-                layer=layer, chunk=record.chunk, sample=failure.sample, reason=failure.reason, detail=failure.detail
-            )
-
-
-def _failed_samples(store: Store, newest: Generation) -> Iterator[FailedSample]:
-    for layer, table in newest.layers.items():
-        yield from _layer_failures(store, layer, table)
+def _failed_samples(index: Index) -> Iterator[FailedSample]:
+    for layer in index.layers:
+        table, folder = index.table(layer), index.folder(layer) or ""
+        for position in (table.numbers["failures"] > 0).nonzero()[0].tolist():
+            record = table.record(position)
+            try:
+                failures = open_chunk(index.store, folder, record).failures()
+            except Damaged:
+                continue  # the chunk is listed as suspect
+            for one in failures:
+                yield FailedSample(
+                    layer=layer, chunk=record.chunk, sample=one.sample, reason=one.reason, detail=one.detail
+                )
 
 
 def builder_statuses(
@@ -240,6 +158,9 @@ def builder_statuses(
             host=beat.host,
             pid=beat.pid,
             state="abandoned" if is_gone(owner) else "working",
+            phase=beat.phase,
+            done=beat.done,
+            total=beat.total,
             made=beat.made,
             chunks_per_second=beat.chunks_per_second,
             eta_seconds=missing.get(beat.layer, 0) / speeds[beat.layer] if speeds[beat.layer] else None,
@@ -254,34 +175,24 @@ def builder_statuses(
 def _claim_status(key: str, claim: Claim) -> ClaimStatus:
     parsed = layout.parse_claim(key)
     return ClaimStatus(
-        layer=key.split("/")[1],
-        chunk=parsed[0] if parsed else -1,
+        layer=layout.layer_of(parsed[0]) if parsed else "",
+        chunk=parsed[1] if parsed else -1,
         host=claim.host,
         pid=claim.pid,
-        state="abandoned" if claim.state == "working" and is_abandoned(claim) else claim.state,
-        reason=claim.reason,
+        state="abandoned" if is_dead(claim.owner) else "working",
     )
 
 
-def _freshness(
-    store: Store, source: Source | None, plan: Plan, newest: Generation | None
-) -> tuple[Freshness | None, dict[str, str]]:
-    """What became of the source, None where it cannot be asked, and its files that are not what rows were made from."""
+def _freshness(index: Index, source: Source | None) -> Freshness | None:
+    """What became of the source; None if it cannot be asked."""
     if source is None:
-        return None, {}
-    if not plan.segments:
-        return Freshness(), {}
-    base = read_cache_document(store).base
-    table = newest.table(base) if newest else ChunkTable.of([])
-
-    @cache
-    def fresh(plan: Plan) -> Freshness:
-        return check_freshness(store, source, plan, base, table, SourceFile.same_look)
-
+        return None
+    if not index.plan.segments:
+        return Freshness()
     try:
-        return fresh(plan), stale_files(source, plan, base, table, lambda plan: fresh(plan).stale)
-    except (HubUnreachable, HubNotFound):
-        return None, {}
+        return source_check(index, source, index.plan).freshness()
+    except (StoreUnavailable, SourceNotFound):
+        return None
 
 
 def summarize_cache(store: Store, number: int | None = None) -> Summary:

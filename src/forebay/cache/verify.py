@@ -1,81 +1,67 @@
 """Verify a cache: compare every published byte with its digest.
 
-SHA-256 says whether a file is bad; the sums in it then say which blocks. `full` also decodes everything, and hashes the
-source again.
+SHA-256 tells whether a file is bad; the checksums in it then tell which blocks. `full` also decodes everything and
+hashes the source again.
 """
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
-from itertools import islice
 
 import numpy as np
 
 from forebay.cache.catalog import (
-    Snapshot,
-    generation_numbers,
     head_problem,
     index_problems,
-    load_generation,
-    outdated_chunks,
+    layers_share_column,
     problem_of,
-    read_cache_document,
-    segment_problem,
     shared_column,
 )
-from forebay.cache.plan import Plan, Segment, decode_segment, load_identities
-from forebay.cache.records import OnProgress, Problem, Progress, VerifyReport
-from forebay.cache.source_check import check_content, check_freshness, stale_files
-from forebay.errors import (
-    Damaged,
-    ForebayError,
-    FormatTooNew,
-    HubNotFound,
-    HubUnreachable,
-    IndexCorrupt,
-    KeyRefused,
-    LayersShareColumn,
-    NothingPublished,
-)
+from forebay.cache.identities import load_identities
+from forebay.cache.plan import Plan, load_plan
+from forebay.cache.reports import OnProgress, Problem, Progress, VerifyReport
+from forebay.cache.segment import Segment
+from forebay.cache.soundness import continues, newest_sound, segment_numbers, sound_segment, split_foreign
+from forebay.cache.source_check import SourceCheck
+from forebay.cache.state import Index, chunk_numbers
+from forebay.errors import Damaged, ForebayError, SourceNotFound, StoreUnavailable, message_of
 from forebay.format import layout
 from forebay.format.chunk import MAX_BLOCK_BYTES, ChunkFile, ChunkRecord
 from forebay.format.chunk import check_content as check_chunk_content
 from forebay.format.generation import Generation
-from forebay.format.tensors import VARIABLE, hmac_key, is_whole
+from forebay.format.tensors import hmac_key, unseal
 from forebay.recipe import input_layers
-from forebay.source import Source, SourceFile
+from forebay.source import Source
 from forebay.store.base import Missing, Pieces, Store, View, load_index
 
-TELLING = 16  # chunks that tell whether a generation is of the cache it lies in
-Listed = tuple[str, ChunkRecord]  # layer, record
+BATCH_BYTES = 1 << 20  # of chunks that one thread checks in a row: a task for each would cost more than a small chunk
+Listed = tuple[str, ChunkRecord]  # folder, record
 
 
-def verify_generation(
-    snapshot: Snapshot,
-    bad: list[Problem],
-    source: Source | None,
+def verify_cache(
+    store: Store,
+    source_of: Callable[[Index], Source | None],
     full: bool,
     on_progress: OnProgress,
     max_block_bytes: int = MAX_BLOCK_BYTES,
-) -> VerifyReport:
-    """Check all that a generation lists, beside what is known to be bad; the snapshot lists all keys."""
+) -> tuple[VerifyReport, Index]:
+    """Check all that the newest sound generation lists, the index files, and the source."""
     started = time.monotonic()
-    store, generation, plan = snapshot.store, snapshot.published, snapshot.sound_plan
-    bad = [*bad, *index_problems(store, generation, plan), *identity_problems(store, generation, plan)]
-    bad += outdated_layers(generation)
-    listed = [(layer, record) for layer in generation.layers for record in generation.layers[layer].records()]
-    found, checked_bytes = _check_all(
-        listed, partial(check_chunk, store, full=full, limit=max_block_bytes), on_progress
-    )
-    gone = [(layer, record.chunk) for (layer, record), problems in zip(listed, found, strict=True) if problems is None]
-    bad += [problem for problems in found if problems for problem in problems]
-    bad += orphan_problems(generation)
-    bad += shared_columns(store.address, generation)
-    stale = stale_sources(snapshot, source, full) if source and not _plan_is_bad(bad) else None
-    return VerifyReport(
+    generation, problems = newest_sound(store)
+    damaged, foreign = split_foreign(problems, generation)
+    index = Index(store, generation)
+    bad = [*damaged, *document_problems(index)]
+    listed = list(generation.chunks())
+    check = partial(check_chunk, store, full=full, limit=max_block_bytes)
+    checked, checked_bytes = check_all(listed, check, on_progress)
+    gone = [one for one, problems in zip(listed, checked, strict=True) if problems is None]
+    bad += [problem for problems in checked if problems for problem in problems]
+    source = source_of(index)
+    stale = stale_sources(index, source, full) if source is not None else None
+    plan = index.sound_plan
+    report = VerifyReport(
         root=store.address,
         generation=generation.number,
         cache_id=generation.document.cache_id,
@@ -84,222 +70,177 @@ def verify_generation(
         checked_bytes=checked_bytes,
         seconds=time.monotonic() - started,
         bad=tuple(bad),
-        missing={layer: tuple(c for name, c in gone if name == layer) for layer in dict(gone)},
-        gaps={} if _plan_is_bad(bad) else _gap_counts(snapshot.plan, generation),
-        foreign=foreign_files(snapshot),
+        missing=_by_layer(gone),
+        gaps=_gap_counts(index),
+        foreign=tuple(sorted({*foreign, *foreign_files(index)})),
         stale=stale or {},
         source_checked=stale is not None,
         source_root=str(plan.source.get("root", "")) if plan is not None and plan.segments else "",
-        refreshable=not stale or not snapshot.plan.deduplicates,
+        reusable=plan is None or not plan.deduplicates,
     )
+    return report, index
 
 
-def newest_sound(store: Store, *, past_refused: bool = False) -> tuple[Generation, list[Problem]]:
-    """Return the newest sound generation, and the problems of others.
+def _by_layer(gone: list[Listed]) -> dict[str, tuple[int, ...]]:
+    layers = dict.fromkeys(layout.layer_of(folder) for folder, _ in gone)
+    return {
+        layer: tuple(record.chunk for folder, record in gone if layout.layer_of(folder) == layer) for layer in layers
+    }
 
-    One that the key refuses is an error where it is the newest: its content is unknown, and nothing older may stand in
-    for it, unless the caller asks to go past it, as `repair` does. Below one that the key accepts, it is just bad.
-    """
-    sound: Generation | None = None
-    refused: KeyRefused | None = None
-    bad: list[Problem] = []
-    for number in reversed(generation_numbers(store)):
-        key = layout.generation(number)
+
+def document_problems(index: Index) -> list[Problem]:
+    """What is wrong with everything except chunk files and generations."""
+    store, generation, plan = index.store, index.published, index.sound_plan
+    problems = [*index_problems(store, generation, plan), *constants_problems(store, generation)]
+    problems += [*identity_problems(store, generation, plan), *unlisted_segment_problems(store, generation)]
+    problems += [*outdated_layers(generation), *orphan_problems(generation), *shared_columns(store.address, generation)]
+    first = {problem.key: problem for problem in reversed(problems)}
+    return [problem for problem in problems if first[problem.key] is problem or problem.chunk >= 0]
+
+
+def constants_problems(store: Store, generation: Generation) -> list[Problem]:
+    """Constants that contradict their own digest, whatever a generation lists."""
+    problems = []
+    for layer in generation.constants:
+        key = layout.constants(generation.folder(layer))
         try:
-            generation = load_generation(store, number)
-            problem = _is_not_of(store, generation, sound)
-        except KeyRefused as error:
-            if sound is None and not past_refused:
-                raise
-            refused, problem = refused or error, error.problem
+            unseal(load_index(store, key), store.address, key, "constants")
+        except Missing:
+            problems.append(Problem(key=key, problem="it is gone"))
         except Damaged as error:
-            if isinstance(error, FormatTooNew) and is_whole(load_index(store, key)):
-                raise  # it is sound, and of a newer forebay: only that can check it
-            problem = problem_of(error)
-        if problem:
-            bad.append(Problem(key=key, problem=problem))
-        else:
-            sound = sound or generation
-    if sound is None:
-        if refused is not None:
-            root = store.address
-            problem = (
-                f"no generation has a tag of the key in {VARIABLE}; `forebay repair {root} --from COPY` takes a tagged "
-                f"copy, and `forebay rekey {root}` signs a cache that never had a key, if you trust the folder"
-            )
-            raise KeyRefused(root, refused.key, problem)
-        if bad:
-            raise IndexCorrupt(store.address, bad[0].key, f"no generation can be read; the newest: {bad[0].problem}")
-        read_cache_document(store)
-        raise NothingPublished(store.address)
-    return sound, bad
-
-
-def _is_not_of(store: Store, generation: Generation, newer: Generation | None) -> str:
-    """Return why a generation belongs to another cache, or ''.
-
-    Beside a newer one, the ids tell. Of the newest itself the files tell: it is another cache's where `cache.json` has
-    not its id, and neither the plan nor most of the first chunks are what it lists.
-    """
-    id_here = generation.document.cache_id
-    if newer is not None:
-        return "" if newer.document.cache_id == id_here else f"it is of another cache (id {id_here})"
-    try:
-        own = read_cache_document(store).cache_id
-    except ForebayError:
-        own = "nothing that can be read"
-    if own == id_here or any(segment_problem(store, n, digest) is None for n, digest in enumerate(generation.plan)):
-        return ""
-    listed = islice(((layer, one) for layer, table in generation.layers.items() for one in table.records()), TELLING)
-    right = [_head_is_right(store, layer, record) for layer, record in listed]
-    if 2 * sum(right) > len(right):
-        return ""
-    return f"it is of another cache (id {id_here}; '{layout.CACHE}' says {own})"
-
-
-def _head_is_right(store: Store, layer: str, record: ChunkRecord) -> bool:
-    try:
-        return head_problem(Pieces(store, record.key(layer)), record) is None
-    except (Missing, Damaged, OSError):
-        return False
+            problems.append(Problem(key=key, problem=problem_of(error)))
+    return problems
 
 
 def identity_problems(store: Store, generation: Generation, plan: Plan | None = None) -> list[Problem]:
-    """What is wrong with the identities that the sound segments of the plan name. Only growing needs them."""
-    found = []
+    """What is wrong with the identities of the sound segments. Only `update` needs them."""
+    problems = []
     for segment in _sound_segments(store, generation, plan):
         try:
             if segment.identities:
                 load_identities(store, segment)
         except Damaged as error:
             key = layout.identities(segment.number, segment.identities)
-            found.append(Problem(key=key, problem=problem_of(error)))
-    return found
+            problems.append(Problem(key=key, problem=problem_of(error)))
+    return problems
 
 
 def _sound_segments(store: Store, generation: Generation, plan: Plan | None) -> Iterator[Segment]:
-    """The segments that a generation lists, but for those that are not what was published."""
+    """The segments that a generation lists, except those that are not what was published."""
     for number, digest in enumerate(generation.plan):
-        key = layout.plan_segment(number)
         if plan is not None and plan.digests[number : number + 1] == (digest,):
             yield plan.segments[number]
+        elif (segment := sound_segment(store, number)) is not None and segment.digest == digest:
+            yield segment
+
+
+def unlisted_segment_problems(store: Store, generation: Generation) -> list[Problem]:
+    """Damaged segments that no generation lists: chunks of a lost generation may depend on them."""
+    problems = []
+    for number in segment_numbers(store):
+        if number < len(generation.plan):
             continue
-        with suppress(Missing, Damaged):
-            segment, found = decode_segment(load_index(store, key), store.address, key)
-            if found == digest:
-                yield segment
+        segment, before = sound_segment(store, number), sound_segment(store, number - 1) if number else None
+        problem = ""
+        if segment is None:
+            problem = "it cannot be read"
+        elif not continues(segment, number, before):
+            problem = "it does not continue the plan"
+        elif segment.cache_id != generation.document.cache_id:
+            problem = "it is of another cache"
+        if problem:
+            problems.append(Problem(key=layout.plan_segment(number), problem=problem))
+    return problems
 
 
 def outdated_layers(generation: Generation) -> list[Problem]:
     """Layers that were made from a layer which another recipe has made since."""
-    found = []
+    problems = []
     for name in generation.recipes:
         for below, mark in input_layers(generation.recipe(name)).items():
             if below not in generation.recipes or generation.recipe(below).fingerprint != mark:
                 problem = f"it was made from a layer '{below}' of another recipe; build it again under another name"
-                found.append(Problem(key=layout.recipe(name), problem=problem, layer=name))
-    return found
+                problems.append(Problem(key=layout.recipe(name), problem=problem, layer=name))
+    return problems
 
 
-def published_plan(snapshot: Snapshot) -> Plan:
-    """The segments that the newest generation lists, once they are what was published."""
-    listed, plan = snapshot.published.plan, snapshot.sound_plan
-    for number, digest in enumerate(listed):
-        if plan is None or plan.digests[number : number + 1] != (digest,):
-            problem = segment_problem(snapshot.store, number, digest)
-            if problem is not None:
-                raise IndexCorrupt(snapshot.store.address, problem.key, problem.problem)
-    return snapshot.plan.first(len(listed))
-
-
-def orphans(generation: Generation) -> list[tuple[str, ChunkRecord]]:
-    """(layer, record) of chunks that were made for other rows than the base layer now has under their number."""
+def orphan_problems(generation: Generation) -> list[Problem]:
+    """Listed chunks that were made for other rows than the base layer lists under their number."""
     base = generation.table(generation.base)
-    found: list[tuple[str, ChunkRecord]] = []
+    problems: list[Problem] = []
     for layer, table in generation.layers.items():
         if layer == generation.base or not len(base):
             continue
         at = np.minimum(np.searchsorted(base.chunks, table.chunks), len(base) - 1)
         same = (base.chunks[at] == table.chunks) & (base.rows[at] == table.rows)
         same &= (base.digests["ids"][at] == table.digests["base"]).all(axis=1)
-        found += [(layer, table.record(position)) for position in np.flatnonzero(~same).tolist()]
-    return found
-
-
-def orphan_problems(generation: Generation) -> list[Problem]:
-    return [
-        Problem(
-            key=record.key(layer),
-            problem="it was made for other rows of the base layer",
-            layer=layer,
-            chunk=record.chunk,
-        )
-        for layer, record in orphans(generation)
-    ]
+        for position in np.flatnonzero(~same).tolist():
+            record, problem = table.record(position), "it was made for other rows of the base layer"
+            key = record.key(generation.folder(layer))
+            problems.append(Problem(key=key, problem=problem, layer=layer, chunk=record.chunk))
+    return problems
 
 
 def shared_columns(root: str, generation: Generation) -> list[Problem]:
-    """Layers of one column name, which no reader opens."""
+    """Layers with one column name, which no reader opens."""
     shared = shared_column({layer: generation.recipe(layer).columns for layer in generation.recipes}, generation.base)
     if shared is None:
         return []
-    return [Problem(key=layout.recipe(shared[2]), problem=str(LayersShareColumn(root, *shared)), layer=shared[2])]
+    return [Problem(key=layout.recipe(shared[2]), problem=str(layers_share_column(root, *shared)), layer=shared[2])]
 
 
-def stale_sources(snapshot: Snapshot, source: Source, full: bool) -> dict[str, str] | None:
-    """How source files differ from what was planned; None where the source cannot be asked."""
-    store, generation = snapshot.store, snapshot.published
-    plan, base = snapshot.plan if hmac_key() is None else published_plan(snapshot), generation.base
-    table = generation.table(base)
+def source_check(index: Index, source: Source, plan: Plan) -> SourceCheck:
+    """The comparison of a source with the base layer."""
+    return SourceCheck(index.store, source, plan, index.folder(index.base) or "", index.table(index.base))
 
-    def stale(plan: Plan) -> Mapping[str, str]:
-        if full:
-            return check_content(store, source, plan, base, table)
-        return check_freshness(store, source, plan, base, table, SourceFile.same_look).stale
 
+def stale_sources(index: Index, source: Source, full: bool) -> dict[str, str] | None:
+    """How source files differ from what was planned; None if the source or the plan cannot be read."""
+    plan = index.sound_plan
+    if plan is None or not plan.segments:
+        return None
+    if hmac_key() is not None:
+        plan = plan.first(len(index.published.plan))
+    check = source_check(index, source, plan)
     try:
-        return stale_files(source, plan, base, table, stale)
-    except (HubUnreachable, HubNotFound):
+        return check.content_problems() if full else check.freshness().stale
+    except (StoreUnavailable, SourceNotFound):
         return None
 
 
-def foreign_files(snapshot: Snapshot) -> tuple[str, ...]:
+def foreign_files(index: Index) -> tuple[str, ...]:
     """Keys that no part of forebay would have written: other names, and chunks that are neither planned nor listed.
 
-    The snapshot lists all keys.
+    The plan is read after the keys: a builder plans chunks before it makes them.
     """
-    recipes = snapshot.newest.recipes if snapshot.newest else {}
-    plan = snapshot.sound_plan
-    layers = {*snapshot.layers(recipes), *recipes, *(plan.dropped if plan else ())}
-    strange = [key for key in snapshot.keys if not layout.is_known(key, layers)]
-    planned = _planned_count(snapshot.sound_plan)
-    unplanned = list(_beyond(snapshot, layers, planned)) if planned is not None else []
-    if unplanned:  # read again, after the keys: whoever makes chunks has planned them before
-        planned = _planned_count(Snapshot(snapshot.store, None).sound_plan)
-        unplanned = list(_beyond(snapshot, layers, planned)) if planned is not None else []
-    return tuple(sorted([*strange, *unplanned]))
+    store = index.store
+    keys = [entry.key for entry in store.entries("")]
+    strange = [key for key in keys if not layout.is_known(key)]
+    try:
+        planned = len(load_plan(store, known=index.sound_plan))
+    except Damaged:
+        return tuple(sorted(strange))
+    for layer in index.layers if planned else ():
+        folder = index.folder(layer)
+        numbers = chunk_numbers((key for key in keys if folder and key.startswith(folder)), folder or "")
+        beyond = numbers[(numbers >= planned) & ~np.isin(numbers, index.table(layer).chunks)]
+        strange += [layout.chunk(folder or "", number) for number in beyond.tolist()]
+    return tuple(sorted(strange))
 
 
-def _beyond(snapshot: Snapshot, layers: set[str], planned: int) -> Iterator[str]:
-    """Chunk files that the newest generation does not list, with a number that is not planned."""
-    for key in snapshot.keys:
-        parsed = layout.parse_chunk(key) if layout.is_known(key, layers) else None
-        if parsed is None or parsed[0] < planned:
-            continue
-        if snapshot.table(key.split("/")[1]).position(parsed[0]) is None:
-            yield key
-
-
-def _planned_count(plan: Plan | None) -> int | None:
-    """How many chunks are planned, None where the plan cannot be read."""
-    return len(plan) if plan is not None and plan.segments else None
+def _gap_counts(index: Index) -> dict[str, int]:
+    """layer -> how many planned chunks are not listed; empty if the plan is damaged."""
+    if index.sound_plan is None:
+        return {}
+    counts = {layer: int(index.state(layer).todo.sum()) for layer in index.layers}
+    return {layer: count for layer, count in counts.items() if count}
 
 
 def check_chunk(
-    store: Store, layer: str, record: ChunkRecord, full: bool, limit: int = MAX_BLOCK_BYTES
+    store: Store, folder: str, record: ChunkRecord, full: bool, limit: int = MAX_BLOCK_BYTES
 ) -> list[Problem] | None:
     """What is wrong with one chunk; None where its file is gone."""
-    key = record.key(layer)
+    key, layer = record.key(folder), layout.layer_of(folder)
     try:
         pieces = Pieces(store, key)
         if len(pieces) == record.size and pieces.sha256 == record.sha256:
@@ -310,29 +251,42 @@ def check_chunk(
     except Damaged as error:
         return [Problem(key=key, problem=problem_of(error), layer=layer, chunk=record.chunk)]
     except OSError as error:  # a bad sector, or a file that shrinks
-        return [Problem(key=key, problem=f"it cannot be read: {error}", layer=layer, chunk=record.chunk)]
+        return [Problem(key=key, problem=f"it cannot be read: {message_of(error)}", layer=layer, chunk=record.chunk)]
 
 
-def _check_all(
+def check_all(
     listed: list[Listed], check: Callable[[str, ChunkRecord], list[Problem] | None], on_progress: OnProgress
 ) -> tuple[list[list[Problem] | None], int]:
-    total = sum(record.size for _, record in listed)
-    found: list[list[Problem] | None] = []
+    """What is wrong with each chunk, in threads; and how many bytes were checked."""
+    checked: list[list[Problem] | None] = []
     started, read = time.monotonic(), 0
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for (_, record), problems in zip(listed, pool.map(lambda one: check(*one), listed), strict=True):
-            found.append(problems)
-            read += record.size
+        batches = _batches(listed)
+        for batch, problems in zip(batches, pool.map(lambda some: [check(*one) for one in some], batches), strict=True):
+            checked += problems
+            read += sum(record.size for _, record in batch)
             on_progress(
                 Progress(
                     phase="verifying",
-                    done=len(found),
+                    done=len(checked),
                     total=len(listed),
                     read_bytes=read,
                     seconds=time.monotonic() - started,
                 )
             )
-    return found, total
+    return checked, read
+
+
+def _batches(listed: list[Listed]) -> list[list[Listed]]:
+    batches: list[list[Listed]] = []
+    left = 0
+    for one in listed:
+        if left <= 0:
+            batches.append([])
+            left = BATCH_BYTES
+        batches[-1].append(one)
+        left -= one[1].size
+    return batches
 
 
 def _locate(view: View, key: str, layer: str, record: ChunkRecord) -> list[Problem]:
@@ -374,15 +328,3 @@ def _content_problem(view: View, key: str, layer: str, record: ChunkRecord, limi
     except ForebayError as error:
         return [Problem(key=key, problem=problem_of(error), layer=layer, chunk=record.chunk)]
     return []
-
-
-def _plan_is_bad(bad: list[Problem]) -> bool:
-    return any(problem.key.startswith(layout.PLAN) for problem in bad)
-
-
-def _gap_counts(plan: Plan, generation: Generation) -> dict[str, int]:
-    counts = {
-        layer: len(plan) - len(table) + len(outdated_chunks(table, plan.revisions(layer)))
-        for layer, table in generation.layers.items()
-    }
-    return {layer: count for layer, count in counts.items() if count > 0}

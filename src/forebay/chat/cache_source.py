@@ -19,14 +19,15 @@ import numpy as np
 from msgspec import Meta
 
 from forebay.chat.conversation_packing import PackedConversations, stored_documents
-from forebay.chat.recipe import ChatRecipe
+from forebay.chat.recipe import ChatRecipe, tokenizer_place
 from forebay.columns import Array, Ragged
 from forebay.errors import SourceInvalid
 from forebay.fields import Size
 from forebay.format import layout
 from forebay.format.generation import ChunkTable
 from forebay.masks.train_on import check_roles_and_kinds
-from forebay.read.cache import Cache, open_cache
+from forebay.read.cache import Cache
+from forebay.read.opening import open_cache
 from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, Source, SourceFile, Unit
 from forebay.sources.jsonl import lines
 from forebay.sources.source_settings import PathSettings
@@ -86,7 +87,7 @@ class ChatCacheSource(Source):
         return self.look
 
     def workers(self) -> int | None:
-        """None beside the calling process if packing takes less time than workers need to start."""
+        """None (only the calling process) if packing takes less time than workers need to start."""
         return 0 if sum(file.size for _, file in self._files().values()) < INLINE_BYTES else None
 
     def weight(self, file: SourceFile) -> int:
@@ -100,14 +101,13 @@ class ChatCacheSource(Source):
     def scanned(self, file: SourceFile) -> SourceFile:
         return file
 
-    def read(self, part: Part) -> Iterable[Sample | Failure]:
-        return self._packed(part).samples()
-
-    def read_hashed(self, part: Part, digest: PartDigest) -> Iterable[Sample | Failure | SampleBatch]:
-        yield self._packed(part)
-
-    def glance(self, part: Part) -> Iterable[Sample | Failure | SampleBatch]:
-        """The conversations of the first rows: reading all would take as long as packing them."""
+    def read(
+        self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
+    ) -> Iterable[Sample | Failure | SampleBatch]:
+        """The conversations of a part; for a preview those of the first rows, as all would take as long as packing."""
+        if not preview:
+            yield self._packed(part)
+            return
         cache, at = self._cache(), self._position(part.file)
         count = ceil(self._table().rows[at] * min(1, GLANCE / max(1, part.weight)))
         rows = cache.read(np.arange(count) + cache.chunk_starts[at], _COLUMNS)
@@ -167,11 +167,11 @@ def _opened(root: str, process: int) -> Cache:
 def _chunks(root: str, process: int) -> dict[str, tuple[int, SourceFile]]:
     """The chunks of the pinned generation by their paths, in order, each with its position."""
     generation = _opened(root, process).generation
-    found = {}
+    chunks = {}
     for position, record in enumerate(generation.table(generation.base).records()):
-        path = layout.chunk(generation.base, record.chunk, record.revision)
-        found[path] = position, SourceFile(path=path, size=record.size, etag=record.content.hex())
-    return found
+        path = record.key(generation.folder(generation.base))
+        chunks[path] = position, SourceFile(path=path, size=record.size, etag=record.content.hex())
+    return chunks
 
 
 def _repin(root: str) -> None:
@@ -200,9 +200,8 @@ def repack(root: str | os.PathLike[str], **fields: Any) -> tuple[ChatCacheSource
 
 def kept_recipe(cache: Cache) -> ChatRecipe:
     """The recipe of a cache, with the tokenizer and the template that it contains."""
-    base = cache.generation.base
-    constants = os.path.join(cache.root, layout.constants(base))
-    return _recipe_of(cache).reopened(cache.recipe(base).dependencies, constants)
+    dependencies = cache.recipe(cache.generation.base).dependencies
+    return _recipe_of(cache).reopened(dependencies, tokenizer_place(cache.root))
 
 
 @lru_cache(maxsize=4)
@@ -229,16 +228,16 @@ def _conversations(rows: Mapping[str, Array | Ragged], path: str, made_by: str) 
     check_roles_and_kinds(spans.values)  # a chunk's statistics have a count for each, whatever its number
     width = tokens.shape[1]
     try:
-        found = stored_documents(lengths, documents, width)
-        places, counts = found.spans(spans, width)
+        located = stored_documents(lengths, documents, width)
+        places, counts = located.spans(spans, width)
     except ValueError as error:
         raise SourceInvalid(f"'{path}' cannot be packed again: {error}") from error
-    order = found.order
+    order = located.order
     return PackedConversations(
         path,
         tokens.reshape(-1),
-        (found.row * width + found.starts)[order],
-        found.lengths[order],
+        (located.row * width + located.starts)[order],
+        located.lengths[order],
         places,
         counts,
         documents.values[order, 0].astype(np.int64),

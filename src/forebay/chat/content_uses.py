@@ -11,17 +11,10 @@ a name has that of all that is ever assigned to it, and what is not listed is no
 
 from collections.abc import Sequence
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import Any
 
-from forebay.chat.conversations import THINKING_FIELDS
-from forebay.errors import LibraryMissing
+from jinja2 import nodes
 
-try:
-    from jinja2 import nodes
-except ModuleNotFoundError as missing:
-    raise LibraryMissing("jinja2", "rendering chat templates", "chat") from missing
-
-_CONTENTS = ("content", *THINKING_FIELDS)
 _KEPT_BY_FILTER = ("default", "d", "safe", "string", "trim")  # what is written of a text is the text, or stripped
 _STRIPS = ("strip", "lstrip", "rstrip")
 _LOOKS_FOR = ("startswith", "endswith", "replace", "removeprefix", "removesuffix")
@@ -58,17 +51,12 @@ class _NotUnderstood(Exception):
     pass
 
 
-class ContentUses(NamedTuple):
-    """What a template does with contents beside writing them."""
+def uses_of_contents(parsed: nodes.Template, contents: Sequence[str]) -> dict[str, Any] | None:
+    """Return what a template does with the fields that are contents, as `ContentUses` has it.
 
-    looked_for: tuple[str, ...]  # texts
-    strips: bool  # whether outer white space may decide what is written
-    escapes: bool  # whether some are written as JSON
-
-
-def uses_of_contents(parsed: nodes.Template) -> ContentUses | None:
-    """Return what a template does with contents; None if it does more than look for texts, strip and write them."""
-    uses = _Uses()
+    None if it does more than look for texts, strip and write them.
+    """
+    uses = _Uses(contents)
     try:
         before: dict[str, _Value] = {}
         while before != uses.names:  # until names that are set in loops are known
@@ -76,7 +64,7 @@ def uses_of_contents(parsed: nodes.Template) -> ContentUses | None:
             uses.statements(parsed.body)
     except _NotUnderstood:
         return None
-    return ContentUses(tuple(sorted(uses.texts - {""})), uses.strips, uses.escapes)
+    return {"looked_for": sorted(uses.texts - {""}), "strips": uses.strips, "escapes": uses.escapes}
 
 
 def is_generation(node: nodes.Node) -> bool:
@@ -88,7 +76,8 @@ def is_generation(node: nodes.Node) -> bool:
 class _Uses:
     """Walks through a template; raises `_NotUnderstood`."""
 
-    def __init__(self) -> None:
+    def __init__(self, contents: Sequence[str]) -> None:
+        self._contents = contents
         self.texts: set[str] = set()
         self.strips = self.escapes = False
         self.names = {"messages": _MESSAGES} | dict.fromkeys((f"loop.{name}" for name in _NEIGHBORS), _MESSAGE)
@@ -202,10 +191,10 @@ class _Uses:
         return _PLAIN
 
     def _joined(self, *expressions: nodes.Node) -> _Value:
-        found = {self._value(each) for each in expressions}
-        if not found <= {_PLAIN, _TEXT, _JOINED}:
+        values = {self._value(each) for each in expressions}
+        if not values <= {_PLAIN, _TEXT, _JOINED}:
             raise _NotUnderstood
-        return _PLAIN if found == {_PLAIN} else _JOINED
+        return _PLAIN if values == {_PLAIN} else _JOINED
 
     def _member(self, owner: nodes.Node, key: nodes.Node) -> _Value:
         self._only(key)
@@ -217,7 +206,7 @@ class _Uses:
         if value is _MESSAGES and not isinstance(name, str):
             return _MESSAGES if isinstance(key, nodes.Slice) else _MESSAGE
         if value is _MESSAGE and isinstance(name, str) and not hasattr(dict, name):
-            return _TEXT if name in _CONTENTS else _PLAIN
+            return _TEXT if name in self._contents else _PLAIN
         raise _NotUnderstood
 
     def _filtered(self, node: nodes.Filter) -> _Value:
@@ -235,7 +224,7 @@ class _Uses:
         if value is _MESSAGES and node.name in _SELECTS and arguments:
             self._only(*arguments)
             name = _constant(arguments[0])
-            if isinstance(name, str) and not set(name.split(".")).intersection(_CONTENTS):
+            if isinstance(name, str) and not set(name.split(".")).intersection(self._contents):
                 return value
         if (value, node.name) in _OF_LIST and not arguments:
             return _OF_LIST[value, node.name]
@@ -316,5 +305,5 @@ def _constant(node: nodes.Node) -> object:
 def _constants(node: nodes.Node) -> list[str]:
     """The texts of a constant, or of a list of them; none if it is anything else."""
     items = node.items if isinstance(node, nodes.List | nodes.Tuple) else [node]
-    found = [_constant(each) for each in items]
-    return [text for text in found if isinstance(text, str)] if all(isinstance(text, str) for text in found) else []
+    values = [_constant(each) for each in items]
+    return [text for text in values if isinstance(text, str)] if all(isinstance(text, str) for text in values) else []

@@ -9,16 +9,15 @@ row     tokens     ┌ conversation 0 ──────────────
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress, pairwise
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import numpy as np
 
 from forebay.chat.encoding import Encoded
 from forebay.columns import Array, Ragged
-from forebay.errors import DocumentTooLong
 from forebay.masks.train_on import KINDS, ROLES
 from forebay.source import Failure, Sample, SampleBatch
-from forebay.tokens.packing import Documents, pack_rows
+from forebay.tokens.packing import Documents, document_too_long, pack_rows
 from forebay.tokens.recipe import USE_BINS
 
 Long = Literal["error", "drop", "truncate"]
@@ -76,36 +75,11 @@ class Conversations:
     names: Sequence[str]  # (documents,) the ids of the samples
     characters: int = 0
     straddling: int = 0
+    headers: int = 0
 
     @property
     def span_document(self) -> Array:
         return np.repeat(np.arange(len(self.lengths)), self.span_counts)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ChunkNames(Sequence[str]):
-    """The ids of the samples of documents in chunks of a cache. Few are asked for, so none is made before."""
-
-    chunks: list[tuple[str, Array]] = field(default_factory=list)  # path, numbers of the samples
-
-    def __len__(self) -> int:
-        return sum(len(numbers) for _, numbers in self.chunks)
-
-    @overload
-    def __getitem__(self, at: int) -> str: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> list[str]: ...
-
-    def __getitem__(self, at: int | slice) -> str | list[str]:
-        if isinstance(at, slice):
-            return [self[each] for each in range(*at.indices(len(self)))]
-        left = at
-        for path, numbers in self.chunks:
-            if 0 <= left < len(numbers):
-                return f"{path}#{numbers[left]}"
-            left -= len(numbers)
-        raise IndexError(at)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,9 +129,9 @@ class Gathered:
     dtype: np.dtype[Any]
     parts: list[tuple[Array, ...]] = field(default_factory=list)  # ids, starts, lengths, spans, span_counts, numbers
     names: list[str] = field(default_factory=list)
-    chunk_names: ChunkNames = field(default_factory=ChunkNames)
     characters: int = 0
     straddling: int = 0
+    headers: int = 0
     _tokens: int = 0  # of all parts
 
     def add(self, encoded: Encoded, kept: Sequence[bool], numbers: Sequence[int], names: Sequence[str]) -> None:
@@ -170,12 +144,13 @@ class Gathered:
         self._add(ids, np.cumsum(lengths) - lengths, lengths, spans, encoded.span_counts[keep], np.array(numbers)[keep])
         self.names += compress(names, kept)
         self.straddling += encoded.straddling
+        self.headers += encoded.headers
 
     def add_packed(self, packed: PackedConversations, number: int) -> None:
         """Add documents of a cache; `number` is that of the first sample."""
         numbers = number + np.cumsum(np.diff(packed.numbers, prepend=packed.numbers[:1]) != 0)
         self._add(packed.tokens, packed.starts, packed.lengths, packed.spans, packed.span_counts, numbers)
-        self.chunk_names.chunks.append((packed.path, packed.numbers))
+        self.names += [f"{packed.path}#{each}" for each in packed.numbers.tolist()]
 
     def _add(self, ids: Array, starts: Array, *rest: Array) -> None:
         self.parts.append((ids.astype(self.dtype, copy=False), starts + self._tokens, *rest))
@@ -187,8 +162,8 @@ class Gathered:
         empty = (np.zeros(0, self.dtype), none, none, np.zeros((0, 5), np.uint32), none, none)
         ids, *rest = zip(empty, *self.parts, strict=True)
         starts, lengths, spans, counts, numbers = map(np.concatenate, rest)
-        names = self.names or self.chunk_names
-        return Conversations(ids, starts, lengths, spans, counts, numbers, names, self.characters, self.straddling)
+        counted = (self.characters, self.straddling, self.headers)
+        return Conversations(ids, starts, lengths, spans, counts, numbers, self.names, *counted)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,45 +176,48 @@ class ConversationCut:
     dropped: int = 0
 
 
-def cut_long(made: Conversations, capacity: int, policy: Long) -> ConversationCut:
+def cut_long(encoded: Conversations, capacity: int, policy: Long) -> ConversationCut:
     """Apply the policy to documents longer than a row. Truncated ones end with the last whole turn that fits."""
-    long = made.lengths > capacity
+    long = encoded.lengths > capacity
     if not long.any():
-        return ConversationCut(made.lengths)
+        return ConversationCut(encoded.lengths)
     first = int(np.flatnonzero(long)[0])
     if policy == "error":
         advice = "set long='truncate' or long='drop' (`--long`)"
-        raise DocumentTooLong(made.names[first], int(made.lengths[first]), capacity, advice)
-    kept = made.lengths.copy()
+        raise document_too_long(encoded.names[first], int(encoded.lengths[first]), capacity, advice)
+    lengths = encoded.lengths.copy()
     if policy == "drop":
-        kept[np.isin(made.numbers, made.numbers[long])] = 0
+        lengths[np.isin(encoded.numbers, encoded.numbers[long])] = 0
     else:
-        ends = np.where((made.spans[:, 3] == _STOP) & (made.spans[:, 1] <= capacity), made.spans[:, 1], 0)
-        fitting = np.zeros(len(kept), np.int64)
-        np.maximum.at(fitting, made.span_document, ends)
-        kept[long] = fitting[long]
-    left = {int(number) for number in made.numbers[kept > 0]}
-    lost = [at for at in np.flatnonzero(long).tolist() if int(made.numbers[at]) not in left]
-    failed = {int(made.numbers[at]): _too_long(made, at, capacity, policy) for at in reversed(lost)}
+        ends = np.where((encoded.spans[:, 3] == _STOP) & (encoded.spans[:, 1] <= capacity), encoded.spans[:, 1], 0)
+        fitting = np.zeros(len(lengths), np.int64)
+        np.maximum.at(fitting, encoded.span_document, ends)
+        lengths[long] = fitting[long]
+    left = {int(number) for number in encoded.numbers[lengths > 0]}
+    lost = [at for at in np.flatnonzero(long).tolist() if int(encoded.numbers[at]) not in left]
+    failed = {int(encoded.numbers[at]): _too_long(encoded, at, capacity, policy) for at in reversed(lost)}
     return ConversationCut(
-        kept, tuple(failed.items()), int(np.count_nonzero(long & (kept > 0))), int(np.count_nonzero(kept == 0))
+        lengths, tuple(failed.items()), int(np.count_nonzero(long & (lengths > 0))), int(np.count_nonzero(lengths == 0))
     )
 
 
-def _too_long(made: Conversations, at: int, capacity: int, policy: Long) -> Failure:
+def _too_long(encoded: Conversations, at: int, capacity: int, policy: Long) -> Failure:
     first = "" if policy == "drop" else ", and its first turn does not fit"
-    return Failure(made.names[at], "too-long", f"{int(made.lengths[at]):,} tokens, a row holds {capacity:,}{first}")
+    detail = f"{int(encoded.lengths[at]):,} tokens, a row holds {capacity:,}{first}"
+    return Failure(encoded.names[at], "too-long", detail)
 
 
-def pack_conversations(made: Conversations, cut: ConversationCut, capacity: int, pad: int) -> dict[str, Array | Ragged]:
+def pack_conversations(
+    encoded: Conversations, cut: ConversationCut, capacity: int, pad: int
+) -> dict[str, Array | Ragged]:
     """Return the columns of a chunk."""
-    count = len(made.lengths)
-    documents = Documents(made.ids, made.lengths, np.arange(count), [], made.starts)  # packing needs no names
+    count = len(encoded.lengths)
+    documents = Documents(encoded.ids, encoded.lengths, np.arange(count), [], encoded.starts)  # packing needs no names
     packed = pack_rows(documents, cut.lengths, capacity, pad)
     placed = packed.documents.values[:, 0].astype(np.int64)  # documents in the order of rows
     edges = packed.documents.offsets
-    identity = np.column_stack([made.numbers, offsets_in_samples(made)])[placed].astype(np.uint32)
-    spans, counts = kept_spans(made, cut)
+    identity = np.column_stack([encoded.numbers, offsets_in_samples(encoded)])[placed].astype(np.uint32)
+    spans, counts = kept_spans(encoded, cut)
     ends = np.cumsum(counts)
     each = ranges((ends - counts)[placed], counts[placed])
     lengths = packed.seq_lens.values.astype(np.int64)
@@ -253,67 +231,68 @@ def pack_conversations(made: Conversations, cut: ConversationCut, capacity: int,
         "seq_lens": packed.seq_lens,
         "documents": Ragged(identity, edges),
         "spans": Ragged(moved, span_edges),
-        "last_turn": Ragged(last_turns(made, spans, counts)[placed].astype(np.uint32), edges),
+        "last_turn": Ragged(last_turns(encoded, spans, counts)[placed].astype(np.uint32), edges),
     }
 
 
-def offsets_in_samples(made: Conversations) -> Array:
+def offsets_in_samples(encoded: Conversations) -> Array:
     """Where each document begins if the documents of its sample stand one behind the other."""
-    passed = np.cumsum(made.lengths) - made.lengths
-    first = np.ones(len(made.numbers), np.bool_)
-    first[1:] = made.numbers[1:] != made.numbers[:-1]
+    passed = np.cumsum(encoded.lengths) - encoded.lengths
+    first = np.ones(len(encoded.numbers), np.bool_)
+    first[1:] = encoded.numbers[1:] != encoded.numbers[:-1]
     begins: Array = passed[np.flatnonzero(first)][np.cumsum(first) - 1] if len(first) else passed
     return passed - begins
 
 
-def kept_spans(made: Conversations, cut: ConversationCut) -> tuple[Array, Array]:
+def kept_spans(encoded: Conversations, cut: ConversationCut) -> tuple[Array, Array]:
     """The spans of what is kept of each document, and how many."""
-    if cut.lengths is made.lengths:
-        return made.spans, made.span_counts
-    document = made.span_document
-    inside = made.spans[:, 1] <= cut.lengths[document]
-    return made.spans[inside], np.bincount(document[inside], minlength=len(made.lengths))
+    if cut.lengths is encoded.lengths:
+        return encoded.spans, encoded.span_counts
+    document = encoded.span_document
+    inside = encoded.spans[:, 1] <= cut.lengths[document]
+    return encoded.spans[inside], np.bincount(document[inside], minlength=len(encoded.lengths))
 
 
-def last_turns(made: Conversations, spans: Array, counts: Array) -> Array:
+def last_turns(encoded: Conversations, spans: Array, counts: Array) -> Array:
     """The last generated message of the conversation that each document belongs to."""
     document = np.repeat(np.arange(len(counts)), counts)
-    last = np.zeros(int(made.numbers.max(initial=-1)) + 1, np.int64)
+    last = np.zeros(int(encoded.numbers.max(initial=-1)) + 1, np.int64)
     stops = spans[:, 3] == _STOP
-    np.maximum.at(last, made.numbers[document[stops]], spans[stops, 4])
-    return last[made.numbers]
+    np.maximum.at(last, encoded.numbers[document[stops]], spans[stops, 4])
+    return last[encoded.numbers]
 
 
 def ranges(starts: Array, counts: Array) -> Array:
     """`starts[0], starts[0] + 1, … ` for each count, one behind the other."""
     passed = np.cumsum(counts) - counts
-    found: Array = np.arange(int(counts.sum())) + np.repeat(starts - passed, counts)
-    return found
+    indices: Array = np.arange(int(counts.sum())) + np.repeat(starts - passed, counts)
+    return indices
 
 
 def chat_statistics(
-    made: Conversations, cut: ConversationCut, columns: Mapping[str, Any], capacity: int
+    encoded: Conversations, cut: ConversationCut, columns: Mapping[str, Any], capacity: int
 ) -> dict[str, int | float | list[int]]:
     """The counts of one chunk, which are summed over chunks; those of tokens have the names of the token recipe."""
     spans = columns["spans"].values
     lengths = spans[:, 1] - spans[:, 0]
     seq_lens = columns["seq_lens"]
     used = np.diff(np.append(0, np.cumsum(seq_lens.values, dtype=np.int64))[seq_lens.offsets])
-    kept = cut.lengths
+    lengths_used = cut.lengths
     return {
-        "conversations": _distinct(made.numbers[kept > 0]),
+        "conversations": _distinct(encoded.numbers[lengths_used > 0]),
         "turns": int(np.count_nonzero(spans[:, 3] == _STOP)),
-        "documents": int(np.count_nonzero(kept)),
+        "documents": int(np.count_nonzero(lengths_used)),
         "documents_split": 0,
         "documents_cut": cut.truncated,
         "documents_dropped": cut.dropped,
-        "characters": made.characters,
-        "tokens_in": int(made.lengths.sum()),
+        "characters": encoded.characters,
+        "tokens_in": int(encoded.lengths.sum()),
         "tokens": int(used.sum()),
-        "tokens_dropped": int((made.lengths - kept).sum()),
+        "tokens_dropped": int((encoded.lengths - lengths_used).sum()),
         "tokens_by_role": np.bincount(spans[:, 2], weights=lengths, minlength=len(ROLES)).astype(int).tolist(),
         "tokens_by_kind": np.bincount(spans[:, 3], weights=lengths, minlength=len(KINDS)).astype(int).tolist(),
-        "tokens_straddling": made.straddling,
+        "tokens_straddling": encoded.straddling,
         "raw_bytes": sum(column.nbytes for column in columns.values()),
         "rows_by_use": np.bincount(used * USE_BINS // capacity, minlength=USE_BINS + 1).tolist(),
+        **({"header_tokens_trained": encoded.headers} if encoded.headers else {}),
     }

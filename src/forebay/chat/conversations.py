@@ -13,6 +13,7 @@ import json
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
@@ -44,7 +45,7 @@ class BadConversation(ForebayError):
         return Failure(sample, self.reason, self.detail)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FieldNames:
     """The fields of samples and messages, and the role that each name stands for."""
 
@@ -61,19 +62,18 @@ class FieldNames:
     thinking: tuple[str, ...] = THINKING_FIELDS
     roles: tuple[tuple[str, str], ...] = ()
 
-    def known_roles(self) -> dict[str, str]:
-        """The role of every name whose messages have a text."""
-        known = {**dict(zip(ROLES, ROLES, strict=True)), **USUAL_ROLES, **dict(self.roles)}
-        return {name: role for name, role in known.items() if name != _CALL}
+    @cached_property
+    def known_roles(self) -> Mapping[str, str]:
+        """The role of every name."""
+        return {**dict(zip(ROLES, ROLES, strict=True)), **USUAL_ROLES, **dict(self.roles)}
 
     def role(self, name: object, at: int, content: object) -> str:
-        named = str(name)
-        found = dict(self.roles).get(named) or USUAL_ROLES.get(named, named)
-        if found not in ROLES:
+        role = self.known_roles.get(str(name))
+        if role is None:
             raise BadConversation(
                 "unknown-role", f"message {at}, {_shown(content)}, has the role {_shown(name)}; map it with `roles`"
             )
-        return found
+        return role
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,42 +106,14 @@ def read_conversation(data: Any, names: FieldNames, *, nfc: bool = False) -> Con
     if len(messages) > MOST_MESSAGES:
         raise BadConversation("too-long", f"it has {len(messages):,} messages; at most {MOST_MESSAGES:,} are read")
     untrained = frozenset(at for at, message in enumerate(messages) if message.pop(_UNTRAINED, False))
-    found = Conversation(messages, _tools(record.get(names.tools)), untrained)
-    if not found.turns:
-        why = "every answer has the weight 0" if untrained else "no message is the assistant's"
+    conversation = Conversation(messages, _tools(record.get(names.tools)), untrained)
+    turns = conversation.turns
+    if not turns:
+        why = "all assistant messages have weight 0" if untrained else "no assistant message"
         ending = _shown(messages[-1].get("content", ""))
-        raise BadConversation("no-response", f"{why}: {_roles(messages)}, which ends with {ending}")
-    del messages[found.turns[-1] + 1 :]  # nothing that is generated follows
-    return _normalized(found) if nfc else found
-
-
-def plain_messages(
-    record: Mapping[str, Any], names: FieldNames, roles: Mapping[str, str], *, nfc: bool = False
-) -> tuple[tuple[str, ...], list[str]] | None:
-    """The roles and contents that `read_conversation` finds in a record of nothing but those; None for any other.
-
-    `roles` are `names.known_roles()`. What this function does not understand is read, or refused, by the other one.
-    """
-    listed, role, content = record.get(names.messages), "role", "content"
-    if listed is None:
-        listed, role, content = record.get(names.conversations), "from", "value"
-    if not isinstance(listed, list) or names.format not in ("auto", "messages" if role == "role" else "sharegpt"):
-        return None
-    if record.get(names.system) or record.get(names.tools) or len(listed) > MOST_MESSAGES:
-        return None
-    try:
-        found = [roles[each[role]] for each in listed]
-        texts = [each[content] for each in listed]
-        "".join(texts)  # raises for what is not a text
-    except (KeyError, TypeError, IndexError):
-        return None
-    if set(map(len, listed)) != {2}:
-        return None
-    if nfc:
-        texts = [unicodedata.normalize("NFC", text) for text in texts]
-    while found and found[-1] != "assistant":  # nothing that is generated follows
-        found.pop()
-    return (tuple(found), texts[: len(found)]) if found else None
+        raise BadConversation("no-response", f"{why} (roles: {_roles(messages)}); the last message is {ending}")
+    del messages[turns[-1] + 1 :]  # nothing that is generated follows
+    return _normalized(conversation) if nfc else conversation
 
 
 def without_thinking(conversation: Conversation) -> Conversation:
@@ -173,11 +145,11 @@ def read_record(data: Any) -> Mapping[str, Any]:
 def _messages(record: Mapping[str, Any], names: FieldNames) -> list[dict[str, Any]]:
     match _format(record, names):
         case "messages":
-            found = record.get(names.messages, record.get(names.conversations))
-            listed = [_message(each, names, at, "role", "content") for at, each in _each(found)]
+            turns = record.get(names.messages, record.get(names.conversations))
+            listed = [_message(each, names, at, "role", "content") for at, each in _each(turns)]
         case "sharegpt":
-            found = record.get(names.conversations, record.get(names.messages))
-            listed = [_message(each, names, at, "from", "value") for at, each in _each(found)]
+            turns = record.get(names.conversations, record.get(names.messages))
+            listed = [_message(each, names, at, "from", "value") for at, each in _each(turns)]
         case "prompt-completion":
             both = [*_turn(record.get(names.prompt), "user"), *_turn(record.get(names.completion), "assistant")]
             listed = [_message(each, names, at, "role", "content") for at, each in _each(both)]
@@ -210,23 +182,23 @@ def _format(record: Mapping[str, Any], names: FieldNames) -> Format:
     )
 
 
-def _each(found: Any) -> Sequence[tuple[int, Mapping[str, Any]]]:
-    if not isinstance(found, Sequence) or isinstance(found, str | bytes):
-        raise BadConversation("no-messages", f"the messages are {type(found).__name__}; expected a list of objects")
-    for at, each in enumerate(found):
+def _each(listed: Any) -> Sequence[tuple[int, Mapping[str, Any]]]:
+    if not isinstance(listed, Sequence) or isinstance(listed, str | bytes):
+        raise BadConversation("no-messages", f"the messages are {type(listed).__name__}; expected a list of objects")
+    for at, each in enumerate(listed):
         if not isinstance(each, dict | Mapping):  # the first is the usual one, and faster to see
             raise BadConversation("bad-message", f"message {at} is {type(each).__name__}; expected an object")
-    return list(enumerate(found))
+    return list(enumerate(listed))
 
 
-def _turn(found: Any, role: str) -> Sequence[Any]:
-    if isinstance(found, str):
-        return [{"role": role, "content": found}]
-    if not isinstance(found, Sequence):
+def _turn(listed: Any, role: str) -> Sequence[Any]:
+    if isinstance(listed, str):
+        return [{"role": role, "content": listed}]
+    if not isinstance(listed, Sequence):
         raise BadConversation(
-            "bad-message", f"the {role}'s part is {type(found).__name__}; expected a text or messages"
+            "bad-message", f"the {role}'s part is {type(listed).__name__}; expected a text or messages"
         )
-    return found
+    return listed
 
 
 def _instruction(record: Mapping[str, Any], names: FieldNames) -> list[dict[str, Any]]:
@@ -243,39 +215,44 @@ def _instruction(record: Mapping[str, Any], names: FieldNames) -> list[dict[str,
     return [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(texts)]
 
 
-def _message(found: Mapping[str, Any], names: FieldNames, at: int, role: str, content: str) -> dict[str, Any]:
-    if role not in found:
-        raise BadConversation("bad-message", f"message {at} has no '{role}'; it has {', '.join(map(str, found))}")
-    made: dict[str, Any] = {"role": names.role(found[role], at, found.get(content))}
-    calls = _tool_calls(found.get("tool_calls"), at)
-    if found[role] == _CALL:  # its value is the call itself
-        calls = _tool_calls(_parsed(found.get(content)), at)
-        made["content"] = ""
+def _message(fields: Mapping[str, Any], names: FieldNames, at: int, role: str, content: str) -> dict[str, Any]:
+    if role not in fields:
+        raise BadConversation("bad-message", f"message {at} has no '{role}'; it has {', '.join(map(str, fields))}")
+    message: dict[str, Any] = {"role": names.role(fields[role], at, fields.get(content))}
+    if len(fields) == 2 and isinstance(text := fields.get(content), str) and fields[role] != _CALL:  # most messages
+        message["content"] = text
+        return message
+    calls = _tool_calls(fields.get("tool_calls"), at)
+    if fields[role] == _CALL:  # its value is the call itself
+        calls = _tool_calls(_parsed(fields.get(content)), at)
+        message["content"] = ""
     else:
-        made["content"] = _content(found.get(content), at, bool(calls))
-    if made["role"] == "assistant":
-        thinking = next((found[name] for name in names.thinking if found.get(name) is not None), None)
+        message["content"] = _content(fields.get(content), at, bool(calls))
+    if message["role"] == "assistant":
+        thinking = next((fields[name] for name in names.thinking if fields.get(name) is not None), None)
         if thinking is not None and not isinstance(thinking, str):
             raise BadConversation("not-text", f"the thinking of message {at} is {type(thinking).__name__}, not a text")
         if thinking:
-            made |= dict.fromkeys(THINKING_FIELDS, thinking)
+            message |= dict.fromkeys(THINKING_FIELDS, thinking)
         if calls:
-            made["tool_calls"] = calls
-        if (weight := found.get("weight")) is not None:
+            message["tool_calls"] = calls
+        if (weight := fields.get("weight")) is not None:
             if weight not in (0, 1):
                 raise BadConversation("bad-message", f"message {at} has the weight {_shown(weight)}; expected 0 or 1")
             if not weight:
-                made[_UNTRAINED] = True
+                message[_UNTRAINED] = True
     elif calls:
-        raise BadConversation("bad-message", f"message {at} calls tools, but its role is {made['role']}, not assistant")
+        raise BadConversation(
+            "bad-message", f"message {at} calls tools, but its role is {message['role']}, not assistant"
+        )
     for name in ("name", "tool_call_id"):
-        if isinstance(found.get(name), str):
-            made[name] = found[name]
-    return made
+        if isinstance(fields.get(name), str):
+            message[name] = fields[name]
+    return message
 
 
 def _content(content: Any, at: int, calls: bool) -> str:
-    """The text of a message; a list of text parts is joined, and None stands for no text beside tool calls."""
+    """The text of a message; a list of text parts is joined, and None means no text next to tool calls."""
     if isinstance(content, str):
         return content
     if content is None and calls:
@@ -311,8 +288,8 @@ def _tool_call(call: Any, at: int) -> dict[str, Any]:
         raise BadConversation("bad-tool-call", f"a tool call of message {at} names no function")
     arguments = function.get("arguments", {})
     arguments = _parsed(arguments) if isinstance(arguments, str) and arguments.lstrip()[:1] == "{" else arguments
-    made: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    return {**made, "id": call["id"]} if isinstance(call.get("id"), str) else made
+    parsed: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return {**parsed, "id": call["id"]} if isinstance(call.get("id"), str) else parsed
 
 
 def _tools(tools: Any) -> list[Any] | None:

@@ -12,7 +12,7 @@ A row is a sample. `prompt` followed by a candidate is exactly what the chat rec
 its last stop token.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
@@ -21,27 +21,20 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from msgspec import Meta
 
-from forebay.chat.conversation_packing import Gathered
-from forebay.chat.conversations import (
-    BadConversation,
-    Conversation,
-    FieldNames,
-    read_conversation,
-    read_record,
-    without_thinking,
-)
-from forebay.chat.encoding import Encoded, encode_documents, open_chat_encoder
-from forebay.chat.layouts import Document
-from forebay.chat.recipe import ChatRecipe, Rendered, in_batches, size_problem, untrained_documents
+from forebay.chat.conversations import BadConversation, Conversation, FieldNames, read_record
+from forebay.chat.dissect import Document
+from forebay.chat.encoding import Encoded
+from forebay.chat.recipe import ChatRecipe, Rendered, Renderer, in_batches
 from forebay.columns import DTYPES, Array, Column, Ragged
-from forebay.errors import DocumentTooLong, RecipeInvalid
+from forebay.errors import RecipeInvalid
 from forebay.fields import Size
 from forebay.masks.train_on import GENERATED, KINDS, ROLES, SPAN_FIELDS
-from forebay.recipe import Rows, check_fields
+from forebay.recipe import Rows
 from forebay.source import Failure, Sample, Source
 from forebay.sources.jsonl import lines
 from forebay.sources.source_settings import PathSettings
-from forebay.tokens.recipe import MOST_TOKENS
+from forebay.tokens.packing import document_too_long
+from forebay.tokens.recipe_base import MOST_TOKENS, TokenizedRecipe
 
 FIELDS = ("prompt", "chosen", "rejected", "candidates", "scores", "score_chosen", "score_rejected", "tools", "system")
 _GENERATED = [KINDS.index(kind) for kind in GENERATED]
@@ -68,12 +61,12 @@ class PreferenceRecipe(ChatRecipe, frozen=True, kw_only=True, forbid_unknown_fie
     format: Annotated[Literal["auto"], Meta(description="Format of the samples: by their fields.")] = "auto"
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        TokenizedRecipe.__post_init__(self)
         if unknown := [name for name in self.names if name not in FIELDS]:
             raise RecipeInvalid(f"names must map only {', '.join(FIELDS)} (got {unknown[0]!r})")
 
     def columns(self) -> tuple[Column, ...]:
-        ragged = partial(Column, ragged=True, codec=self.codec, level=self.level, rows_per_block=self._rows_per_block())
+        ragged = partial(self._column(), ragged=True)
         return (
             ragged(name="id", dtype="uint8"),
             ragged(name="prompt", dtype=self._dtype()),
@@ -90,20 +83,24 @@ class PreferenceRecipe(ChatRecipe, frozen=True, kw_only=True, forbid_unknown_fie
 
     def make(self, samples: Iterable[Sample]) -> Rows:
         failed: list[tuple[int, Failure]] = []
-        made: list[_Row] = []
+        rows: list[_Row] = []
         characters = 0
         for batch in in_batches(self._rendered(samples, failed)):
-            for group, found in self._encoded(batch):
-                problem = found if isinstance(found, tuple) else self._problem(group.name, found)
+            encoded, problems = self._encoded(batch)
+            first = 0
+            for at, group in enumerate(batch):
+                assert isinstance(group, RenderedGroup)
+                here = range(first, first := first + len(group.documents))
+                row = None if at in problems else _row(group, encoded, here)
+                problem = problems[at] if row is None else self._problem(group.name, row)
                 if problem is not None:
                     failed.append((group.number, Failure(group.name, *problem)))
-                else:
-                    assert isinstance(found, _Row)
-                    made.append(found)
+                elif row is not None:
+                    rows.append(row)
                     characters += sum(len(document.text) for document in group.documents)
         failures = tuple(failure for _, failure in sorted(failed, key=lambda each: each[0]))
-        columns = _columns(made, DTYPES[self._dtype()][1])
-        return Rows(columns, failures, _statistics(made, columns, characters))
+        columns = _columns(rows, DTYPES[self._dtype()][1])
+        return Rows(columns, failures, _statistics(rows, columns, characters))
 
     @staticmethod
     def figures(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
@@ -119,60 +116,27 @@ class PreferenceRecipe(ChatRecipe, frozen=True, kw_only=True, forbid_unknown_fie
             "tokens_by_kind": dict(zip(KINDS, statistics.get("tokens_by_kind", []), strict=False)),
         }
 
-    def _rendered(
-        self, samples: Iterable[Sample], failed: list[tuple[int, Failure]], gathered: Gathered | None = None
-    ) -> Iterator["RenderedGroup"]:
-        """One document per candidate. A sample that fails is added to `failed`."""
-        tokens = self.token_bytes()
-        layouts, nfc = self._layouts(tokens), tokens.nfc
-        for number, sample in enumerate(samples):
-            try:
-                group = read_candidates(sample, self.names)
-                documents = []
-                for messages in group.candidates:
-                    conversation = self._conversation(group, messages, nfc)
-                    document = layouts.documents(conversation, number)[-1]
-                    _check_turns(document, conversation, len(group.prompt))
-                    documents.append(document)
-            except BadConversation as error:
-                failed.append((number, error.failure(sample.id)))
-            except UnicodeEncodeError as error:
-                failed.append((number, Failure(sample.id, "not-utf8", f"half of a surrogate pair at {error.start:,}")))
-            else:
-                size = sum(len(document.raw) for document in documents)
-                if (problem := size_problem(size, self._encoder())) is not None:
-                    failed.append((number, Failure(sample.id, "too-large", problem)))
-                    continue
-                yield RenderedGroup(number, sample.id, documents, size, len(group.prompt), group.scores)
+    def _names(self) -> FieldNames:
+        return FieldNames(roles=tuple(sorted(self.roles.items())))  # `names` are of the samples' own fields
 
-    def _conversation(self, group: "Candidates", messages: Sequence[Any], nfc: bool) -> Conversation:
-        whole = {"messages": [*group.prompt, *messages], "tools": group.tools}
-        names = FieldNames(roles=tuple(sorted(self.roles.items())))
-        conversation = read_conversation(whole, names, nfc=nfc)
-        if len(conversation.messages) < len(group.prompt) + len(messages):
-            raise BadConversation("no-response", "a candidate must end with a message of the assistant")
-        return without_thinking(conversation) if self.thinking == "drop" else conversation
-
-    def _encoded(self, batch: Sequence[Rendered]) -> Iterator[tuple["RenderedGroup", "_Row | tuple[str, str]"]]:
-        """The groups of a batch, each with its row or with the reason and the detail of a failure."""
-        vocabulary = self.vocabulary()
-        documents = [document for group in batch for document in group.documents]
-        tokens = self.token_bytes()
-        encoded = encode_documents(documents, open_chat_encoder(self._encoder(), vocabulary), tokens)
-        problems = {**untrained_documents(batch, documents, encoded, tokens), **encoded.problems}
-        at = 0
-        for group in batch:
-            assert isinstance(group, RenderedGroup)
-            here = range(at, at + len(group.documents))
-            at = here.stop
-            problem = next((problems[each] for each in here if each in problems), None)
-            yield group, problem or _row(group, encoded, here)
+    def _render(self, number: int, sample: Sample, renderer: Renderer) -> "RenderedGroup":
+        """One document per candidate."""
+        group = read_candidates(sample, self.names)
+        documents = []
+        for messages in group.candidates:
+            conversation = renderer.read({"messages": [*group.prompt, *messages], "tools": group.tools})
+            if len(conversation.messages) < len(group.prompt) + len(messages):
+                raise BadConversation("no-response", "a candidate must end with a message of the assistant")
+            document = renderer.layouts.documents(conversation)[-1]
+            _check_turns(document, conversation, len(group.prompt))
+            documents.append(document)
+        return RenderedGroup(number, sample.id, documents, len(group.prompt), group.scores)
 
     def _problem(self, name: str, row: "_Row") -> tuple[str, str] | None:
         longest = len(row.prompt) + max(map(len, row.candidates))
         if longest > self.sequence_length:
             if self.long == "error":
-                raise DocumentTooLong(name, longest, self.sequence_length, "set long='drop' (`--long drop`)")
+                raise document_too_long(name, longest, self.sequence_length, "set long='drop' (`--long drop`)")
             return "too-long", f"{longest:,} tokens, at most {self.sequence_length:,} are kept"
         if np.array_equal(row.candidates[0], row.candidates[-1]):
             return "same-candidates", "the best and the worst candidate have the same tokens"
@@ -246,16 +210,16 @@ def read_candidates(sample: Sample, names: Mapping[str, str]) -> Candidates:
     )
 
 
-def _messages(found: Any, role: str) -> list[Any]:
-    if isinstance(found, str):
-        return [{"role": role, "content": found}]
-    if isinstance(found, Mapping):
-        return [found if "role" in found or "from" in found else {"role": role, "content": found.get("content")}]
-    if not isinstance(found, Sequence):
-        raise BadConversation("bad-message", f"the {role}'s part is {type(found).__name__}; expected text or messages")
-    if any(not isinstance(each, Mapping) for each in found):
+def _messages(part: Any, role: str) -> list[Any]:
+    if isinstance(part, str):
+        return [{"role": role, "content": part}]
+    if isinstance(part, Mapping):
+        return [part if "role" in part or "from" in part else {"role": role, "content": part.get("content")}]
+    if not isinstance(part, Sequence):
+        raise BadConversation("bad-message", f"the {role}'s part is {type(part).__name__}; expected text or messages")
+    if any(not isinstance(each, Mapping) for each in part):
         raise BadConversation("bad-message", f"the {role}'s part is a list; expected a list of messages")
-    return list(found)
+    return list(part)
 
 
 def _one_dialect(parts: list[list[Any]]) -> list[list[Any]]:
@@ -283,10 +247,10 @@ def _shared_prompt(candidates: list[list[Any]]) -> tuple[list[Any], list[list[An
 
 def _pair_scores(record: Mapping[str, Any], named: Mapping[str, str]) -> list[float]:
     """The scores of a pair; NaN for a pair that has none."""
-    found = [record.get(named[name]) for name in ("score_chosen", "score_rejected")]
-    if found == [None, None]:
+    values = [record.get(named[name]) for name in ("score_chosen", "score_rejected")]
+    if values == [None, None]:
         return [float("nan")] * 2
-    scores = [_score(each) for each in found]
+    scores = [_score(each) for each in values]
     if scores[0] <= scores[1]:
         raise BadConversation("no-preference", f"the chosen one has the score {scores[0]:g}, the other {scores[1]:g}")
     return scores
@@ -303,10 +267,10 @@ def _scores(sides: Sequence[Any], listed: Any) -> list[float]:
     return scores
 
 
-def _score(found: Any) -> float:
-    if isinstance(found, bool) or not isinstance(found, int | float) or not isfinite(found):
-        raise BadConversation("bad-score", f"a score is {found!r:.40}; expected a finite number")
-    return float(found)
+def _score(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise BadConversation("bad-score", f"a score is {value!r:.40}; expected a finite number")
+    return float(value)
 
 
 def _check_turns(document: Document, conversation: Conversation, prompt: int) -> None:

@@ -4,8 +4,8 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import compress
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from forebay.cache.catalog import read_cache_document, read_recipe_document
 from forebay.chat.conversation_packing import (
     Gathered,
     PackedConversations,
@@ -22,54 +23,39 @@ from forebay.chat.conversation_packing import (
 )
 from forebay.chat.conversations import (
     BadConversation,
+    Conversation,
     FieldNames,
     Format,
-    plain_messages,
     read_conversation,
-    read_record,
     without_thinking,
 )
-from forebay.chat.encoding import (
-    Encoded,
-    TokenBytes,
-    choose_chat_encoder,
-    encode_documents,
-    open_chat_encoder,
-    token_bytes,
-)
-from forebay.chat.layouts import Document, Layouts
-from forebay.chat.template import TEMPLATE, TOKENS, TemplateSource, load_template, open_template, template_in
-from forebay.columns import DTYPES, Array, CodecField, Column, Dtype, LevelField
+from forebay.chat.dissect import Dissector, Document
+from forebay.chat.encoding import Encoded, encode_documents
+from forebay.chat.layouts import Layouts
+from forebay.chat.rendering import open_template
+from forebay.chat.template import TEMPLATE, TOKENS, TemplateSource, load_template, template_in
+from forebay.chat.token_bytes import TokenBytes, token_bytes
+from forebay.columns import DTYPES, Array, Column
 from forebay.errors import RecipeInvalid
 from forebay.format import layout
 from forebay.masks.train_on import GENERATED, KINDS, ROLES, SPAN_FIELDS
-from forebay.recipe import ChunkTarget, RecipeHooks, RecipeMeta, Rows, canonical_json, check_fields
+from forebay.recipe import Rows, canonical_json
 from forebay.source import BatchedSamples, Failure, Sample, SampleBatch
-from forebay.tokens.packing import MAX_UNCUT_BYTES
-from forebay.tokens.recipe import BLOCK_TOKENS, MOST_TOKENS, check_token_ids, text_identity, token_figures
-from forebay.tokens.vocabulary import (
-    CONSTANT,
-    ENCODERS,
-    TOKENIZER_FILE,
-    EncoderName,
-    Vocabulary,
-    encoder_version,
-    is_on_hub,
-    load_vocabulary,
-    vocabulary_in,
-)
+from forebay.store import open_store
+from forebay.tokens.encoders import choose_encoder, encoder_version, open_encoder
+from forebay.tokens.piecewise import MAX_UNCUT_BYTES
+from forebay.tokens.recipe import token_figures
+from forebay.tokens.recipe_base import ChunkRows, SequenceLength, TokenizedRecipe
+from forebay.tokens.vocabulary import CONSTANT, TOKENIZER_FILE, Vocabulary, load_vocabulary, vocabulary_in
 
-_DECIDE_TOKENS = ("template_arguments", "date", "thinking", "history", "generation", "stop")
+_DECIDE_TOKENS = ("template_arguments", "date", "thinking", "generation", "stop")
 BATCH_BYTES = 1 << 20  # of texts that are encoded together
 BATCH_DOCUMENTS = 1024
 TEMPLATE_HASH = "chat template"
 MOST_SHOWN = 160
-MOST_CACHE_BYTES = 1 << 20
 
 
-class ChatRecipe(
-    RecipeHooks, msgspec.Struct, metaclass=RecipeMeta, frozen=True, kw_only=True, forbid_unknown_fields=True
-):
+class ChatRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Pack conversations into rows of tokens, with spans that say what a model generates.
 
     `tokenizer` is a folder with `tokenizer.json` and `tokenizer_config.json`, the path of a `tokenizer.json`, or a chat
@@ -80,6 +66,7 @@ class ChatRecipe(
 
     kind: ClassVar[str] = "chat"
     revision: ClassVar[int] = 1
+    numbers_lines: ClassVar[bool] = True
     located: ClassVar[tuple[str, ...]] = ("tokenizer", "template")  # the fingerprint has the hashes instead
     source_settings: ClassVar[str] = "forebay.chat.cache_source:ChatSettings"
 
@@ -100,9 +87,9 @@ class ChatRecipe(
     template_arguments: Annotated[
         dict[str, Any],
         Meta(description="Further variables of the template: enable_thinking=false.", extra={"format": "values"}),
-    ] = {}
+    ] = msgspec.field(default_factory=dict)
     date: Annotated[str | None, Meta(description="Date to use as today in templates, such as 2026-01-31.")] = None
-    sequence_length: Annotated[int, Meta(ge=1, le=MOST_TOKENS, description="Tokens per row.")] = 2048
+    sequence_length: SequenceLength = 2048
     long: Annotated[
         Literal["error", "drop", "truncate"],
         Meta(description="How to treat conversations longer than a row; truncate keeps whole turns."),
@@ -111,77 +98,48 @@ class ChatRecipe(
     names: Annotated[
         dict[str, str],
         Meta(description="Names of fields in the samples: messages=dialog.", extra={"format": "pairs"}),
-    ] = {}
+    ] = msgspec.field(default_factory=dict)
     roles: Annotated[
         dict[str, Literal["system", "developer", "user", "assistant", "tool"]],
         Meta(description="Further roles: teacher=assistant.", extra={"format": "pairs"}),
-    ] = {}
+    ] = msgspec.field(default_factory=dict)
     thinking: Annotated[
         Literal["keep", "drop"], Meta(description="Whether to keep the reasoning of assistant turns.")
     ] = "keep"
-    history: Annotated[
-        Literal["split", "error"],
-        Meta(description="How to treat conversations whose earlier turns the template rewrites."),
-    ] = "split"
     generation: Annotated[
         Literal["check", "ignore"], Meta(description="Whether generation blocks of the template must match.")
     ] = "check"
     stop: Annotated[
         str | None, Meta(description="Stop token for a template that writes none after an assistant turn.")
     ] = None
-    chunk_size: Annotated[int, Meta(ge=1, description="Rows per chunk.")] = 2000
-    pad: Annotated[str | int, Meta(description="Padding token.", extra={"default": "by tokenizer, else 0"})] = "auto"
-    deduplicate: Annotated[
-        bool,
-        Meta(
-            description="Drop duplicate samples, or keep them.",
-            extra={"flags": ["--deduplicate/--keep-duplicates"], "default": "keep"},
-        ),
-    ] = False
-    codec: CodecField = "zstd"
-    level: LevelField = "fast"
-    rows_per_block: Annotated[int, Meta(ge=0, description="Rows per compressed block; 0: by row length.")] = 0
-    encoder: Annotated[
-        Literal["auto", "fastokens", "tokenizers"],
-        Meta(description="Tokenizer backend; auto uses fastokens if it matches the reference."),
-    ] = "auto"
+    chunk_rows: ChunkRows = 2000
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_token_ids(pad=self.pad)
+        super().__post_init__()
         known = [each for each in FieldNames.__dataclass_fields__ if each not in ("format", "thinking", "roles")]
         if unknown := [name for name in self.names if name not in known]:
             raise RecipeInvalid(f"names must map only {', '.join(known)} (got {unknown[0]!r})")
 
     def columns(self) -> tuple[Column, ...]:
-        rest = partial(Column, codec=self.codec, level=self.level, rows_per_block=self._rows_per_block())
+        column = self._column()
         return (
-            rest(name="tokens", dtype=self._dtype(), shape=(self.sequence_length,)),
-            rest(name="seq_lens", dtype="uint32", ragged=True),
-            rest(name="documents", dtype="uint32", shape=(2,), ragged=True),
-            rest(name="spans", dtype="uint32", shape=(SPAN_FIELDS,), ragged=True),
-            rest(name="last_turn", dtype="uint32", ragged=True),
+            *super().columns(),
+            column(name="spans", dtype="uint32", shape=(SPAN_FIELDS,), ragged=True),
+            column(name="last_turn", dtype="uint32", ragged=True),
         )
-
-    def chunk_target(self) -> ChunkTarget:
-        return ChunkTarget(rows=self.chunk_size)
 
     def dependencies(self) -> Mapping[str, str]:
         return {TOKENIZER_FILE: self.vocabulary().sha256, TEMPLATE_HASH: self.template_source().sha256}
 
     def versions(self) -> Mapping[str, str]:
-        return {name: version for name in (*ENCODERS, "jinja2") if (version := encoder_version(name))}
+        jinja = encoder_version("jinja2")
+        return {**super().versions(), **({"jinja2": jinja} if jinja else {})}
 
     def constants(self) -> Mapping[str, Array]:
         """The tokenizer and the template, so that a copied cache can be read and continued."""
         source = self.template_source()
-        kept = {CONSTANT: self.vocabulary().json, TEMPLATE: source.text.encode(), TOKENS: source.tokens_json}
-        return {name: np.frombuffer(content, np.uint8) for name, content in kept.items()}
-
-    @property
-    def identity(self) -> Callable[[Sample], bytes | None] | None:
-        """With `deduplicate`, samples with the same bytes are duplicates."""
-        return text_identity if self.deduplicate else None
+        contents = {CONSTANT: self.vocabulary().json, TEMPLATE: source.text.encode(), TOKENS: source.tokens_json}
+        return {name: np.frombuffer(content, np.uint8) for name, content in contents.items()}
 
     def settled(
         self, kept: Mapping[str, Any] | None, samples: Callable[[], Iterable[Sample]]
@@ -193,8 +151,14 @@ class ChatRecipe(
             return msgspec.structs.replace(self, pad=self._pad(vocabulary)), ()  # nothing is encoded
         self.token_bytes()
         wanted = self.encoder if kept is None or self.encoder != "auto" else kept.get("encoder", "auto")
-        texts = [document.text for each in self._rendered(samples(), []) for document in each.documents]
-        encoder, notes = choose_chat_encoder(wanted, vocabulary, texts)
+        documents = [document for each in self._rendered(samples(), []) for document in each.documents]
+        texts = [document.text for document in documents]
+        encoder, notes = choose_encoder(wanted, vocabulary, texts, planned=kept is not None, control=True)
+        encoded = encode_documents(documents, open_encoder(encoder, vocabulary, control=True), self.token_bytes())
+        if headers := encoded.headers:
+            turns = sum(document.turns for document in documents)
+            problem = f"the template writes no generation prompt; {headers:,} header tokens are trained"
+            notes = (*notes, f"{problem} in the {turns:,} turns of the trial")
         return msgspec.structs.replace(self, encoder=encoder, pad=self._pad(vocabulary)), notes
 
     def reopened(self, dependencies: Mapping[str, str], constants: str) -> "ChatRecipe":
@@ -208,28 +172,19 @@ class ChatRecipe(
         )
         return msgspec.structs.replace(self, tokenizer=constants, template=constants) if is_sound else self
 
-    def on_hub(self) -> tuple[str, ...]:
-        """The tokenizer, if it would be downloaded."""
-        return (self.tokenizer,) if is_on_hub(self.tokenizer) else ()
-
     def preload(self) -> None:
         self.token_bytes()
-
-    def rows_from(self, statistics: Mapping[str, Any]) -> float:
-        """In a large chunk nearly every row is full."""
-        tokens: int = statistics["tokens"]
-        return tokens / self.sequence_length
 
     def make(self, samples: Iterable[Sample]) -> Rows:
         gathered = Gathered(DTYPES[self._dtype()][1])
         failed: list[tuple[int, Failure]] = []
         for batch in in_batches(self._rendered(samples, failed, gathered)):
             self._encode(batch, gathered, failed)
-        made = gathered.all()
-        cut = cut_long(made, self.sequence_length, self.long)
-        columns = pack_conversations(made, cut, self.sequence_length, self._pad(self.vocabulary()))
+        conversations = gathered.all()
+        cut = cut_long(conversations, self.sequence_length, self.long)
+        columns = pack_conversations(conversations, cut, self.sequence_length, self._pad(self.vocabulary()))
         failures = [failure for _, failure in sorted([*failed, *cut.failed], key=lambda each: each[0])]
-        return Rows(columns, tuple(failures), chat_statistics(made, cut, columns, self.sequence_length))
+        return Rows(columns, tuple(failures), chat_statistics(conversations, cut, columns, self.sequence_length))
 
     def vocabulary(self) -> Vocabulary:
         return load_vocabulary(tokenizer_place(self.tokenizer))
@@ -268,41 +223,38 @@ class ChatRecipe(
         self, samples: Iterable[Sample], failed: list[tuple[int, Failure]], gathered: Gathered | None = None
     ) -> Iterator["Rendered"]:
         """The documents of every sample. One that fails is added to `failed`, one of a cache to `gathered`."""
-        names, layouts, tokens, smallest = self._names(), None, None, min(MAX_UNCUT_BYTES.values())
-        roles = names.known_roles()
+        renderer, smallest = None, min(MAX_UNCUT_BYTES.values())
         for number, sample in self._not_packed(samples, gathered):
             if isinstance(sample.data, bytes) and not sample.data.strip():
                 continue  # an empty line
-            if layouts is None or tokens is None:  # packed conversations need neither a tokenizer nor a template
-                tokens = self.token_bytes()
-                layouts = self._layouts(tokens)
+            renderer = renderer or self._renderer()  # packed conversations need neither a tokenizer nor a template
             try:
-                record = read_record(sample.data)
-                plain = plain_messages(record, names, roles, nfc=tokens.nfc)
-                documents = None if plain is None else layouts.plain_documents(*plain, number)
-                if documents is None:
-                    conversation = read_conversation(record, names, nfc=tokens.nfc)
-                    if self.thinking == "drop":
-                        conversation = without_thinking(conversation)
-                    documents = layouts.documents(conversation, number)
+                rendered = self._render(number, sample, renderer)
             except BadConversation as error:
                 failed.append((number, error.failure(sample.id)))
             except UnicodeEncodeError as error:
                 failed.append((number, Failure(sample.id, "not-utf8", f"half of a surrogate pair at {error.start:,}")))
             else:
-                size = 0
-                for document in documents:
-                    size += len(document.raw)
-                if size > smallest and (problem := size_problem(size, self._encoder())) is not None:
+                if rendered.size > smallest and (problem := self._size_problem(rendered.size)) is not None:
                     failed.append((number, Failure(sample.id, "too-large", problem)))
                     continue
-                yield Rendered(number, sample.id, documents, size)
+                yield rendered
+
+    def _render(self, number: int, sample: Sample, renderer: "Renderer") -> "Rendered":
+        """The documents of a sample; raises `BadConversation`, or `UnicodeEncodeError` for half a surrogate pair."""
+        return Rendered(number, sample.id, renderer.layouts.documents(renderer.read(sample.data)))
+
+    def _size_problem(self, size: int) -> str | None:
+        """Why documents of `size` bytes are not encoded: that would take some hundred times their size in memory."""
+        if size <= (most := MAX_UNCUT_BYTES[self._encoder(control=True)]):
+            return None
+        return f"it is rendered as {size:,} bytes; at most {most:,} are encoded, so split the conversation"
 
     def _not_packed(self, samples: Iterable[Sample], gathered: Gathered | None) -> Iterator[tuple[int, Sample]]:
         """The samples to render, with their numbers; those of a cache are added to `gathered` instead."""
         made_by, number = "", 0
-        for given in samples.batches() if isinstance(samples, BatchedSamples) else samples:
-            packed = given if isinstance(given, SampleBatch) else given.data
+        for item in samples.batches() if isinstance(samples, BatchedSamples) else samples:
+            packed = item if isinstance(item, SampleBatch) else item.data
             if isinstance(packed, PackedConversations):
                 if gathered is None:  # all samples of a cache are like that, and none is rendered
                     return
@@ -311,33 +263,35 @@ class ChatRecipe(
                 gathered.add_packed(packed, number)
                 number += packed.count
                 continue
-            for sample in given.samples() if isinstance(given, SampleBatch) else (given,):
+            for sample in item.samples() if isinstance(item, SampleBatch) else (item,):
                 yield number, sample
                 number += 1
 
     def _encode(self, batch: Sequence["Rendered"], gathered: Gathered, failed: list[tuple[int, Failure]]) -> None:
         """Encode the documents of some samples, and leave out the samples with a problem."""
-        tokens = self.token_bytes()
+        encoded, problems = self._encoded(batch)
+        kept = [at not in problems for at, sample in enumerate(batch) for _ in sample.documents]
+        failed += [(batch[at].number, Failure(batch[at].name, *problem)) for at, problem in problems.items()]
         documents = [document for sample in batch for document in sample.documents]
-        encoded = encode_documents(documents, open_chat_encoder(self._encoder(), self.vocabulary()), tokens)
-        problems = {**untrained_documents(batch, documents, encoded, tokens), **encoded.problems}
-        kept = [True] * len(documents)
-        first = 0
-        for sample in batch if problems else ():
-            here = range(first, first := first + len(sample.documents))
-            problem = next((problems[at] for at in here if at in problems), None)
-            if problem is not None:
-                kept[here.start : here.stop] = [False] * len(here)
-                failed.append((sample.number, Failure(sample.name, *problem)))
         gathered.characters += sum(len(document.text) for document in compress(documents, kept))
         numbers = [sample.number for sample in batch for _ in sample.documents]
         gathered.add(encoded, kept, numbers, [sample.name for sample in batch for _ in sample.documents])
 
-    def _layouts(self, tokens: TokenBytes) -> Layouts:
-        key = canonical_json(self.template_arguments)
-        return _open_layouts(
-            self.template_source(), key, self.date, tokens.special, self.stop, self.history, self.generation
-        )
+    def _encoded(self, batch: Sequence["Rendered"]) -> tuple[Encoded, dict[int, tuple[str, str]]]:
+        """The documents of some samples, and the samples with a problem."""
+        tokens = self.token_bytes()
+        documents = [document for sample in batch for document in sample.documents]
+        encoder = open_encoder(self._encoder(control=True), self.vocabulary(), control=True)
+        encoded = encode_documents(documents, encoder, tokens)
+        problems = {**untrained_documents(batch, documents, encoded, tokens), **encoded.problems}
+        sample_of = [at for at, sample in enumerate(batch) for _ in sample.documents]
+        return encoded, {sample_of[at]: problems[at] for at in sorted(problems, reverse=True)}
+
+    def _renderer(self) -> "Renderer":
+        arguments, tokens = canonical_json(self.template_arguments), self.token_bytes()
+        source = self.template_source()
+        layouts = _open_layouts(source, arguments, self.date, tokens.special, self.stop, self.generation)
+        return Renderer(layouts, self._names(), tokens.nfc, self.thinking == "drop")
 
     def _names(self) -> FieldNames:
         named: dict[str, Any] = dict(self.names)
@@ -349,30 +303,30 @@ class ChatRecipe(
         named = dict(self.template_source().tokens).get("pad_token", "")
         return vocabulary.ids[named] if named in vocabulary.ids else vocabulary.padding()
 
-    def _rows_per_block(self) -> int:
-        """Rows per block: large blocks compress better; without a codec, blocks are only units of checking."""
-        automatic = 0 if self.codec == "none" else max(1, BLOCK_TOKENS // self.sequence_length)
-        return self.rows_per_block or automatic
-
-    def _dtype(self) -> Dtype:
-        return "uint16" if self.vocabulary().size <= 1 << 16 else "uint32"
-
-    def _encoder(self) -> EncoderName:
-        return choose_chat_encoder("auto", self.vocabulary(), ())[0] if self.encoder == "auto" else self.encoder
-
 
 def tokenizer_place(tokenizer: str) -> str:
     """Where the tokenizer is: of a chat cache, the file of its constants."""
-    try:
-        with open(os.path.join(tokenizer, layout.CACHE), "rb") as file:
-            base = msgspec.json.decode(file.read(MOST_CACHE_BYTES), type=_CacheBase).base
-    except (OSError, msgspec.DecodeError):
+    if not os.path.isfile(os.path.join(tokenizer, layout.CACHE)):
         return tokenizer
-    return os.path.join(tokenizer, layout.constants(base))
+    store = open_store(tokenizer)
+    document = read_recipe_document(store, read_cache_document(store).base)
+    return (
+        tokenizer if document is None else os.path.join(tokenizer, layout.constants(layout.document_folder(document)))
+    )
 
 
-class _CacheBase(msgspec.Struct):
-    base: str
+@dataclass(frozen=True, slots=True)
+class Renderer:
+    """What all samples of a chunk are read and rendered with."""
+
+    layouts: Layouts
+    names: FieldNames
+    nfc: bool
+    drops_thinking: bool
+
+    def read(self, data: Any) -> Conversation:
+        conversation = read_conversation(data, self.names, nfc=self.nfc)
+        return without_thinking(conversation) if self.drops_thinking else conversation
 
 
 @dataclass(slots=True)  # one for every sample: frozen ones take twice as long to make
@@ -382,22 +336,18 @@ class Rendered:
     number: int
     name: str
     documents: list[Document]
-    size: int  # bytes of all documents
+    size: int = field(init=False)  # bytes of all documents
+
+    def __post_init__(self) -> None:
+        self.size = sum(len(document.raw) for document in self.documents)
 
 
 def _check_signature(packed: PackedConversations, made_by: str) -> None:
     if packed.made_by != made_by:
         raise RecipeInvalid(
-            "the conversations were tokenized by a recipe with another tokenizer, template or treatment of turns; "
-            "take its recipe: source, recipe = forebay.chat.repack(root, sequence_length=…)"
+            "the conversations were tokenized by a recipe with another tokenizer, template or treatment of turns",
+            hint="take its recipe: source, recipe = forebay.chat.repack(root, sequence_length=…)",
         )
-
-
-def size_problem(size: int, encoder: EncoderName) -> str | None:
-    """Why documents of `size` bytes are not encoded: that would take some hundred times their size in memory."""
-    if size <= (most := MAX_UNCUT_BYTES[encoder]):
-        return None
-    return f"it is rendered as {size:,} bytes; at most {most:,} are encoded, so split the conversation"
 
 
 def in_batches(rendered: Iterator[Rendered]) -> Iterator[list[Rendered]]:
@@ -429,16 +379,16 @@ def untrained_documents(
     last = (np.cumsum(encoded.lengths) - encoded.lengths)[span_document] + encoded.spans[:, 1] - 1
     is_stop[is_stop] = tokens.control[encoded.ids[last[is_stop]]]
     stops = np.bincount(span_document[is_stop], minlength=len(documents))
-    found: dict[int, tuple[str, str]] = {}
+    problems: dict[int, tuple[str, str]] = {}
     for sample in np.flatnonzero(written == 0).tolist():
         shown = _shown(batch[sample].documents[-1].text)
-        found[int(np.searchsorted(sample_of, sample))] = "no-response", f"no token is the assistant's: {shown}"
+        problems[int(np.searchsorted(sample_of, sample))] = "no-response", f"no token is the assistant's: {shown}"
     for at in np.flatnonzero(stops < [document.turns for document in documents]).tolist():
-        found[at] = (
+        problems[at] = (
             "no-stop",
             f"the tokenizer does not make one token of a turn's stop token: {_shown(documents[at].text)}",
         )
-    return found
+    return problems
 
 
 _WRITTEN = np.isin(KINDS, ("response", "thinking", "tool_call"))  # by kind
@@ -455,8 +405,7 @@ def _open_layouts(
     date: str | None,
     special: re.Pattern[str],
     stop: str | None,
-    history: str,
     generation: str,
 ) -> Layouts:
     template = open_template(source, arguments, date)
-    return Layouts(template, special, stop, history == "split", generation == "check")
+    return Layouts(Dissector(template, special, stop, generation == "check"))

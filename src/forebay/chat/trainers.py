@@ -12,13 +12,14 @@ of one chunk. A name that ends with `.parquet` gives a Parquet file, any other a
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from forebay.columns import Array, Ragged
-from forebay.errors import LibraryMissing
+from forebay.errors import LibraryMissing, choice_error
 from forebay.masks import candidate_weights, labels, token_weights
 from forebay.masks.train_on import Kind, TrainOn, label_weights
 from forebay.read.cache import Cache
@@ -71,6 +72,8 @@ def write_dpo(
     `ref_logps`; their sums become `ref_chosen_logps` and `ref_rejected_logps`. TRL trains on every token of a
     candidate: rows with tokens that `train_on` leaves out, such as results of tools, are an error, or dropped.
     """
+    if untrained not in ("error", "drop"):
+        raise choice_error("untrained", untrained, ("error", "drop"))
     if (kind := cache.recipe(cache.generation.base).kind) != "preferences":
         raise ValueError(f"'{cache.root}' is a cache of {kind}; write_dpo reads caches of preferences")
     return _write(path, _dpo_chunks(cache, _checked_policy(train_on), reference, untrained == "drop"))
@@ -121,95 +124,105 @@ def _sft_chunks(cache: Cache, policy: TrainOn | None, packed: bool) -> Iterator[
         inside = np.arange(tokens.shape[1]) < used[:, None]
         first = np.concatenate([[0], np.cumsum(lengths.values, dtype=np.int64)])
         edges = first[lengths.offsets.astype(np.int64)] if packed else first
-        kept = targets[inside]
-        made: dict[str, Array | Ragged] = {
+        used_targets = targets[inside]
+        chunk: dict[str, Array | Ragged] = {
             "input_ids": Ragged(tokens[inside].astype(np.int32), edges),
-            "attention_mask": Ragged(np.ones(len(kept), np.int8), edges),
-            "labels": Ragged(kept, edges),
-            "completion_mask": Ragged((kept >= 0).astype(np.int8), edges),
+            "attention_mask": Ragged(np.ones(len(used_targets), np.int8), edges),
+            "labels": Ragged(used_targets, edges),
+            "completion_mask": Ragged((used_targets >= 0).astype(np.int8), edges),
         }
         if packed:
-            made["seq_lengths"] = Ragged(lengths.values.astype(np.int32), lengths.offsets)
-        yield made
+            chunk["seq_lengths"] = Ragged(lengths.values.astype(np.int32), lengths.offsets)
+        yield chunk
 
 
 def _dpo_chunks(
     cache: Cache, policy: TrainOn, reference: str | None, drop: bool
 ) -> Iterator[dict[str, Array | Ragged]]:
     columns = ["prompt", "candidates", "candidate_lens", "spans", *([reference] if reference else [])]
-    done = 0
+    int32, first = np.dtype(np.int32), 0
     for rows in cache.chunks(columns):
-        prompts: list[Array] = []
-        sides: tuple[list[Array], list[Array]] = ([], [])
-        sums: tuple[list[float], list[float]] = ([], [])
-        for row in range(len(rows["prompt"])):
-            prompt, candidates, lens, spans = (rows[name][row] for name in columns[:4])
-            ends = (0, len(lens) - 1)
-            weights = candidate_weights(spans, len(prompt), lens, policy)
-            if not all(weights[end].all() for end in ends):
-                if drop:
-                    continue
-                raise ValueError(
-                    f"row {done + row} of '{cache.root}' has tokens in a candidate that train_on leaves out, and TRL "
-                    "would train on them; pass untrained='drop' to leave such rows out"
-                )
-            edges = np.cumsum(lens)[:-1].astype(np.int64)
-            prompts.append(prompt)
-            for side, end in zip(sides, ends, strict=True):
-                side.append(np.split(candidates, edges)[end])
-            if reference:
-                values = rows[reference][row].astype(np.float64)
-                if len(values) != len(candidates):
-                    raise ValueError(
-                        f"row {done + row} of '{cache.root}' has no '{reference}': it was not computed; "
-                        "build the rest of that layer, or see `forebay status` for its failures"
-                    )
-                for total, end in zip(sums, ends, strict=True):
-                    total.append(float(np.split(values, edges)[end].sum()))
-        done += len(rows["prompt"])
-        int32 = np.dtype(np.int32)
-        made: dict[str, Array | Ragged] = {
-            "prompt_ids": Ragged.of(prompts, int32),
-            "chosen_ids": Ragged.of(sides[0], int32),
-            "rejected_ids": Ragged.of(sides[1], int32),
+        pairs = [_pair(cache, rows, row, first + row, policy, reference) for row in range(len(rows["prompt"]))]
+        first += len(pairs)
+        if not drop and None in pairs:
+            raise ValueError(
+                f"row {first - len(pairs) + pairs.index(None)} of '{cache.root}' has tokens in a candidate that "
+                "train_on leaves out, and TRL would train on them; pass untrained='drop' to leave such rows out"
+            )
+        whole = [pair for pair in pairs if pair is not None]
+        chunk: dict[str, Array | Ragged] = {
+            "prompt_ids": Ragged.of([pair.prompt for pair in whole], int32),
+            "chosen_ids": Ragged.of([pair.ids[0] for pair in whole], int32),
+            "rejected_ids": Ragged.of([pair.ids[1] for pair in whole], int32),
         }
         if reference:
-            made["ref_chosen_logps"], made["ref_rejected_logps"] = (np.array(each, np.float64) for each in sums)
-        yield made
+            chunk["ref_chosen_logps"] = np.array([pair.sums[0] for pair in whole], np.float64)
+            chunk["ref_rejected_logps"] = np.array([pair.sums[1] for pair in whole], np.float64)
+        yield chunk
+
+
+class _Pair(NamedTuple):
+    """The best and the worst candidate of a row, and the sums of their log-probs."""
+
+    prompt: Array
+    ids: tuple[Array, Array]
+    sums: tuple[float, float]
+
+
+def _pair(
+    cache: Cache, rows: Mapping[str, Any], row: int, number: int, policy: TrainOn, reference: str | None
+) -> _Pair | None:
+    """The pair of a row of a chunk; None if `policy` leaves out tokens of it."""
+    prompt, candidates, lens, spans = (rows[name][row] for name in ("prompt", "candidates", "candidate_lens", "spans"))
+    weights = candidate_weights(spans, len(prompt), lens, policy)
+    if not (weights[0].all() and weights[-1].all()):
+        return None
+    values = rows[reference][row].astype(np.float64) if reference else np.zeros(len(candidates))
+    if len(values) != len(candidates):
+        raise ValueError(
+            f"row {number} of '{cache.root}' has no '{reference}': it was not computed; build the rest of that layer, "
+            "or see `forebay status` for its failures"
+        )
+    ends = slice(0, int(lens[0])), slice(len(candidates) - int(lens[-1]), len(candidates))
+    return _Pair(prompt, (candidates[ends[0]], candidates[ends[1]]), (values[ends[0]].sum(), values[ends[1]].sum()))
 
 
 def _write(path: str | os.PathLike[str], chunks: Iterator[dict[str, Array | Ragged]]) -> int:
-    """Write the file beside its place, and move it there when it is complete."""
+    """Write a temporary file in the same folder, and rename it when it is complete."""
     try:
         arrow: Any = import_module("pyarrow")
     except ModuleNotFoundError as missing:
-        raise LibraryMissing("pyarrow", "writing data sets for trainers", "tokens") from missing
-    place = os.fspath(path)
-    if not place.endswith(_SUFFIXES):
-        raise ValueError(f"path must end with {' or '.join(_SUFFIXES)} (got '{place}')")
-    unfinished = f"{place}.unfinished"
+        raise LibraryMissing(
+            "writing data sets for trainers needs 'pyarrow', which is not installed",
+            hint="pip install 'forebay[tokens]'",
+            extra="tokens",
+        ) from missing
+    target = os.fspath(path)
+    if not target.endswith(_SUFFIXES):
+        raise ValueError(f"path must end with {' or '.join(_SUFFIXES)} (got '{target}')")
+    unfinished = f"{target}.unfinished"
     writer: Any = None
     count = 0
     try:
         for chunk in chunks:
             table = arrow.table({name: _arrow(arrow, values) for name, values in chunk.items()})
             if writer is None:
-                writer = _writer(place, unfinished, table.schema)
+                writer = _writer(target, unfinished, table.schema)
             writer.write_table(table)
             count += table.num_rows
         if writer is None:
             raise ValueError("the cache has no rows to write")
         writer.close()
-        os.replace(unfinished, place)
+        os.replace(unfinished, target)
     finally:
-        if os.path.exists(unfinished):
-            writer.close()
-            os.remove(unfinished)
+        if writer is not None:
+            with suppress(FileNotFoundError):
+                os.remove(unfinished)
     return count
 
 
-def _writer(place: str, unfinished: str, schema: Any) -> Any:
-    if place.endswith(".parquet"):
+def _writer(target: str, unfinished: str, schema: Any) -> Any:
+    if target.endswith(".parquet"):
         return import_module("pyarrow.parquet").ParquetWriter(unfinished, schema)
     return import_module("pyarrow.ipc").new_stream(unfinished, schema)
 

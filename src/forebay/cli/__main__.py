@@ -12,26 +12,12 @@ from typing import NoReturn
 
 from forebay.preview.words import show_first_sign
 
-LONG_VERBS = (
-    "build",
-    "clean",
-    "copy",
-    "doctor",
-    "estimate",
-    "grow",
-    "import",
-    "refresh",
-    "rekey",
-    "repair",
-    "verify",
-    "warm",
-)
-SILENT = {"--json", "-q", "--quiet", "-h", "--help"}
+SILENT = {"--json", "-q", "--quiet", "-h", "--help", "--help-all"}
 
 
 def main() -> NoReturn:
     words = sys.argv[1:]
-    if words and words[0] in LONG_VERBS and not SILENT.intersection(words) and _is_terminal():
+    if words and words[0].isalpha() and not SILENT.intersection(words) and _is_terminal():
         show_first_sign(f"forebay {words[0]}: starting …")
     try:
         run = import_module("forebay.cli.main").main
@@ -41,9 +27,9 @@ def main() -> NoReturn:
         message = ascii(" ".join(str(error).split())[:300])[1:-1] or type(error).__name__
         advice = "check the disk, the memory and the installed packages (pip check)"
         if "--json" in words:
-            cannot = {"type": type(error).__name__, "message": f"cannot start: {message}; {advice}"}
+            cannot = {"type": type(error).__name__, "message": f"cannot start: {message}", "hint": advice}
             sys.stdout.write(json.dumps({"ok": False, "error": cannot}) + "\n")
-        sys.exit(f"forebay: cannot start: {message}; {advice}")
+        sys.exit(f"error: cannot start: {message}\nhint: {advice}")
     run()
     raise AssertionError("click ends the process")
 

@@ -9,13 +9,24 @@ import click
 from click.shell_completion import CompletionItem
 
 from forebay import api
-from forebay.cache.records import DryRun, Estimate
-from forebay.cli.legacy import naming_verbs
+from forebay.cache.reports import DryRun, Estimate
+from forebay.cli.options import (
+    Decorator,
+    WrongUsage,
+    checked_range,
+    decorated,
+    network_option,
+    option,
+    passed_flags,
+    refuse_memory,
+    source_argument,
+    struct_options,
+)
+from forebay.cli.output import Finding, shown_progress
 from forebay.cli.settings import (
     BuildSettings,
     Kind,
     Settings,
-    checked_kind,
     engine_of,
     from_cache,
     from_file,
@@ -25,24 +36,10 @@ from forebay.cli.settings import (
     kind_names,
     kind_of,
     place_in_plan,
-    read_settings_file,
 )
-from forebay.cli.verb import (
-    SOURCE_HELP,
-    Decorator,
-    Finding,
-    Option,
-    Verbs,
-    checked_range,
-    decorated,
-    passed_flags,
-    refuse_memory,
-    shown_progress,
-    source_argument,
-    struct_options,
-    verb,
-)
-from forebay.errors import RangeInvalid, closest
+from forebay.cli.settings_file import checked_kind, read_settings_file
+from forebay.cli.verb import Verbs, verb
+from forebay.errors import closest
 from forebay.fields import declared
 from forebay.format import layout
 from forebay.preview.words import command_line, human_bytes
@@ -50,14 +47,14 @@ from forebay.store import open_store
 from forebay.store.base import holds, is_url
 
 FROM_OPTIONS: tuple[Decorator, ...] = (  # how the group names the settings to the command of a kind
-    click.option("--from-file", hidden=True),
-    click.option("--from-cache", hidden=True),
+    option("--from-file", hidden=True),
+    option("--from-cache", hidden=True),
 )
 TEACHERS = "teachers"
 
 
 class KindGroup(Verbs):
-    """One subcommand per kind, made when it is used; a settings file or a cache selects the kind that it names."""
+    """One subcommand per kind, made when it is used; a settings file or a cache selects its kind."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*kind_names(), *self.homes]
@@ -71,12 +68,6 @@ class KindGroup(Verbs):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete kinds, and files for settings files and caches."""
         return [CompletionItem(incomplete, type="file"), *super().shell_complete(ctx, incomplete)]
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """`--remote`, before or after the cache, is another way to write the command `remote`."""
-        if "--remote" in args and "remote" in self.homes:
-            args = ["remote", *(arg for arg in args if arg != "--remote")]
-        return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -95,11 +86,10 @@ class KindGroup(Verbs):
         known = self.list_commands(ctx)
         meant = None if os.path.exists(word) else closest(word, known)
         words = [known[0], *args] if meant is None else [meant, *args[1:]]
-        hint = "Did you mean" if meant else f"The kind of data ({', '.join(known)}) comes first"
-        raise click.UsageError(
-            f"'{word}' is not a kind of data, a settings file or a cache. {hint}: "
-            f"{command_line(str(ctx.info_name), *words)}",
-            ctx,
+        example = command_line(str(ctx.info_name), *words)
+        raise WrongUsage(
+            f"'{word}' is not a kind of data ({', '.join(known)}), a settings file or a cache",
+            f"did you mean: {example}" if meant else f"the kind of data comes first: {example}",
         )
 
 
@@ -113,12 +103,12 @@ def is_cache(word: str) -> bool:
 
 def gathered(kind: Kind, file: str | None, cache: str | None, flags: dict[str, Any]) -> Settings:
     """The settings from a file, a cache or the command line; flags win."""
-    given = passed_flags(flags)
+    passed = passed_flags(flags)
     if file is not None:
-        return from_file(kind, file, given)
+        return from_file(kind, file, passed)
     if cache is not None:
-        return from_cache(kind, cache, given)
-    return from_words(kind, given)
+        return from_cache(kind, cache, passed)
+    return from_words(kind, passed)
 
 
 def _layer_among(args: list[str]) -> str | None:
@@ -139,45 +129,38 @@ def kind_options(kind: Kind) -> tuple[Decorator, ...]:
 
 def kind_command(verb_name: str, kind: Kind) -> click.Command:
     """The command of one kind, of `build` or `estimate`."""
-    options: tuple[Decorator, ...] = (*FROM_OPTIONS, *kind_options(kind))
-    if verb_name == "build":
-        options += (naming_verbs, *struct_options(BuildSettings, "Build"), *RUN_OPTIONS)
-    else:
-        options += (click.option("--layer", hidden=True), *struct_options(BuildSettings, "Build", *ESTIMATED))
-    options += (click.option("--check-source", is_flag=True, cls=Option, group="Build", help=SOURCE_HELP),)
-    run = _build if verb_name == "build" else _estimate
+    is_build = verb_name == "build"
+    build_options = struct_options(BuildSettings, "Build", *(() if is_build else ESTIMATED))
+    last = DRY_RUN if is_build else option("--layer", hidden=True)
+    run = _build if is_build else _estimate
 
     def command(**flags: Any) -> Any:
         return run(kind, **flags)
 
-    made: click.Command = verb(kind.name, help=kind.help(verb_name))(
-        decorated(command, source_argument(required=False), *options)
+    kind_verb: click.Command = verb(kind.name, help=kind.help(verb_name))(
+        decorated(
+            command,
+            source_argument(required=False),
+            *FROM_OPTIONS,
+            *kind_options(kind),
+            *build_options,
+            last,
+            network_option,
+        )
     )
-    return made
+    return kind_verb
 
 
 ESTIMATED = ("into", "workers", "skip_unreadable")
-RUN_OPTIONS = (
-    click.option(
-        "--resume",
-        is_flag=True,
-        cls=Option,
-        group="Build",
-        help="Resume a stopped build (always on; kept for compatibility).",
-    ),
-    click.option(
-        "-n", "--dry-run", is_flag=True, cls=Option, group="Build", help="Show what would be built; write nothing."
-    ),
-)
+DRY_RUN = option("-n", "--dry-run", is_flag=True, group="Build", help="Show what would be built; write nothing.")
 
 
 @click.group(cls=KindGroup, subcommand_metavar="KIND|SETTINGS.toml|CACHE [ARGS]...")
-@naming_verbs
 def build() -> None:
     """Build a cache, or resume an unfinished one.
 
-    Name a kind of data and its sources, or a settings file ([source] [recipe] [build]; flags win; paths in it are
-    relative to its folder), or an unfinished cache. Ctrl-C stops at once and prints the command to resume.
+    Pass a kind of data and its sources, a settings file ([source] [recipe] [build]; flags override it), or an
+    unfinished cache. Ctrl-C stops at once and prints the command to resume.
 
     \b
     Example: forebay build tokens 'data/*.jsonl' --into caches/edu
@@ -186,32 +169,22 @@ def build() -> None:
     """
 
 
-def _build(kind: Kind, dry_run: bool, resume: bool, from_file: str | None, from_cache: str | None, **flags: Any) -> Any:
+def _build(kind: Kind, dry_run: bool, from_file: str | None, from_cache: str | None, **flags: Any) -> Any:
     settings = gathered(kind, from_file, from_cache, flags)
     _check(settings, from_file)
     with checked_range(settings.build.start_chunk, settings.build.end_chunk):
-        _check_start(settings)
         return _dry_run(settings) if dry_run else _built(settings)
 
 
 def _check(settings: Settings, file: str | None) -> None:
     wanted = settings.build
     if wanted.into is None:
-        key = f", or set 'into' in [build] of '{file}'" if file else ": the folder of the cache, e.g. --into caches/new"
-        raise click.UsageError(f"Missing option '--into'{key}.")
+        hint = "pass the folder of the cache, for instance --into caches/new"
+        hint = f"{hint}, or set 'into' in [build] of '{file}'" if file else hint
+        raise WrongUsage("missing option '--into'", hint)
     refuse_memory(wanted.into)
     if os.path.isfile(wanted.into):
         raise NotADirectoryError(errno.ENOTDIR, "it is a file; --into needs a folder", wanted.into)
-
-
-def _check_start(settings: Settings) -> None:
-    """Reject a start chunk beyond the plan before the build starts; a new cache has no plan yet."""
-    start, root = settings.build.start_chunk, str(settings.build.into)
-    if not start or not is_cache(root):
-        return
-    planned = api.gaps(root, layer=settings.build.layer or settings.recipe.kind)[0].planned
-    if planned and start >= planned:
-        raise RangeInvalid(root, start, planned)
 
 
 def _dry_run(settings: Settings) -> DryRun:
@@ -233,7 +206,7 @@ def _built(settings: Settings) -> Any:
 
 def _build_options(settings: Settings) -> Mapping[str, Any]:
     names = ["layer", "workers", "mode", "start_chunk", "end_chunk", "memory_limit", "max_failures"]
-    names += ["skip_unreadable"]
+    names += ["skip_unreadable", "reuse", "copy"]
     named = {name: getattr(settings.build, name) for name in names}
     return {**named, "engine": engine_of(settings.build), "begin_at": place_in_plan(os.environ)}
 
@@ -242,41 +215,38 @@ def _build_options(settings: Settings) -> Mapping[str, Any]:
 def estimate() -> None:
     """Estimate the size and time of a build from a sample.
 
-    Takes the kind, the sources and the recipe options of `forebay build`. Reads at most 5 % of the source, but at least
-    a few whole documents. For images it also reads all tags (sidecars, manifest or Parquet columns), unless --tags sets
-    the vocabulary. Duplicates are included; only a full build can count them. Exits 1 if the disk at --into is too
-    small, or if every sample failed.
-
-    With --remote, shows what training from a cache in a bucket will fetch: `forebay estimate remote --help`.
+    Takes the kind, the sources and the recipe options of `forebay build`. Reads at most 5% of the source, but at least
+    a few whole documents, and all image tags unless --tags sets the vocabulary. Duplicates are included. Exits 1 if the
+    disk at --into is too small, or if every sample failed. `estimate remote` shows what training will fetch.
 
     \b
     Example: forebay estimate tokens 'data/*.jsonl' --into caches/edu
-             forebay estimate caches/edu --remote --nodes 4 --tier-bytes 500GB --bandwidth 1Gbit
+             forebay estimate remote s3://my-bucket/edu --nodes 4
     """
 
 
 def _estimate(kind: Kind, from_file: str | None, from_cache: str | None, **flags: Any) -> Any:
     settings = gathered(kind, from_file, from_cache, flags)
-    found = api.estimate(
+    report = api.estimate(
         settings.source,
         settings.recipe,
         into=settings.build.into,
         workers=settings.build.workers,
         skip_unreadable=settings.build.skip_unreadable,
     )
-    problems = [_no_room(settings.build.into, found)] if not found.fits else []
-    problems += [_all_failed(found)] if found.all_failed else []
+    problems = [_no_room(settings.build.into, report)] if not report.fits else []
+    problems += [_all_failed(report)] if report.all_failed else []
     if not problems:
-        return found
-    return Finding(found, "EverySampleFailed" if found.fits else "DiskFull", "; ".join(problems), is_said=True)
+        return report
+    return Finding(report, "EverySampleFailed" if report.fits else "StoreFull", "; ".join(problems), is_said=True)
 
 
-def _all_failed(found: Estimate) -> str:
-    return f"every trial sample failed, most as '{found.failure_reason}' ({found.failure_example})"
+def _all_failed(report: Estimate) -> str:
+    return f"every trial sample failed, most as '{report.failure_reason}' ({report.failure_example})"
 
 
-def _no_room(into: str | None, found: Estimate) -> str:
-    needed, free = human_bytes(found.stored_bytes), human_bytes(found.free_bytes or 0)
+def _no_room(into: str | None, report: Estimate) -> str:
+    needed, free = human_bytes(report.stored_bytes), human_bytes(report.free_bytes or 0)
     return (
         f"not enough disk space at '{into}': about {needed} are needed, {free} are free; free some or use another disk"
     )
@@ -285,5 +255,5 @@ def _no_room(into: str | None, found: Estimate) -> str:
 build.homes = {TEACHERS: "forebay.cli.teacher_verbs:build_teachers"}
 estimate.homes = {
     TEACHERS: "forebay.cli.teacher_verbs:estimate_teachers_command",
-    "remote": "forebay.cli.tier_verbs:estimate_remote",
+    "remote": "forebay.cli.machine_verbs:estimate_remote",
 }

@@ -19,18 +19,24 @@ import msgspec
 from rich.text import Text
 
 from forebay import api
-from forebay.cache.records import Gaps, VerifyReport
-from forebay.cli.verb import complete_folder, is_json, local_only, verb
+from forebay.cache.reports import LayerStatus, VerifyReport
+from forebay.cli.options import complete_folder, local_only, option
+from forebay.cli.output import is_json
+from forebay.cli.verb import verb
 from forebay.columns import Ragged
 from forebay.errors import ForebayError
 from forebay.format import layout
 from forebay.preview.console import console_for
 from forebay.preview.row_records import DemoReport, DemoStep
 from forebay.preview.words import command_line
-from forebay.read.cache import open_cache
+from forebay.read.opening import open_cache
 
 # A truncated line, which the build must report with its line number.
 BROKEN_LINE = '{"text": "a line that was cut o\n'
+SOURCE, CACHE, LAYER = "library.jsonl", "cache", "tokens"  # names in the folder of the demo
+POLL_SECONDS = 0.01
+STOPPED = 130
+TRIES = 5
 
 
 def write_library(path: str, names: str) -> str:
@@ -47,124 +53,119 @@ def write_library(path: str, names: str) -> str:
 
 def _modules(library: str, names: str) -> set[str]:
     """Every module that is not empty, relative to the library."""
-    found = set()
+    paths: set[str] = set()
     for top in glob.iglob(os.path.join(library, names)):
         below = glob.iglob(os.path.join(top, "**", "*.py"), recursive=True) if os.path.isdir(top) else [top]
-        found |= {path for path in below if path.endswith(".py") and os.path.getsize(path)}
-    return {os.path.relpath(path, library) for path in found}
-
-
-LAYER = "tokens"
-POLL_SECONDS = 0.01
-STOPPED = 130
-TRIES = 5
+        paths |= {path for path in below if path.endswith(".py") and os.path.getsize(path)}
+    return {os.path.relpath(path, library) for path in paths}
 
 
 class DemoRun:
-    """One run of the demo; raises `ForebayError` if a step does not do what it should."""
+    """One run of the demo in a folder; raises `ForebayError` if a step does not do what it should."""
 
-    def __init__(self, root: str, source: Sequence[str], as_json: bool) -> None:
-        self._root = root
-        self._source = list(source)
+    def __init__(self, folder: str, build_options: Sequence[str], as_json: bool) -> None:
+        self._folder, self._root = folder, os.path.join(folder, CACHE)
+        self._target = [LAYER, SOURCE, *build_options, "--into", CACHE]
         self._stream = sys.stderr if as_json else sys.stdout
         self._console = console_for(self._stream)
         self._steps: list[DemoStep] = []
 
     def run(self) -> DemoReport:
         started = time.monotonic()
-        build = ["build", *self._source, "--into", self._root]
-        self._say(f"This demo works in {self._root}; everything is real.")
-        self._act("What will it take?", ["estimate", *self._source, "--into", self._root])
-        self._interrupt("Build it, and interrupt it part-way (Ctrl-C).", build)
-        self._act("How far did it get, and which documents could not be read?", ["status", self._root])
-        self._act("The same command resumes where it stopped.", build)
-        self._act("Check every byte.", ["verify", self._root])
+        self._say(f"This demo works in {self._folder}; nothing is simulated.")
+        self._act("What will it take?", ["estimate", *self._target])
+        self._interrupt("Build it, and interrupt it part-way (Ctrl-C).", ["build", *self._target])
+        self._act("How far did it get, and which documents could not be read?", ["status", CACHE])
+        self._act("The same command resumes where it stopped.", ["build", *self._target])
+        self._act("Check every byte.", ["verify", CACHE])
         self._damage_and_repair()
         rows = [word for row in self._telling_rows() for word in ("--row", str(row))]
-        self._act("What is in it?", ["peek", self._root, *rows])
-        self._act("What is it?", ["info", self._root])
+        self._act("Look at two rows.", ["peek", CACHE, *rows])
+        self._act("Show what the cache is.", ["info", CACHE])
         return DemoReport(root=self._root, steps=tuple(self._steps), seconds=time.monotonic() - started)
 
     def _damage_and_repair(self) -> None:
         path, position, before = self._flip_a_bit()
-        self._act("Will it be found?", ["verify", self._root], expected=1)
-        self._check(_is_found(self._bad(), os.path.basename(path), position), "verify did not name the flipped byte")
-        self._act("Rebuild that chunk from the source.", ["repair", self._root])
+        self._act("Verify finds it.", ["verify", CACHE], expected=1)
+        self._check(_is_found(self._bad(), os.path.basename(path), position), "verify did not report the flipped byte")
+        self._act("Rebuild that chunk from the source.", ["repair", CACHE])
         self._check(_digest(path) == before, "the repaired chunk differs from the original")
-        self._act("Check again.", ["verify", self._root])
+        self._act("Check again.", ["verify", CACHE])
 
     def _act(self, heading: str, words: list[str], expected: int = 0) -> None:
-        code = self._run(heading, words, lambda process: None)
+        code = self._run(heading, words)
         self._check(code == expected, f"`forebay {words[0]}` ended with exit code {code} instead of {expected}")
 
     def _interrupt(self, heading: str, words: list[str]) -> None:
-        """Stop a build part-way; where it was done before the signal came, as on a busy machine, do it all again."""
+        """Stop a build part-way; if it ended before the signal came, as on a busy machine, build again."""
         for _ in range(TRIES):
             code = self._run(heading, words, self._stop_part_way)
-            gaps = self._gaps()
-            if code == STOPPED and gaps is not None and 0 < gaps.present < gaps.planned:
+            layer = self._layer()
+            if code == STOPPED and layer is not None and 0 < layer.present < layer.planned:
                 return
             self._check(code in (0, STOPPED), f"`forebay {words[0]}` ended with exit code {code} instead of {STOPPED}")
-            heading = "It was done before the signal came. Once more, from the beginning."
+            heading = "It ended before the signal came. Once more, from the beginning."
             shutil.rmtree(self._root)
             self._steps.pop()
         self._check(False, "the build was not stopped part-way")
 
-    def _run(self, heading: str, words: list[str], meanwhile: Callable[[subprocess.Popen[bytes]], None]) -> int:
+    def _run(
+        self, heading: str, words: list[str], meanwhile: Callable[["subprocess.Popen[bytes]"], None] | None = None
+    ) -> int:
         self._say(heading)
         self._console.print(Text(f"$ {command_line(*words)}", style="bold cyan"), soft_wrap=True)
         started = time.monotonic()
-        with subprocess.Popen(_command(words), stdout=self._stream) as process:
-            meanwhile(process)
+        with subprocess.Popen(_command(words), stdout=self._stream, cwd=self._folder) as process:
+            if meanwhile is not None:
+                meanwhile(process)
             code = process.wait()
         seconds = time.monotonic() - started
         self._steps.append(DemoStep(command=command_line(*words), exit_code=code, seconds=seconds))
         return code
 
-    def _stop_part_way(self, process: subprocess.Popen[bytes]) -> None:
-        """Send SIGINT once a third of the chunks is there, and the first one, whose bad line `status` shows."""
+    def _stop_part_way(self, process: "subprocess.Popen[bytes]") -> None:
+        """Send SIGINT once a third of the chunks exist, and the first one, whose bad line `status` shows."""
         while process.poll() is None:
-            gaps = self._gaps()
-            if gaps is not None and gaps.present > gaps.planned // 3 and 0 not in gaps.missing:
+            layer = self._layer()
+            if layer is not None and layer.present > layer.planned // 3 and 0 not in layer.missing:
                 process.send_signal(signal.SIGINT)
                 return
             time.sleep(POLL_SECONDS)
 
-    def _gaps(self) -> Gaps | None:
+    def _layer(self) -> LayerStatus | None:
         """The progress of the build; None if there is no plan yet."""
         with suppress(ForebayError):
-            found = api.gaps(self._root, layer=LAYER)[0]
-            return found if found.planned else None
+            layers = [one for one in api.status(self._root, depth="index").layers if one.layer == LAYER]
+            return layers[0] if layers and layers[0].planned else None
         return None
 
     def _telling_rows(self) -> list[int]:
         """The row with the most pieces and the row with the most padding in the first chunk."""
-        cache = open_cache(self._root)
-        pieces = next(cache.chunks(["seq_lens"]))["seq_lens"]
+        pieces = next(open_cache(self._root).chunks(["seq_lens"]))["seq_lens"]
         assert isinstance(pieces, Ragged)
         used = [int(pieces[row].sum()) for row in range(len(pieces))]
         return [int(pieces.lengths.argmax()), used.index(min(used))]
 
     def _flip_a_bit(self) -> tuple[str, int, str]:
-        gaps = self._gaps()
-        assert gaps is not None
-        path = os.path.join(self._root, layout.chunk(LAYER, gaps.planned // 2))
+        cache = open_cache(self._root)
+        key = layout.chunk(cache.generation.folder(LAYER), len(cache.chunk_starts) // 2)
+        path = os.path.join(self._root, key)
         before, position = _digest(path), os.path.getsize(path) // 2
         with open(path, "r+b") as file:
             file.seek(position)
             flipped = file.read(1)[0] ^ 1
             file.seek(position)
             file.write(bytes([flipped]))
-        self._say(f"Flip one bit in byte {position:,} of {path}.")
+        self._say(f"Flip one bit in byte {position:,} of {CACHE}/{key}.")
         return path, position, before
 
     def _bad(self) -> VerifyReport:
-        found = subprocess.run(_command(["verify", self._root, "--json"]), stdout=subprocess.PIPE, check=False)
-        return msgspec.convert(msgspec.json.decode(found.stdout)["result"], VerifyReport)
+        done = subprocess.run(_command(["verify", self._root, "--json"]), stdout=subprocess.PIPE, check=False)
+        return msgspec.convert(msgspec.json.decode(done.stdout)["result"], VerifyReport)
 
     def _check(self, holds: bool, problem: str) -> None:
         if not holds:
-            raise ForebayError(f"the demo failed: {problem}; its files are in '{self._root}'")
+            raise ForebayError(f"the demo failed: {problem}", hint=f"look at its files in '{self._folder}'")
 
     def _say(self, line: str) -> None:
         self._console.print()
@@ -190,7 +191,7 @@ NAMES = "[a-h]*"
 
 
 @verb()
-@click.option(
+@option(
     "-o",
     "--into",
     metavar="DIR",
@@ -198,23 +199,23 @@ NAMES = "[a-h]*"
     callback=local_only,
     help="Folder to work in, new or empty.  [default: a temporary one]",
 )
-@click.option("--keep", is_flag=True, help="Keep the temporary folder and print its path.")
-@click.option("--names", default=NAMES, hidden=True, help="Modules of the standard library to use.")
-@click.option("--chunk-size", default=150, hidden=True)
-def demo(into: str | None, keep: bool, names: str, chunk_size: int) -> DemoReport:
+@option("--keep", is_flag=True, help="Keep the temporary folder and print its path.")
+@option("--names", default=NAMES, hidden=True, help="Modules of the standard library to use.")
+@option("--chunk-rows", default=150, hidden=True)
+def demo(into: str | None, keep: bool, names: str, chunk_rows: int) -> DemoReport:
     """Run a full demo: Python's standard library as packed tokens.
 
     Estimates, builds, interrupts, resumes, verifies, damages, repairs and shows a cache. Prints every command as you
-    would type it for your own data. Exits 1 if a step does not do what it should, and keeps its files then.
+    would type it for your own data. Exits 1 and keeps its files if a step does not do what it should.
 
     Example: forebay demo --into demo
     """
     if into is not None and os.path.exists(into) and os.listdir(into):
-        raise click.BadParameter(f"'{into}' is not empty; name a new folder", param_hint="'--into'")
+        raise click.BadParameter(f"'{into}' is not empty; choose a new folder", param_hint="'--into'")
     folder = into or tempfile.mkdtemp(prefix="forebay-demo-")
-    library = write_library(os.path.join(folder, "library.jsonl"), names)
-    source = ["tokens", library, "--chunk-size", str(chunk_size), "--level", "max", "--deduplicate"]
-    report = DemoRun(os.path.join(folder, "cache"), source, is_json()).run()
+    write_library(os.path.join(folder, SOURCE), names)
+    build_options = ["--chunk-rows", str(chunk_rows), "--level", "max", "--deduplicate"]
+    report = DemoRun(folder, build_options, is_json()).run()
     if into is None and not keep:
         shutil.rmtree(folder)
         report = msgspec.structs.replace(report, kept=False)

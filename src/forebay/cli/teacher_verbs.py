@@ -5,7 +5,7 @@ an option whose value is its model.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -13,27 +13,28 @@ import msgspec
 import numpy as np
 
 from forebay import api
-from forebay.cache.catalog import layers_of, read_cache_document, read_recipe_document
-from forebay.cli.settings import BuildSettings, engine_of, place_in_plan
-from forebay.cli.verb import (
+from forebay.cache.state import Index
+from forebay.cli.options import (
     Decorator,
-    Finding,
+    WrongUsage,
     cache_argument,
     checked_range,
     decorated,
     field_option,
+    network_option,
+    option,
     passed_flags,
-    shown_progress,
-    source_option,
     struct_options,
-    verb,
 )
-from forebay.errors import CacheNotFound
+from forebay.cli.output import Finding, shown_progress
+from forebay.cli.settings import BuildSettings, engine_of, place_in_plan
+from forebay.cli.verb import verb
 from forebay.fields import declared
 from forebay.preview.words import human_bytes
-from forebay.read.cache import open_cache
-from forebay.recipe import RecipeDocument, input_layers
+from forebay.read.opening import open_cache
+from forebay.recipe import RecipeDocument
 from forebay.store import open_store
+from forebay.store.base import cache_not_found
 from forebay.teachers import (
     T5,
     Clip,
@@ -48,7 +49,7 @@ from forebay.teachers import (
     estimate_teachers,
     pipeline,
 )
-from forebay.teachers.align import interpolation_errors, reopened
+from forebay.teachers.align import reopened
 
 GEOMETRIC = "geometric"
 CAPTION = "caption"
@@ -61,18 +62,18 @@ _COMMON = (*_FIELDS, *_HOW)
 _LATENTS, _T5, _CLIP, _UNET, _RECIPE = map(declared, (Latents, T5, Clip, Lune, TeacherRecipe))
 _GROUP = "Teachers"
 TEACHER_OPTIONS: tuple[Decorator, ...] = (
-    click.option(
+    option(
         "--pipeline",
         metavar="MODEL",
         help="Folder of a whole pipeline: all its layers (SD1.5, SDXL, SD3, Flux, DiT).",
     ),
-    click.option(
+    option(
         "--only",
         multiple=True,
         metavar="LAYER",
         help="Build this layer of the pipeline, and no other that is not named (repeatable).",
     ),
-    click.option("--labels", metavar="COLUMN", help="Class numbers for a DiT: a column, or COLUMN.KEY of its JSON."),
+    option("--labels", metavar="COLUMN", help="Class numbers for a DiT: a column, or COLUMN.KEY of its JSON."),
     field_option(_LATENTS["vae"], _GROUP),
     field_option(_T5["model"], _GROUP, "--t5", param="t5"),
     field_option(_CLIP["model"], _GROUP, "--clip", param="clip"),
@@ -101,7 +102,7 @@ TEACHER_OPTIONS: tuple[Decorator, ...] = (
     field_option(_CLIP["projected"], "Layer"),
     *(field_option(_RECIPE[name], "Layer") for name in ("buckets", *_FIELDS)),
     *(field_option(_RECIPE[name], "Build") for name in _HOW),
-    click.option(
+    option(
         "--name",
         "names",
         multiple=True,
@@ -113,46 +114,48 @@ TEACHER_OPTIONS: tuple[Decorator, ...] = (
 
 def teacher_recipes(root: str, flags: Mapping[str, Any]) -> dict[str, TeacherRecipe]:
     """The recipes of the layers that flags name, in build order; without any, of all unfinished layers."""
-    is_allowed = bool(flags.get("check_source"))
-    given = {name: value for name, value in flags.items() if name not in ("check_source", "names")}
+    is_allowed = bool(flags.get("allow_network"))
+    passed = {name: value for name, value in flags.items() if name not in ("allow_network", "names")}
     names = _layer_names(flags.get("names", ()))
-    if "pipeline" not in given and (alone := {"only", "labels"} & given.keys()):
-        raise click.UsageError(f"--{min(alone)} needs --pipeline.")
-    if not any(name in given for name in (*_MODELS, "pipeline")):
-        return _begun(root, given, is_allowed)
+    if "pipeline" not in passed and (alone := {"only", "labels"} & passed.keys()):
+        raise WrongUsage(f"--{min(alone)} needs --pipeline")
+    if not any(name in passed for name in (*_MODELS, "pipeline")):
+        return _begun(root, passed, is_allowed)
     base = _base(root)
-    fields = {**_base_prompts(base), **{name: given[name] for name in _COMMON if name in given}}
+    fields = {**_base_prompts(base), **{name: passed[name] for name in _COMMON if name in passed}}
     images = {name: base.fields[name] for name in ("size", "pad_color", "storage")} if base.kind == "images" else {}
-    if "pipeline" in given:
-        return _of_pipeline(given, images, fields, names)
-    if "vae" in given and not images:
-        raise click.UsageError(f"--vae needs images, but '{root}' has {base.kind}.")
+    if "pipeline" in passed:
+        return _of_pipeline(passed, images, fields, names)
+    if "vae" in passed and not images:
+        raise WrongUsage(f"--vae needs images, but '{root}' has {base.kind}")
     options = {
-        name: given[name]
+        name: passed[name]
         for name in ("vae", "t5", "clip", "sample", "max_length", "ragged", "projected")
-        if name in given
+        if name in passed
     }
-    timed = {**fields, **({"buckets": given["buckets"]} if "buckets" in given else {})}
+    timed = {**fields, **({"buckets": passed["buckets"]} if "buckets" in passed else {})}
     made = [(recipe.model, fields) for recipe in encodings(**options, **images, **fields).values()]
-    made += [(teacher, timed) for teacher in _listeners(given)]
+    made += [(teacher, timed) for teacher in _listeners(passed)]
     named = [(_named(teacher, names), how) for teacher, how in made]
     return {teacher.layer_name(): TeacherRecipe(teacher=teacher, **how) for teacher, how in named}
 
 
 def _of_pipeline(
-    given: Mapping[str, Any], images: Mapping[str, Any], fields: Mapping[str, Any], names: Mapping[str, str]
+    passed: Mapping[str, Any], images: Mapping[str, Any], fields: Mapping[str, Any], names: Mapping[str, str]
 ) -> dict[str, TeacherRecipe]:
     """The recipes of a pipeline's layers, or of those that --only names."""
     others = ("vae", "t5", "clip", "lune", "sol", "sol_weights", "ragged", "projected")
-    if clash := [name for name in others if name in given] + ["name"] * bool(names):
-        raise click.UsageError(f"--{clash[0].replace('_', '-')} and --pipeline: use two commands.")
-    more = {name: given[name] for name in ("sample", "max_length", "noise", "labels", "buckets") if name in given}
-    denoiser = {name: given[name] for name in ("time_direction", "noise_per") if name in given}
-    denoiser |= {"weights": given["lune_weights"]} if "lune_weights" in given else {}
-    recipes = pipeline(given["pipeline"], **images, **more, denoiser=denoiser, **fields)
-    if unknown := set(given.get("only", ())) - recipes.keys():
-        raise click.UsageError(f"--only {min(unknown)}: the pipeline has {', '.join(recipes)}.")
-    return {layer: recipe for layer, recipe in recipes.items() if layer in given.get("only", recipes)}
+    if clash := [name for name in others if name in passed] + ["name"] * bool(names):
+        raise WrongUsage(f"--{clash[0].replace('_', '-')} and --pipeline exclude each other", "use two commands")
+    more = {name: passed[name] for name in ("sample", "max_length", "noise", "labels", "buckets") if name in passed}
+    denoiser = {name: passed[name] for name in ("time_direction", "noise_per") if name in passed}
+    denoiser |= {"weights": passed["lune_weights"]} if "lune_weights" in passed else {}
+    recipes = pipeline(passed["pipeline"], **images, **more, denoiser=denoiser, **fields)
+    if unknown := set(passed.get("only", ())) - recipes.keys():
+        raise WrongUsage(
+            f"the pipeline has no layer '{min(unknown)}'", f"pass --only with one of: {', '.join(recipes)}"
+        )
+    return {layer: recipe for layer, recipe in recipes.items() if layer in passed.get("only", recipes)}
 
 
 def _layer_names(pairs: Sequence[str]) -> dict[str, str]:
@@ -160,9 +163,7 @@ def _layer_names(pairs: Sequence[str]) -> dict[str, str]:
     found = dict(pair.partition("=")[::2] for pair in pairs)
     wrong = [name for name, layer in found.items() if name not in _MODELS or not layer]
     if wrong:
-        raise click.UsageError(
-            f"--name must be TEACHER=LAYER, with a teacher of {', '.join(_MODELS)} (got {wrong[0]})."
-        )
+        raise WrongUsage(f"--name must be TEACHER=LAYER (got {wrong[0]})", f"teachers are: {', '.join(_MODELS)}")
     return found
 
 
@@ -176,48 +177,40 @@ def _named(teacher: Teacher, names: Mapping[str, str]) -> Teacher:
     return msgspec.structs.replace(teacher, **changes)
 
 
-def _listeners(given: Mapping[str, Any]) -> list[Teacher]:
-    how = {name: given[name] for name in ("noise", "time_direction", "noise_per") if name in given}
+def _listeners(passed: Mapping[str, Any]) -> list[Teacher]:
+    how = {name: passed[name] for name in ("noise", "time_direction", "noise_per") if name in passed}
     found: list[Teacher] = []
-    if "lune" in given:
-        found.append(Lune(unet=given["lune"], weights=given.get("lune_weights"), **how))
-    if given.get("sol") == GEOMETRIC:
+    if "lune" in passed:
+        found.append(Lune(unet=passed["lune"], weights=passed.get("lune_weights"), **how))
+    if passed.get("sol") == GEOMETRIC:
         found.append(GeometricSol())
-    elif "sol" in given:
-        found.append(Sol(unet=given["sol"], weights=given.get("sol_weights"), **how))
+    elif "sol" in passed:
+        found.append(Sol(unet=passed["sol"], weights=passed.get("sol_weights"), **how))
     return found
 
 
-def _begun(root: str, given: Mapping[str, Any], is_allowed: bool) -> dict[str, TeacherRecipe]:
+def _begun(root: str, passed: Mapping[str, Any], is_allowed: bool) -> dict[str, TeacherRecipe]:
     """The teacher layers of a cache, each after those it reads."""
-    how = {name: value for name, value in given.items() if name in _HOW}
-    if given.keys() - set(_HOW):
+    how = {name: value for name, value in passed.items() if name in _HOW}
+    if passed.keys() - set(_HOW):
         names = ", ".join(f"--{name}" for name in _MODELS)
-        raise click.UsageError(
-            f"Name at least one teacher ({names}) or --pipeline, or pass no options to resume the existing layers."
-        )
-    store = open_store(root)
-    read_cache_document(store)
-    documents = {layer: read_recipe_document(store, layer) for layer in layers_of(store)}
-    kept = {layer: one for layer, one in documents.items() if one is not None and one.kind == TeacherRecipe.kind}
-    if not kept:
-        raise click.UsageError(f"'{root}' has no teacher layer; name one, e.g. --t5 google/flan-t5-base.")
-    ordered = sorted(kept, key=lambda name: (_height(kept, name), name))
+        raise WrongUsage(f"missing a teacher ({names}) or --pipeline", "pass no options to resume the existing layers")
+    index = Index.take(open_store(root))
+    documents = {layer: index.recipe(layer) for layer in index.layers}
+    stored = {layer: one for layer, one in documents.items() if one is not None and one.kind == TeacherRecipe.kind}
+    if not stored:
+        raise WrongUsage(f"'{root}' has no teacher layer", "add one, for instance --t5 google/flan-t5-base")
+    ordered = sorted(stored, key=lambda layer: (index.height(layer), layer))
     verb = f"{click.get_current_context().command_path.split()[1]} teachers"
-    found = {layer: reopened(kept[layer], root, verb, is_allowed) for layer in ordered}
-    return {layer: msgspec.structs.replace(recipe, **how) for layer, recipe in found.items()}
-
-
-def _height(kept: Mapping[str, RecipeDocument], layer: str) -> int:
-    below = [name for name in input_layers(kept[layer]) if name in kept]
-    return 1 + max((_height(kept, name) for name in below), default=0)
+    recipes = {layer: reopened(stored[layer], root, verb, is_allowed) for layer in ordered}
+    return {layer: msgspec.structs.replace(recipe, **how) for layer, recipe in recipes.items()}
 
 
 def _base(root: str) -> RecipeDocument:
-    store = open_store(root)
-    base = read_recipe_document(store, read_cache_document(store).base)
+    index = Index.take(open_store(root))
+    base = index.recipe(index.base)
     if base is None:
-        raise CacheNotFound(root)
+        raise cache_not_found(root)
     return base
 
 
@@ -249,24 +242,25 @@ def _build(cache: str, dry_run: bool, replace: tuple[str, ...], **flags: Any) ->
     with checked_range(options.get("start_chunk"), options.get("end_chunk")):
         recipes = teacher_recipes(cache, passed)
         if unknown := set(replace) - recipes.keys():
-            raise click.UsageError(f"--replace {min(unknown)}: this command builds {', '.join(recipes)}.")
+            raise WrongUsage(
+                f"this command does not build '{min(unknown)}'", f"pass --replace with one of: {', '.join(recipes)}"
+            )
         if dry_run:
             return _estimated(cache, recipes, None)
         with shown_progress() as on_progress:
             return api.build_layers(cache, recipes, replace=replace, on_progress=on_progress, **options)
 
 
-def _estimate(cache: str, rows: int | None, held_out: int, **flags: Any) -> Any:
+def _estimate(cache: str, rows: int | None, **flags: Any) -> Any:
     """Estimate the size of teacher layers from the shapes of the models.
 
-    Loads nothing, except with --held-out. Assumes that all prompts differ, although equal prompts are stored once.
+    Loads nothing. Assumes that all prompts differ, although equal prompts are stored once.
     Exits 1 if the disk of the cache is too small.
 
     Example: forebay estimate teachers caches/art --lune sd/unet --rows 10000
     """
     recipes = teacher_recipes(cache, passed_flags(flags))
     found = _estimated(cache, recipes, rows)
-    found = msgspec.structs.replace(found, notes=(*found.notes, *_held_out(cache, recipes, held_out)))
     if found.fits:
         return found
     if found.free_bytes is None or found.bytes <= found.free_bytes:
@@ -275,18 +269,7 @@ def _estimate(cache: str, rows: int | None, held_out: int, **flags: Any) -> Any:
     problem = (
         f"not enough disk space at '{cache}': about {needed} are needed, {free} are free; free some or use another disk"
     )
-    return Finding(found, "DiskFull", problem, is_said=True)
-
-
-def _held_out(cache: str, recipes: Mapping[str, TeacherRecipe], most: int) -> Iterator[str]:
-    """Run the timed teachers on some rows at and between their buckets, and yield the errors."""
-    opened = open_cache(cache)
-    for layer, recipe in recipes.items():
-        if most and recipe.model.timed:
-            try:
-                yield from map(str, interpolation_errors(layer, recipe, opened, most))
-            finally:
-                recipe.release()
+    return Finding(found, "StoreFull", problem, is_said=True)
 
 
 def _estimated(cache: str, recipes: Any, rows: int | None) -> TeacherEstimate:
@@ -302,14 +285,14 @@ build_teachers = verb("teachers")(
         cache_argument,
         *TEACHER_OPTIONS,
         *struct_options(BuildSettings, "Build", *_BUILD_OPTIONS, *_ENGINE),
-        source_option,
-        click.option(
+        network_option,
+        option(
             "--replace",
             multiple=True,
             metavar="LAYER",
             help="Replace this layer if another model or other options made it (repeatable).",
         ),
-        click.option("-n", "--dry-run", is_flag=True, help="Show what would be stored; load and write nothing."),
+        option("-n", "--dry-run", is_flag=True, help="Show what would be stored; load and write nothing."),
     )
 )
 estimate_teachers_command = verb("teachers")(
@@ -317,14 +300,7 @@ estimate_teachers_command = verb("teachers")(
         _estimate,
         cache_argument,
         *TEACHER_OPTIONS,
-        click.option("--rows", type=click.IntRange(min=1), help="Number of rows.  [default: those of the cache]"),
-        click.option(
-            "--held-out",
-            type=click.IntRange(min=0),
-            default=0,
-            metavar="ROWS",
-            help="Run timed teachers on this many rows halfway between buckets: the error of interpolation.",
-        ),
-        source_option,
+        option("--rows", type=click.IntRange(min=1), help="Number of rows.  [default: those of the cache]"),
+        network_option,
     )
 )

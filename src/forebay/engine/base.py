@@ -3,17 +3,16 @@
     engine.start(task, slots)          workers open the task's document
     engine.submit(slot, chunk)         to a slot that `idle` lists
     engine.poll(timeout)               Done, Failed or Died, for every chunk that was submitted
-    engine.place(slot)                 the machine of a slot: a chunk that fails on one is tried on another
     engine.resize(slots)               more or fewer workers
-    engine.usage()                     what is at work
+    engine.usage()                     the workers that exist
     engine.stop()                      workers are gone; the engine can be started again
 
-A task reaches a worker as a JSON document, never as a pickle of live objects: a worker may be on another machine. Only
-an engine that runs in the calling process uses the task itself, so it also takes what has no document.
+A task reaches a worker as a JSON document, never as a pickle: a worker may be on another machine. Only an engine that
+runs in the calling process uses the task itself, so it also accepts a task without a document.
 
-What a worker of any engine does with a chunk is `attempt_chunk`: compute it, write it, and return what happened as an
-event. `InlineEngine` does just that in the calling process; a `ChunkWorker` writes one while it computes the next.
-`MemoryGovernor` resizes an engine to what a memory limit leaves room for.
+Every worker calls `attempt_chunk`: compute a chunk, write it, and return the result as an event. `InlineEngine` does
+just that in the calling process; a `ChunkWorker` writes one chunk while it computes the next. `MemoryGovernor` resizes
+an engine to fit a memory limit.
 """
 
 import ctypes
@@ -22,20 +21,18 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from queue import Queue
-from textwrap import shorten
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 import psutil
 
-from forebay.errors import ChunkFailed, EngineUnusable, MemoryTooSmall, SourceChanged
+from forebay.errors import EngineUnusable, SourceChanged, with_hint
 from forebay.store.base import is_full
 
 # How many threads libraries start in a worker: `tokenizers` obeys the first, `fastokens` the second alone.
@@ -43,7 +40,7 @@ THREADS = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")
 KEPT_BYTES = 256 << 20  # chunks need arrays of similar size: freed memory is kept, and not faulted in again
 MALLOC = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}  # variables, and options of malloc.h
 WORKER = "worker"  # the key of a body that an engine sets to the number of a worker, from 0 on each machine
-ProblemKind = Literal["io", "disk-full", "source-changed", "all-failed", "error"]
+ProblemKind = Literal["io", "disk-full", "source-changed", "error"]
 
 
 class TaskDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,9 +100,6 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     kind: ProblemKind
     reason: str
     files: dict[str, str] = {}
-    reasons: tuple[int, str, int, str, str] | None = (
-        None  # if all samples of the chunk failed: the arguments of `ChunkFailed`
-    )
 
 
 class Died(msgspec.Struct, frozen=True, tag=True):
@@ -142,19 +136,13 @@ class Engine(Protocol):
         """How many slots to use unless the caller says."""
 
     def preload(self, document: TaskDocument, slots: int) -> None:
-        """Start early what opens this document for the workers; errors are ignored until the task is started."""
+        """Start workers early, while the build is planned; each opens this document. Errors are ignored."""
 
     def start(self, task: Task, slots: int) -> None:
-        """Begin a task; raise a `ForebayError` if workers cannot open it or cannot reach what it names.
-
-        With no slots, the task is only opened on every other machine that could have a worker.
-        """
+        """Begin a task; raise a `ForebayError` if it has no document or there is no cluster."""
 
     def idle(self) -> list[int]:
         """The slots that are free to compute a chunk; empty while workers start."""
-
-    def place(self, slot: int) -> str:
-        """The machine of an idle slot, as it is named to a person; empty: this one."""
 
     def submit(self, slot: int, chunk: int) -> None:
         """Assign a chunk to a free slot."""
@@ -250,13 +238,10 @@ class ChunkWorker:
 
 
 def _failed(chunk: int, error: Exception) -> Failed:
-    message = f"{type(error).__name__}: {error}"
+    message = f"{type(error).__name__}: {with_hint(error)}"
     match error:
         case SourceChanged():
-            return Failed(chunk, "source-changed", str(error), dict(error.files))
-        case ChunkFailed():
-            reasons = (error.failures, error.reason, error.count, error.example, error.advice)
-            return Failed(chunk, "all-failed", str(error), reasons=reasons)
+            return Failed(chunk, "source-changed", error.message, dict(error.facts["files"]))
         case OSError():
             return Failed(chunk, "disk-full" if is_full(error) else "io", message)
     return Failed(chunk, "error", message)
@@ -297,15 +282,19 @@ class MemoryGovernor:
         self._before = peak_bytes()  # of this process, whatever it did
 
     def check_before(self, engine: Engine) -> None:
-        """Refuse a limit that cannot hold this process and a worker with the heaviest slice, before it is passed."""
+        """Raise if the limit cannot hold this process and a worker with the heaviest slice."""
         if self._limit is None:
             return
         needed = psutil.Process().memory_info().rss + self._heaviest
         if needed > self._limit:
-            raise MemoryTooSmall(self._limit, needed)
+            raise EngineUnusable(
+                f"the memory limit of {self._limit:,} bytes is too small: one worker needs about {needed:,}",
+                hint="raise --memory-limit, or choose smaller chunks in the recipe",
+                needed=needed,
+            )
 
     def warning(self, engine: Engine) -> str:
-        """What to say, once, of a limit that was passed with no chunk left that could be refused."""
+        """A warning, once, if the limit was exceeded when no chunk was left to hold back."""
         if self._limit is None or not self._peak or self._warned:
             return ""
         needed = self._needed(engine)
@@ -331,7 +320,12 @@ class MemoryGovernor:
         if self._limit is None or not self._peak or not left:
             return
         if self._needed(engine, _MARGIN) > self._limit:
-            raise MemoryTooSmall(self._limit, self._needed(engine, _MARGIN))
+            raise EngineUnusable(
+                f"the memory limit of {self._limit:,} bytes is too small: one worker needs about "
+                f"{self._needed(engine, _MARGIN):,}",
+                hint="raise --memory-limit, or choose smaller chunks in the recipe",
+                needed=self._needed(engine, _MARGIN),
+            )
         if self._weighed < _ENOUGH or engine.usage().in_process:
             return
         own = psutil.Process().memory_info().rss
@@ -340,160 +334,6 @@ class MemoryGovernor:
         if wanted != self._allowed:
             engine.resize(wanted)
             self._allowed = wanted
-
-
-@dataclass(frozen=True, slots=True)
-class SlotResources:
-    """What each slot takes of a machine of a cluster, by the names of its resources."""
-
-    each: Mapping[str, float]
-
-    def __str__(self) -> str:
-        return " and ".join(f"{number:g} {name}" for name, number in self.each.items() if number) or "room"
-
-    def room(self, has: Mapping[str, float]) -> int:
-        """How many slots one machine has room for, if nothing else runs there."""
-        return min((int(has.get(name, 0) // number) for name, number in self.each.items() if number), default=bool(has))
-
-    def slots(self, engine: str, address: str, machines: Sequence[Mapping[str, float]]) -> int:
-        """How many slots a cluster has room for; an error where no machine of it has room for one."""
-        found = sum(map(self.room, machines))
-        if not found:
-            most = {name: max((has.get(name, 0) for has in machines), default=0) for name in self.each}
-            problem = f"no node of the cluster at '{address}' has {self}"
-            problem += f"; the most of one: {', '.join(f'{number:g} {name}' for name, number in most.items())}"
-            raise EngineUnusable(engine, problem, "ask for less per chunk (num_cpus=, --num-cpus, --num-gpus)")
-        return found
-
-    def waiting(self, address: str, slots: int, begun: int) -> str:
-        """What to say of slots that have not begun."""
-        said = f"{slots - begun} of {slots} workers wait for {self} each in the cluster at '{address}'"
-        return said if begun < slots else ""
-
-
-def no_cluster(engine: str, address: str, problem: str, command: str) -> EngineUnusable:
-    """The error where nobody answers at an address."""
-    problem = f"there is no cluster at '{address}' ({shorten(problem, 120, placeholder=' …')})"
-    advice = f"start one with `{command}`, or pass the address of one (address=, --address HOST:PORT)"
-    return EngineUnusable(engine, problem, advice)
-
-
-def first_and_last(text: str) -> str:
-    """The first and the last line of a long error; what happened is in one of them.
-
-    >>> first_and_last("it died in its worker\\n  File 'a.py'\\n\\nValueError: why")
-    'it died in its worker … ValueError: why'
-    """
-    lines = [shorten(line, 200, placeholder=" …") for line in text.splitlines() if line.strip()]
-    return " … ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
-
-
-def died_alone(worker: str, reason: str, chunks: Sequence[int]) -> Died:
-    """A worker died, perhaps of the last of its chunks; without a chunk it had not begun."""
-    at = chunks[-1] if chunks else None
-    return Died(at, worker, reason, tuple(chunks[:-1]), began=at is not None)
-
-
-OUR_ERRORS = "forebay.errors."  # how their lines begin in a traceback
-
-
-def check_machines(engine: str, names: Sequence[str], errors: Sequence[str]) -> None:
-    """Refuse to begin where machines cannot open a task; `errors` are tracebacks, empty where one can.
-
-    An error of forebay says itself what to do.
-    """
-    failed = [(name, error.splitlines()[-1]) for name, error in zip(names, errors, strict=True) if error]
-    if not failed:
-        return
-    name, problem = failed[0]
-    others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-    advice = (
-        "" if OUR_ERRORS in problem else f"install the same packages as here ('forebay[{engine}]') on every machine"
-    )
-    problem = problem.rpartition(OUR_ERRORS)[2].partition(": ")[2] if OUR_ERRORS in problem else problem
-    raise EngineUnusable(engine, f"node '{name}'{others} cannot begin: {problem}", advice)
-
-
-MOST_PAUSE = 12.8  # seconds before a chunk is tried again
-_SUSPECT = 3  # chunks that fail on a machine, with none made between, until it gets no more
-
-
-class MachineFailures:
-    """Where chunks failed: one that failed on a machine is tried on another, and a machine that only fails is left out.
-
-    A failure on a machine that makes no chunk says little of the chunk. It is given up after `tries` failures, and two
-    at least, on machines that make others, or when there is no other machine that it could be tried on.
-    """
-
-    def __init__(self) -> None:
-        self._there: set[str | None] = set()
-        self._made: set[str] = set()  # machines that have made a chunk
-        self._failed: dict[str, dict[int, str]] = {}  # machine -> chunks that failed there since it made one -> why
-        self._at: dict[int, list[str]] = {}  # chunk -> machines on which it failed, one for each time
-        self._named: set[str] = set()
-
-    def see(self, places: Iterable[str], more_may_come: bool) -> None:
-        """Take the machines that have workers now; those that are still starting may be on others."""
-        self._there = {*places, None} if more_may_come else {*places}
-
-    def made(self, chunk: int, place: str | None) -> None:
-        self._at.pop(chunk, None)
-        if place is not None:
-            self._made.add(place)
-            self._failed.pop(place, None)
-
-    def fail(self, chunk: int, place: str, reason: str) -> float:
-        """Count a failure; returns after how many seconds the chunk should be tried again."""
-        self._failed.setdefault(place, {})[chunk] = reason
-        at = self._at.setdefault(chunk, [])
-        at.append(place)
-        return min(MOST_PAUSE, 0.2 * 4.0 ** (len(at) - 1))
-
-    def is_final(self, chunk: int, tries: int) -> bool:
-        """Whether a chunk that failed is not tried again."""
-        at = self._at[chunk]
-        if not self._others(chunk):
-            return len(at) >= tries
-        return sum(place in self._made and not self._is_suspect(place) for place in at) >= max(2, tries)
-
-    def give_up(self, chunk: int) -> str:
-        """Forget a chunk that fails everywhere, of which no machine is to blame; returns where and how often it did."""
-        for failed in self._failed.values():
-            failed.pop(chunk, None)
-        at = self._at.pop(chunk, [])
-        where = [f"on {', '.join(dict.fromkeys(at))}"] if any(at) else []
-        said = " ".join([*([f"{len(at)} tries"] if len(at) > 1 else []), *where])
-        return f" ({said})" if said else ""
-
-    def suits(self, chunk: int, place: str) -> bool:
-        """Whether a chunk may be tried on a machine now: not where it has failed, while there are others."""
-        return place not in self._at.get(chunk, ()) or not self._others(chunk)
-
-    def is_left_out(self, place: str) -> bool:
-        """Whether a machine gets no chunk: the last that it tried have all failed, and there are others."""
-        return self._is_suspect(place) and not all(map(self._is_suspect, self._there))
-
-    def news(self) -> list[str]:
-        """What to say of machines that are left out, once chunks that failed there were made elsewhere."""
-        proven = [place for place in self._failed if place not in self._named and self._is_at_fault(place)]
-        self._named.update(proven)
-        return [
-            f"{place or 'this machine'} is left out: {len(self._failed[place])} chunks failed there and are made "
-            f"elsewhere ({next(reversed(self._failed[place].values()))})"
-            for place in proven
-        ]
-
-    def _others(self, chunk: int) -> bool:
-        """Whether there is a machine on which a chunk has not failed."""
-        at = self._at.get(chunk, ())
-        return any(place not in at and not self._is_at_fault(place) for place in self._there)
-
-    def _is_at_fault(self, place: str | None) -> bool:
-        """Whether a machine is left out, and a chunk that failed there was made elsewhere: it is not the chunks."""
-        return place is not None and self.is_left_out(place) and not self._failed[place].keys() <= self._at.keys()
-
-    def _is_suspect(self, place: str | None) -> bool:
-        return place is not None and len(self._failed.get(place, ())) >= _SUSPECT
 
 
 class InlineEngine:
@@ -514,9 +354,6 @@ class InlineEngine:
 
     def idle(self) -> list[int]:
         return [0] if self._task is not None and self._chunk is None else []
-
-    def place(self, slot: int) -> str:
-        return ""
 
     def submit(self, slot: int, chunk: int) -> None:
         self._chunk = chunk

@@ -1,23 +1,15 @@
 """Run chunks in worker processes of this machine.
 
-Each worker is a process at the end of a pipe: a fresh interpreter, or forked from one. It does not import the caller's
-script, so a script needs no `if __name__ == "__main__"`, and it exits as soon as the builder does, even if the builder
-was killed.
+Each worker is a fresh interpreter at the end of a pipe. It does not import the caller's script, so a script needs no
+`if __name__ == "__main__"`, and it exits as soon as the builder does, even if the builder was killed.
 
 A second thread writes a chunk while the next one is computed.
-
-What several workers need in memory, such as a tokenizer, is loaded by one process, from which they are forked:
-
-    builder ── pipe ──────────────────────────────► worker       forked; the pipe was sent to the seed
-       └────── "here is a pipe" ──► WorkerSeed ──┘               it reports the exit code of every worker
 """
 
 import contextlib
-import gc
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -27,7 +19,6 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 
 import msgspec
-import numpy as np
 
 from forebay.engine.base import (
     KEPT_BYTES,
@@ -42,6 +33,7 @@ from forebay.engine.base import (
     Task,
     TaskDocument,
 )
+from forebay.errors import with_hint
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -73,95 +65,13 @@ def main(descriptor: int) -> None:
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise
         except Exception as error:  # opening imports the classes that the document names
-            _send(pipe, Unopened(f"{type(error).__name__}: {error}"))
+            _send(pipe, Unopened(f"{type(error).__name__}: {with_hint(error)}"))
             return
         _send(pipe, Ready())
         with ThreadPoolExecutor(1, "writer") as writer:
             _make_chunks(pipe, worker, writer)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
-
-
-def serve(descriptor: int) -> None:
-    """Preload what is received first, then start a worker for every pipe that is received; what a `WorkerSeed` runs.
-
-    With each pipe comes another one, to report by: first the process id of the worker, then its exit code.
-    """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who ignores it has no exit codes, and passes that on
-    try:
-        preloads = Connection(os.dup(descriptor)).recv_bytes()
-    except (EOFError, ConnectionResetError):  # the builder is gone
-        return
-    watched, loading = os.pipe()
-    watch = threading.Thread(target=_end_with_builder, args=(descriptor, watched), daemon=True)
-    watch.start()
-    _preload(preloads)
-    os.close(loading)
-    watch.join()  # a process with several threads cannot be forked
-    os.close(watched)
-    gc.freeze()  # a collection would copy the pages that all workers share
-    server, watcher = socket.socket(fileno=descriptor), select.poll()
-    watcher.register(descriptor, select.POLLIN)
-    running: dict[int, tuple[int, int]] = {}  # pidfd -> process id, pipe to report by
-    while True:
-        for ready, _ in watcher.poll():
-            if ready != descriptor:
-                watcher.unregister(ready)
-                process, report = running.pop(ready)
-                _report(report, os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
-                os.close(report)
-                os.close(ready)
-                continue
-            asked, passed, _, _ = socket.recv_fds(server, 1, 2)
-            if not asked:
-                os._exit(0)  # the builder has gone or is done
-            pipe, report = passed
-            process = _start_worker(pipe, [descriptor, report, *running, *(other for _, other in running.values())])
-            os.close(pipe)
-            _report(report, process)
-            ended = os.pidfd_open(process)
-            watcher.register(ended, select.POLLIN)
-            running[ended] = process, report
-
-
-def _report(pipe: int, number: int) -> None:
-    with suppress(BrokenPipeError):  # nobody waits for it any more
-        os.write(pipe, b"%d\n" % number)
-
-
-def _start_worker(pipe: int, not_inherited: list[int]) -> int:
-    """Fork a worker and return its process id. A process with several threads is not forked, but another started."""
-    if not _has_one_thread():
-        started = _started("main", pipe)
-        started.returncode = 0  # it is waited for in `serve`
-        return started.pid
-    process = os.fork()
-    if process:
-        return process
-    code = 1
-    try:
-        os.setpgid(0, 0)
-        for descriptor in not_inherited:
-            os.close(descriptor)
-        if "numpy.random" in sys.modules:  # or all workers would draw the same; Python's `random` does it by itself
-            np.random.seed()
-        main(pipe)
-        code = 0
-    except BaseException:  # it must not get into the loop of the seed
-        sys.excepthook(*sys.exc_info())
-    finally:
-        with suppress(Exception):  # it may be closed
-            sys.stderr.flush()
-        os._exit(code)
-
-
-def _has_one_thread() -> bool:
-    """Whether this process has one thread; waits for threads that are ending."""
-    for _ in range(20):
-        if len(os.listdir("/proc/self/task")) == 1:
-            return True
-        time.sleep(0.002)
-    return False
 
 
 def _make_chunks(pipe: Connection, worker: ChunkWorker, writer: ThreadPoolExecutor) -> None:
@@ -185,14 +95,12 @@ def _preload(text: bytes) -> None:
             TaskDocument.decode(text).open()
 
 
-def _end_with_builder(descriptor: int, until: int | None = None) -> None:
-    """Exit as soon as the other end of the pipe closes: the builder is gone. Return if that of `until` closes first."""
+def _end_with_builder(descriptor: int) -> None:
+    """Exit as soon as the other end of the pipe closes: the builder is gone."""
     watcher = select.poll()
     watcher.register(descriptor, select.POLLHUP | select.POLLERR)
-    if until is not None:
-        watcher.register(until, select.POLLHUP)
-    if any(closed == descriptor for closed, _ in watcher.poll()):
-        os._exit(0)
+    watcher.poll()
+    os._exit(0)
 
 
 _ENVIRONMENT = {
@@ -203,27 +111,14 @@ _ENVIRONMENT = {
 }
 _FIRST_PAUSE = 0.05  # seconds before a dead worker is replaced, doubled with every death in a row
 _MOST_PAUSE = 5.0
-_REPORT_SECONDS = 0.2  # for a seed to say which process it has forked; one that is still loading does not
-_BOOT = "import sys; sys.path[:] = {path!r}; from forebay.engine.local import {call}; {call}({fd})"
-
-
-def _can_fork() -> bool:
-    """Whether a seed can watch what it forks: on Linux, unless a container forbids it."""
-    if not hasattr(os, "pidfd_open"):
-        return False
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except OSError:
-        return False
-    return os.path.isdir("/proc/self/task")
+_BOOT = "import sys; sys.path[:] = {path!r}; from forebay.engine.local import main; main({fd})"
 
 
 class LocalEngine:
     """Worker processes, each replaced when it dies; `preload` starts some while the build is still being planned."""
 
     def __init__(self) -> None:
-        self._ready: list[Worker] = []
-        self._seed: WorkerSeed | None = None
+        self._ready: list[Worker] = []  # started early, without a task
         self._workers: dict[int, Worker] = {}
         self._task = TaskDocument(opener="", body={})
         self._size = self._next_slot = 0
@@ -234,10 +129,7 @@ class LocalEngine:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def preload(self, document: TaskDocument, slots: int) -> None:
-        if slots > 1 and _can_fork():
-            self._seed = WorkerSeed(document.encode())
-        else:
-            self._ready += [Worker(document.encode()) for _ in range(slots)]
+        self._ready += [Worker(document.encode()) for _ in range(slots)]
 
     def start(self, task: Task, slots: int) -> None:
         self._task = task.document()
@@ -246,9 +138,6 @@ class LocalEngine:
 
     def idle(self) -> list[int]:
         return [slot for slot, worker in self._workers.items() if worker.chunk is None]
-
-    def place(self, slot: int) -> str:
-        return ""
 
     def submit(self, slot: int, chunk: int) -> None:
         self._workers[slot].submit(chunk)
@@ -260,16 +149,13 @@ class LocalEngine:
             time.sleep(timeout)
         for pipe in wait(list(by_pipe), timeout) if by_pipe else ():
             slot = by_pipe[pipe]  # type: ignore[index]  # only connections were waited for
-            found = self._workers[slot].receive_all()
-            if self._workers[slot].was_not_forked:
-                self._replace(slot)
-                continue
-            events += found
-            if found and isinstance(found[-1], Died):
+            received = self._workers[slot].receive_all()
+            events += received
+            if received and isinstance(received[-1], Died):
                 self._workers.pop(slot).close()
                 self._deaths += 1
                 self._not_before = time.monotonic() + min(_MOST_PAUSE, _FIRST_PAUSE * 2**self._deaths)
-            elif found:
+            elif received:
                 self._deaths = 0
         self._retire()
         self._fill()
@@ -281,9 +167,8 @@ class LocalEngine:
         self._fill()
 
     def usage(self) -> EngineUsage:
-        # A worker that is not forked yet waits for the seed, which loads what all of them need.
-        pids = (worker.process.pid or (self._seed.pid if self._seed else 0) for worker in self._workers.values())
-        return EngineUsage(workers=len(self._workers), pids=tuple(dict.fromkeys(filter(None, pids))))
+        pids = tuple(worker.process.pid for worker in self._workers.values())
+        return EngineUsage(workers=len(self._workers), pids=pids)
 
     def stop(self) -> None:
         for worker in self._workers.values():
@@ -296,9 +181,6 @@ class LocalEngine:
         self.stop()
         while self._ready:
             self._ready.pop().end()
-        if self._seed is not None:
-            self._seed.end()
-            self._seed = None
 
     def _retire(self) -> None:
         done = [slot for slot in self.idle() if self._workers[slot].writing is None]
@@ -314,154 +196,47 @@ class LocalEngine:
             self._next_slot += 1
 
     def _begun(self, number: int) -> "Worker":
-        worker = self._ready.pop() if self._ready else Worker(_NOTHING, self._seed)
+        worker = self._ready.pop() if self._ready else Worker(_NOTHING)
         worker.number = number
         worker.send(self._task.numbered(number).encode())
         return worker
-
-    def _replace(self, slot: int) -> None:
-        """Put another worker in the place of one that was not forked, since the seed was lost: no worker has died."""
-        lost = self._workers[slot]
-        lost.close()
-        self._workers[slot] = self._begun(lost.number)
-        if lost.chunk is not None:
-            self._workers[slot].submit(lost.chunk)
-
-
-def _started(call: str, pipe: int) -> "subprocess.Popen[bytes]":
-    """A fresh interpreter that calls a function of this module with a pipe."""
-    # One thread of `tokenizers` is one too many for a process that is to be forked.
-    alone = {} if THREADS[0] in os.environ else {"TOKENIZERS_PARALLELISM": "false"}
-    return subprocess.Popen(
-        [sys.executable, "-c", _BOOT.format(path=sys.path, call=call, fd=pipe)],
-        pass_fds=[pipe],
-        stdin=subprocess.DEVNULL,
-        env={**_ENVIRONMENT, **alone, **os.environ},
-        process_group=0,  # the builder handles Ctrl-C
-    )
-
-
-class WorkerSeed:
-    """A process that opens a document once, and forks workers that share it."""
-
-    def __init__(self, preloads: bytes) -> None:
-        self._pipe, far = Pipe()
-        with far:
-            self._process = _started("serve", far.fileno())
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # workers are started without it then
-            self._pipe.send_bytes(preloads)
-        self.is_gone = False
-
-    @property
-    def pid(self) -> int:
-        """0 where the process is gone."""
-        return 0 if self.is_gone else self._process.pid
-
-    def fork(self, pipe: Connection, report: int) -> None:
-        """Ask for a worker. If the process is gone, nothing is reported, and the pipe `report` ends."""
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._pipe.fileno())) as asking:
-            socket.send_fds(asking, [b"."], [pipe.fileno(), report])
-
-    def end(self) -> None:
-        """Kill the process; its workers end when their own pipes are closed."""
-        if not self.is_gone:
-            self.is_gone = True
-            self._process.kill()
-            self._pipe.close()
-            self._process.wait()
-
-
-class ForkedWorker:
-    """What `subprocess.Popen` is for a worker that was forked from a seed."""
-
-    def __init__(self, seed: WorkerSeed, far: Connection) -> None:
-        self._seed = seed
-        self._reports, report = os.pipe()
-        try:
-            seed.fork(far, report)
-        finally:
-            os.close(report)
-        self._read, self._is_at_end = b"", False  # a line with its process id, then one with its exit code
-        self._code: int | None = None
-
-    @property
-    def pid(self) -> int:
-        """0 while the seed is still loading."""
-        while self._code is None and select.select([self._reports], [], [], 0)[0] and self._take():
-            pass
-        number, is_known, _ = self._read.partition(b"\n")
-        return int(number) if is_known else 0
-
-    @property
-    def was_not_forked(self) -> bool:
-        """Whether it is known that the seed was lost before it forked this worker."""
-        return self._code is not None and not self.pid
-
-    def kill(self) -> None:
-        number = self.pid
-        if not number and self._code is None and select.select([self._reports], [], [], _REPORT_SECONDS)[0]:
-            number = self.pid  # a worker may be at work before the seed gets to say which process it is
-        if not number:
-            self._seed.end()  # it is still loading, and this worker was not forked
-        elif self._read.count(b"\n") == 1 and not self._is_at_end:
-            with suppress(ProcessLookupError):
-                os.kill(number, signal.SIGKILL)
-        # Where the seed is lost, the worker may have ended, and its process id be that of another process. One that is
-        # still there ends when its pipe is closed.
-
-    def wait(self) -> int:
-        """The exit code. Where the seed was lost, which would have reported it, that of a process that was killed."""
-        while self._code is None:
-            if self._read.count(b"\n") == 2:
-                self._code = int(self._read.split(b"\n")[1])
-            elif not self._take():
-                self._code = -signal.SIGKILL
-                self._seed.end()  # workers are started without it from now on
-            if self._code is not None:
-                os.close(self._reports)
-        return self._code
-
-    def _take(self) -> bool:
-        found = os.read(self._reports, 64)
-        self._read, self._is_at_end = self._read + found, not found
-        return bool(found)
 
 
 class Worker:
     """One process and the pipe to it."""
 
-    def __init__(self, preloads: bytes, seed: "WorkerSeed | None" = None) -> None:
+    def __init__(self, preloads: bytes) -> None:
         self.chunk: int | None = None  # being computed
         self.writing: int | None = None
-        self.process: subprocess.Popen[bytes] | ForkedWorker
         self.number = 0  # among the workers of the engine; that of a dead one is used again
         self._is_ready = False
         self._problem = ""  # why it could not open the task
         self.pipe, far = Pipe()
         with far:
-            forked = seed is not None and not seed.is_gone
-            self.process = ForkedWorker(seed, far) if seed is not None and forked else _started("main", far.fileno())
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT.format(path=sys.path, fd=far.fileno())],
+                pass_fds=[far.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**_ENVIRONMENT, **os.environ},
+                process_group=0,  # the builder handles Ctrl-C
+            )
         self.send(preloads)
-
-    @property
-    def was_not_forked(self) -> bool:
-        return isinstance(self.process, ForkedWorker) and self.process.was_not_forked
 
     def submit(self, chunk: int) -> None:
         self.chunk = chunk
         self.send(b"%d" % chunk)
 
     def receive_all(self) -> list[Event]:
-        """What all messages that the worker has sent say of chunks; after `Died` there is none."""
-        found: list[Event] = []
+        """The events that the worker has sent; `Died` is the last one."""
+        events: list[Event] = []
         while True:
             event = self._receive()
-            found += [] if event is None else [event]
+            events += [] if event is None else [event]
             if isinstance(event, Died) or not self.pipe.poll():
-                return found
+                return events
 
     def _receive(self) -> Event | None:
-        """What the next message of the worker says of a chunk; `Died` if its pipe is closed."""
+        """The event in the next message, None if it has none; `Died` if the pipe is closed."""
         try:
             message = _MESSAGES.decode(self.pipe.recv_bytes())
         except (EOFError, OSError):

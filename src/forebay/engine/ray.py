@@ -4,20 +4,21 @@ import socket
 import sys
 import time
 from contextlib import redirect_stdout
+from textwrap import shorten
 from typing import Any
 
 import msgspec
 import ray
-from ray.exceptions import ActorUnavailableError, NodeDiedError, RayError, TaskUnschedulableError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.exceptions import ActorUnavailableError, NodeDiedError, RayError
 
 from forebay.engine import base
+from forebay.errors import EngineUnusable
 
-PROBE_SECONDS, CONNECT_SECONDS = 120.0, 5.0
+CONNECT_SECONDS = 5.0
 
 
 class Maker(base.ChunkWorker):
-    """An actor. A node is tried by making one too."""
+    """An actor."""
 
     compute = ray.method(concurrency_group="compute")(base.ChunkWorker.compute)
     write = ray.method(concurrency_group="write")(base.ChunkWorker.write)
@@ -31,43 +32,37 @@ class RayEngine:
 
     def __init__(self, address: str = "auto", num_cpus: float = 1, num_gpus: float = 0) -> None:
         self.address = address
-        self._each = base.SlotResources({"CPU": num_cpus, "GPU": num_gpus})
+        self._each = {"CPU": num_cpus, "GPU": num_gpus}
         actor_class: Any = ray.remote(max_restarts=0, concurrency_groups={"compute": 1, "write": 1})(Maker)
         self._actor_class = actor_class.options(num_cpus=num_cpus, num_gpus=num_gpus)
         self._actors: dict[int, Any] = {}  # by slot
-        self._places: dict[int, str] = {}  # slot -> node, once its actor has begun
+        self._nodes: dict[int, str] = {}  # slot -> node, once its actor has begun
         self._pending: dict[Any, tuple[int, int | None]] = {}  # reference -> slot, and chunk if it is being written
         self._document, self._threads, self._size, self._next_slot = b"", max(1, int(num_cpus)), 0, 0
 
     def capacity(self) -> int:
+        """How many actors the nodes can hold."""
         self._connect()
-        return self._each.slots("ray", self.address, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        slots = sum(min(int(node.get(name, 0) // each) for name, each in self._each.items() if each) for node in nodes)
+        if not slots:
+            needs = " and ".join(f"{each:g} {name}" for name, each in self._each.items() if each)
+            problem = f"no node of the cluster at '{self.address}' has {needs}"
+            raise EngineUnusable(
+                f"the engine 'ray' cannot be used: {problem}",
+                hint="ask for less per chunk (num_cpus=, --num-cpus, --num-gpus)",
+            )
+        return slots
 
     def preload(self, document: base.TaskDocument, slots: int) -> None: ...  # actors are started with their task
 
     def start(self, task: base.Task, slots: int) -> None:
-        """Open the task on every node before any work: a folder may not be shared, a package may be missing."""
         self._connect()
         self._document = task.document().encode()
-        self.resize(slots)  # actors start while the nodes are tried
-        nodes = [node for node in ray.nodes() if node["Alive"] and self._each.room(node["Resources"])]
-        probes = list(self._pending)[:1]  # a single node is tried by its actor, unless others have all its CPUs
-        if len(nodes) != 1 or not probes or not ray.wait(probes, timeout=CONNECT_SECONDS)[0]:
-            remote: Any = ray.remote(num_cpus=0, max_retries=0)(lambda *arguments: bool(Maker(*arguments)))
-            places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
-            probes = [remote.options(scheduling_strategy=at).remote(self._document, self._threads) for at in places]
-        try:
-            errors = [_error_of(probe) for probe in probes]  # of all: Ray prints those that nobody reads
-            base.check_machines("ray", [node["NodeManagerHostname"] for node in nodes], errors)
-        except BaseException:  # actors of this task must not be given the next one
-            self.stop()
-            raise
+        self.resize(slots)
 
     def idle(self) -> list[int]:
         return sorted(self._actors.keys() - {slot for slot, chunk in self._pending.values() if chunk is None})
-
-    def place(self, slot: int) -> str:
-        return self._places[slot]
 
     def submit(self, slot: int, chunk: int) -> None:
         self._pending[self._actors[slot].compute.remote(chunk)] = slot, None
@@ -94,7 +89,9 @@ class RayEngine:
             self._pending[self._actors[slot].where.remote()] = slot, None
 
     def usage(self) -> base.EngineUsage:
-        waiting = self._each.waiting(self.address, len(self._actors), len(self._places))
+        begun, slots = len(self._nodes), len(self._actors)
+        waiting = f"{slots - begun} of {slots} workers wait for resources of the cluster at '{self.address}'"
+        waiting = waiting if begun < slots else ""
         return base.EngineUsage(workers=len(self._actors), elsewhere=True, waiting=waiting)
 
     def stop(self) -> None:
@@ -113,7 +110,11 @@ class RayEngine:
             with redirect_stdout(sys.stderr):  # which belongs to the records of `--json`
                 ray.init(address=self.address, log_to_driver=False, logging_level="error")
         except (OSError, RuntimeError, ValueError, RayError) as error:
-            raise base.no_cluster("ray", self.address, str(error), "ray start --head") from error
+            problem = f"there is no cluster at '{self.address}' ({shorten(str(error), 120, placeholder=' …')})"
+            advice = "start one with `ray start --head`, or pass the address of one (address=, --address HOST:PORT); "
+            raise EngineUnusable(
+                f"the engine 'ray' cannot be used: {problem}", hint=advice + "on one machine, leave out --engine"
+            ) from error
 
     def _take(self, reference: Any) -> base.Event | None:
         slot, chunk = self._pending[reference]
@@ -122,28 +123,26 @@ class RayEngine:
         except RayError as error:
             return self._death(slot, error)
         del self._pending[reference]
-        self._places.update({slot: answer} if isinstance(answer, str) else {})
+        self._nodes.update({slot: answer} if isinstance(answer, str) else {})
         return None if chunk is None else msgspec.msgpack.decode(answer, type=base.Done | base.Failed)
 
     def _death(self, slot: int, error: RayError) -> base.Died:
-        name = f"actor {slot} on {self._places[slot]}" if slot in self._places else f"actor {slot}"
+        name = f"actor {slot} on {self._nodes[slot]}" if slot in self._nodes else f"actor {slot}"
         chunks, text = self._end(slot), str(error)
         if isinstance(error, ActorUnavailableError | NodeDiedError) or "node has died" in text:
             return base.Died(None, name, "was lost: its node does not answer", tuple(chunks))  # not of a chunk
-        return base.died_alone(name, f"died ({base.first_and_last(text)})", chunks)
+        reason, at = f"died ({_first_and_last(text)})", chunks[-1] if chunks else None
+        return base.Died(at, name, reason, tuple(chunks[:-1]), began=at is not None)
 
     def _end(self, slot: int) -> list[int]:
         """End an actor; return the chunks that it has not written, in order."""
         ray.kill(self._actors.pop(slot))
-        self._places.pop(slot, None)
+        self._nodes.pop(slot, None)
         references = [reference for reference, (at, _) in self._pending.items() if at == slot]
         return [chunk for reference in references if (chunk := self._pending.pop(reference)[1]) is not None]
 
 
-def _error_of(probe: Any) -> str:
-    """Why a node cannot begin; empty where it can, or is gone by now."""
-    try:
-        ray.get(probe, timeout=PROBE_SECONDS)
-    except RayError as error:  # it does not answer, or has no forebay
-        return "" if isinstance(error, NodeDiedError | TaskUnschedulableError) else str(error).strip()
-    return ""
+def _first_and_last(text: str) -> str:
+    """The first and the last line of a long error, one of which has the cause."""
+    lines = [shorten(line, 200, placeholder=" …") for line in text.splitlines() if line.strip()]
+    return " … ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))

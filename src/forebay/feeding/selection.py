@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from forebay.cache.catalog import presence_name
 from forebay.columns import Columns, Ragged
-from forebay.errors import Damaged, SelectionEmpty, SelectionLost, choice_error
+from forebay.errors import Damaged, NotFound, choice_error
 from forebay.feeding.stream import SelectionRule, checked_names, checked_whole
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.tensors import seal, unseal
@@ -46,7 +46,6 @@ Chosen = NDArray[np.bool_]
 By = Literal["auto", "chunk", "document", "sample"]
 DOCUMENTS = "documents"  # the column with the documents of its chunk that a row holds
 CUT_CHUNKS = 64  # a split by document cuts chunks below this number between rows, however far the cache grows
-MOST_TOGETHER = 1 << 31  # chunks
 FAR_FROM_FRACTION = 0.05
 _own_folders: dict[int, str] = {}  # by process id, so that a forked process neither uses nor removes its parent's
 
@@ -57,13 +56,11 @@ class Split:
 
     document  packed rows that record their documents: no document is on both sides. The first 64 chunks are split
               between rows, so that a small cache reaches the fraction; later chunks are on one side as a whole
-    chunk     packed rows that do not record their documents: whole chunks, which no document spans. With `chunks=4`,
-              four neighbouring chunks that were planned together are on one side
+    chunk     packed rows that do not record their documents: whole chunks, which no document spans
     sample    recipes that name a column of sample ids: a sample is on the same side in every cache
 
-    `by="auto"` takes what the cache has. A view that packs a cache when it is read is split by chunk only, with as many
-    `chunks` as it packs together, or a multiple: that puts the same documents on each side of both. Copies of a
-    document count as different documents: deduplicate, or one copy may be on each side. A share of the rows that is
+    `by="auto"` takes what the cache has. Copies of a document count as different documents: deduplicate, or one copy
+    may be on each side. A share of the rows that is
     more than 5 points off the fraction gives a warning.
 
     `folder` stores the bits of a split by sample or document for the next run.
@@ -74,7 +71,6 @@ class Split:
     seed: int = 0
     by: By = "auto"
     folder: str | None = None
-    chunks: int = 1
 
     def __post_init__(self) -> None:
         if self.side not in ("train", "validation"):
@@ -84,23 +80,17 @@ class Split:
         on_training_side([], self.fraction, self.seed)  # checks fraction and seed
         object.__setattr__(self, "fraction", float(self.fraction))  # numpy numbers have another repr
         object.__setattr__(self, "seed", checked_whole("seed", self.seed))
-        object.__setattr__(self, "chunks", checked_whole("chunks", self.chunks))
-        if not 1 <= self.chunks <= MOST_TOGETHER:
-            raise ValueError(f"chunks must be from 1 to {MOST_TOGETHER:,} (got {self.chunks})")
-        if self.chunks > 1 and self.by != "chunk":
-            raise ValueError(f"chunks={self.chunks} needs by='chunk' (got by={self.by!r})")
 
     @classmethod
     def pair(
-        cls, fraction: float = 0.8, *, seed: int = 0, by: By = "auto", folder: str | None = None, chunks: int = 1
+        cls, fraction: float = 0.8, *, seed: int = 0, by: By = "auto", folder: str | None = None
     ) -> tuple["Split", "Split"]:
         """Return the training and the validation side of one split, which cannot overlap."""
-        return cls("train", fraction, seed, by, folder, chunks), cls("validation", fraction, seed, by, folder, chunks)
+        return cls("train", fraction, seed, by, folder), cls("validation", fraction, seed, by, folder)
 
     @property
     def digest(self) -> str:
-        together = "" if self.chunks == 1 else f", {self.chunks} together"
-        return f"{self.side} of {self.fraction!r}, seed {self.seed}, by {self.by}{together}"
+        return f"{self.side} of {self.fraction!r}, seed {self.seed}, by {self.by}"
 
     def select(self, cache: Cache) -> Selection:
         """Return the rows on this side."""
@@ -119,18 +109,13 @@ class Split:
     def _selected(self, cache: Cache) -> Selection:
         by = self._chosen_by(cache)
         if by == "chunk":
-            return ChunkSelection(cache.chunk_starts, self._chosen(chunk_names(cache.chunk_windows(self.chunks))))
+            return ChunkSelection(cache.chunk_starts, self._chosen(chunk_names(cache.chunk_numbers)))
         column = DOCUMENTS if by == "document" else cache.recipe(cache.generation.base).sample_ids
         chosen = self._by_document(cache) if by == "document" else self._by_sample(cache, column)
         key = _key(cache, f"{self.digest} of {column}")
         return keep_bits(self.folder, key, len(cache), lambda: _joined(chosen, len(cache)))
 
     def _chosen_by(self, cache: Cache) -> By:
-        if cache.packed_chunks and self.by != "chunk":
-            raise ValueError(
-                f"{cache!r} has other rows than its cache: by={self.by!r} would train on documents that are on the "
-                f"validation side of the cache; use by='chunk' and chunks={cache.packed_chunks} on both"
-            )
         has_samples = bool(cache.recipe(cache.generation.base).sample_ids)
         has_documents = DOCUMENTS in cache.columns and cache.column(DOCUMENTS).ragged
         if self.by == "sample" and not has_samples:
@@ -284,7 +269,11 @@ def _key(cache: Cache, what: str) -> str:
 
 def _checked(selection: Selection, cache: Cache, rule: str, choose: str) -> Selection:
     if not len(selection):
-        raise SelectionEmpty(cache.root, rule, len(cache), len(cache.chunk_numbers), choose)
+        raise NotFound(
+            f"none of the {len(cache):,} rows in {len(cache.chunk_numbers):,} chunks of '{cache.root}' "
+            f"is in the selection '{rule}'",
+            hint=f"choose {choose}",
+        )
     return selection
 
 
@@ -295,7 +284,10 @@ class MappedSelection(BitSelection):
         try:
             view = LocalStore(folder).view(key)
         except Missing as error:
-            raise SelectionLost(os.path.join(folder, key)) from error
+            raise NotFound(
+                f"the selection stored in '{os.path.join(folder, key)}' is missing",
+                hint="make it again here; it is removed with the process that made it",
+            ) from error
         metadata, arrays = unseal(view, folder, key, "selection")
         super().__init__(arrays["bits"], metadata["rows"])
         self._address = (folder, key)
@@ -312,7 +304,7 @@ def keep_bits(folder: str | None, key: str, rows: int, make: Callable[[], Bits])
     place = os.path.abspath(folder) if folder is not None else _own_folder()
     try:
         return MappedSelection(place, key)
-    except (SelectionLost, Damaged):
+    except (NotFound, Damaged):
         metadata = {"format_version": FORMAT_VERSION, "type": "selection", "rows": rows}
         LocalStore(place).replace(key, seal(metadata, {"bits": make()}))
     return MappedSelection(place, key)

@@ -13,7 +13,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from forebay.read.cache import Cache
-from forebay.read.chunk_maps import Spans, take_opening_spans
+from forebay.read.maps import Spans
 from forebay.store.base import Fetching, Transfers
 
 _FILE_SECONDS = 1.0  # between two writes of a statistics file
@@ -54,19 +54,17 @@ class LoaderStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
         >>> transfers = Transfers(hits=2, misses=3)
         >>> LoaderStatistics(batches=9, seconds=50, waited=7, waited_tier=6, transfers=transfers).verdict
-        'the run waited 12 % of its time for downloads and 2 % for gathering; tier hit rate 40 % of 5 opened chunks'
+        'the run waited 12% of its time for downloads and 2% for gathering; tier hit rate 40% of 5 opened chunks'
         """
         if not self.batches:
             return "no batch was made yet"
         total = max(self.seconds, 1e-9)
         tier, rest = self.waited_tier / total, (self.waited - self.waited_tier) / total
         if self.transfers is None:
-            return f"the run waited {tier + rest:.0%} of its time for data".replace("%", " %")
+            return f"the run waited {tier + rest:.0%} of its time for data"
         opened = self.transfers.hits + self.transfers.misses
         rate = f"; tier hit rate {self.hit_rate:.0%} of {opened:,} opened chunks" if self.hit_rate is not None else ""
-        return f"the run waited {tier:.0%} of its time for downloads and {rest:.0%} for gathering{rate}".replace(
-            "%", " %"
-        )
+        return f"the run waited {tier:.0%} of its time for downloads and {rest:.0%} for gathering{rate}"
 
     def __str__(self) -> str:
         return self.verdict
@@ -76,21 +74,15 @@ Batch = dict[str, Any]
 
 
 class Handoff(NamedTuple):
-    """Batches that one thread passes on together, last batch first, with the time that making them took."""
+    """Batches that one thread passes on together, last batch first, with the time that making them took.
+
+    An `error` belongs to the batch after them.
+    """
 
     batches: list[Batch]
     seconds: float
     opened: Spans
-
-
-def timed(groups: Iterator[list[Batch]]) -> Iterator[Handoff]:
-    """Measure how long each list of batches takes."""
-    clock = time.perf_counter
-    take_opening_spans()
-    started = clock()
-    for batches in groups:
-        yield Handoff(batches, clock() - started, take_opening_spans())
-        started = clock()
+    error: Exception | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -104,25 +96,29 @@ class HandoffMeter:
     opening: float = 0.0
     gathering: float = 0.0
     _written: float = field(default=float("-inf"))
+    _asked: float = 0.0
+    _last: float = 0.0  # when the last handoff was received; 0 between iterations
 
-    def waiting(self, handoffs: Iterable[Handoff]) -> Iterator[Handoff]:
-        """Yield the handoffs, and measure how long each is waited for."""
-        clock = time.perf_counter
-        last = asked = clock()
-        try:
-            for handoff in handoffs:
-                received = clock()
-                self.batches += len(handoff.batches)
-                self.seconds += received - last
-                self.waited += received - asked
-                self.gathering += handoff.seconds
-                if handoff.opened:
-                    self._note_opened(asked, received, handoff.opened)
-                last = received
-                yield handoff
-                asked = clock()
-        finally:
-            self.seconds += clock() - last
+    def asks(self) -> None:
+        """Note that the run asks for a handoff from now on."""
+        self._asked = time.perf_counter()
+        self._last = self._last or self._asked
+
+    def receives(self, handoff: Handoff) -> None:
+        """Note that it has got one."""
+        received = time.perf_counter()
+        self.batches += len(handoff.batches)
+        self.seconds += received - self._last
+        self.waited += received - self._asked
+        self.gathering += handoff.seconds
+        if handoff.opened:
+            self._note_opened(self._asked, received, handoff.opened)
+        self._last = received
+
+    def ends(self) -> None:
+        """Note that the run asks for no more."""
+        self.seconds += time.perf_counter() - self._last
+        self._last = 0.0
 
     def _note_opened(self, asked: float, received: float, spans: Spans) -> None:
         opening = sum(stop - start for start, stop in spans)

@@ -10,48 +10,28 @@ A loader over one cache and a loader over a mixture differ only in their stream.
 
 All segments are read through one cache, whose generation has the chunks of all of them.
 
-What a loader does with rows that were published after it started, or after its state was taken.
-
-pinned   stay on the generation of the cache it was made with; a state of an older one finishes its epoch first
-epoch    move to the newest generation at the end of each epoch; each cache of a mixture first finishes its pass
-within   also append added rows, shuffled among themselves, to the end of the running epoch
-
-`choose_ordering` chooses the shuffle that suits a cache; `Ranks` is the part of every global batch that a rank takes.
-
-global   rows are copied from the mapped file, or all of them fit decoded in memory
-window   blocks must be decoded, and more of them than stay decoded at a time; or chunks must be fetched
-
-Last, the argument checks that Loader, CacheDataset and Mixture share.
+`Ranks` is the part of every global batch that a rank takes. Last, the argument checks that a loader, a data set and a
+mixture share.
 """
 
-import warnings
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import lcm
 from operator import index
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, get_args, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from forebay.cache.catalog import generation_numbers
-from forebay.columns import Array, Ragged
-from forebay.errors import GenerationGone, NothingPublished, StateMismatch, WindowTooLarge, choice_error
-from forebay.order.orders import (
-    LANES,
-    Numbers,
-    Ordering,
-    ShuffleQuality,
-    Window,
-    WindowOrder,
-    lanes_of,
-    shuffle_quality,
-)
+from forebay.errors import CacheNotFound, StateMismatch
 from forebay.order.selected_rows import Selection
-from forebay.read.cache import DEFAULT_MEMORY, Cache
-from forebay.store.base import is_url
+from forebay.order.shuffle import Numbers
+from forebay.order.window import Ordering, ShuffleQuality, WindowOrder, shuffle_quality
+from forebay.read.cache import Cache
+from forebay.read.opening import open_cache
+from forebay.read.rows import Located
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +42,7 @@ class Ranks:
     world_size: int
     known_by: Literal["arguments", "environment", "group"] = "arguments"
     members: tuple[int, ...] = ()  # their ranks in the whole world, where they are only a part of it
+    timeout: float = 600.0  # seconds that they wait for each other; another rank may still be loading a model
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -72,95 +53,6 @@ class Ranks:
     @property
     def can_agree(self) -> bool:
         return self.known_by == "group" or self.world_size == 1
-
-
-Shuffle = Literal["auto", "global", "window"]
-REMOTE_CHUNKS = 2  # chunks of a lane that are mixed: all that a batch needs must be fetched first
-WINDOW_BYTES = 96 * 1024 * 1024  # decoded rows that all lanes together mix at a time, unless a window is passed
-
-
-def choose_ordering(
-    cache: Cache, columns: Sequence[str], shuffle: Shuffle | None, seed: int, window: Window | None
-) -> Ordering:
-    """Return the ordering that `shuffle` names; "auto" decides by where and how the cache is stored.
-
-    All default columns of the cache count beside `columns`, so that runs that read different columns of a cache see
-    its rows in the same order.
-    """
-    if shuffle not in (None, *get_args(Shuffle)):
-        raise choice_error("shuffle", shuffle, (*get_args(Shuffle), None))
-    if window is not None and not isinstance(window, Window):
-        raise TypeError(f"window is {window!r}; pass forebay.torch.Window(rows=…)")
-    if window is not None and shuffle in (None, "global"):
-        raise ValueError(f"window needs shuffle='window' (got {shuffle!r})")
-    if shuffle is None:
-        return Ordering("sequential", seed)
-    decoded = decoded_columns(cache, list(dict.fromkeys([*cache.default_columns, *columns])))
-    if shuffle == "window" or window is not None:
-        return Ordering("window", seed, window or suitable_window(cache, decoded or cache.default_columns))
-    if shuffle == "auto" and is_url(cache.root):
-        return Ordering("window", seed, suitable_window(cache, decoded or cache.default_columns), automatic=True)
-    if shuffle == "global" or not decoded or len(cache) * cache.row_bytes(decoded) <= WINDOW_BYTES:
-        return Ordering("global", seed, automatic=shuffle == "auto")
-    return Ordering("window", seed, suitable_window(cache, decoded), automatic=True)
-
-
-def suitable_window(cache: Cache, columns: Sequence[str], lanes: int = LANES) -> Window:
-    """Return a window whose units cut no block of these columns, with as many rows as fit in `WINDOW_BYTES`.
-
-    Its lanes are a power of two, as ranks most often are: ranks share lanes unless their number divides them.
-    """
-    unit = lcm(*(cache.column(name).block_rows for name in decoded_columns(cache, columns)))
-    row_bytes = max(1, cache.row_bytes(columns))
-    if 2 * lanes * unit * row_bytes > DEFAULT_MEMORY:  # the blocks of these units would not stay decoded
-        lanes = 1 << max(1, WINDOW_BYTES // (unit * row_bytes)).bit_length() - 1
-    rows = WINDOW_BYTES // (lanes * row_bytes)
-    if is_url(cache.root):
-        return Window(rows=max(unit, rows), unit=unit, chunks=REMOTE_CHUNKS, lanes=lanes)
-    return Window(rows=max(unit, rows), unit=unit, lanes=lanes)
-
-
-def decoded_columns(cache: Cache, columns: Sequence[str]) -> list[str]:
-    """Return the columns that are stored compressed."""
-    return [name for name in columns if cache.column(name).codec != "none"]
-
-
-def refuse_decoding_again(cache: Cache, columns: Sequence[str], ordering: Ordering, ranks: Ranks) -> None:
-    """Raise WindowTooLarge where the blocks being mixed do not all stay decoded, and would be decoded repeatedly."""
-    if ordering.window is None and not ordering.automatic:
-        return
-    lanes = 1 if ordering.window is None else len(lanes_of(ranks.rank, ranks.world_size, ordering.window.lanes))
-    window_rows = len(cache) if ordering.window is None else ordering.window.rows
-    rows = min(2 * lanes * window_rows, len(cache))
-    needed = rows * cache.row_bytes(decoded_columns(cache, columns))
-    limit = cache.statistics().limit_bytes
-    if needed > limit:
-        raise WindowTooLarge(cache.root, window_rows, lanes, needed, limit)
-
-
-Weights = NDArray[np.float32]
-
-
-class Located(NamedTuple):
-    """Rows by cache and row number, and what else the batch says about each."""
-
-    rows: Numbers
-    sources: Numbers | None = None  # index into `Stream.caches`; None if there is one cache
-    tags: Mapping[str, Numbers] = {}  # further entries of the batch, one number per row: dataset_id, local_index
-    epochs: Numbers | None = None  # pass number of the row's own cache; None if it is the epoch
-    weights: Weights | None = None  # 0 for a row that only fills a rank's batch; None if batches are never filled
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether there is nothing to say about a row but where it is."""
-        return not self.tags and self.weights is None
-
-    def part(self, some: slice | Numbers) -> "Located":
-        """Return some of the rows."""
-        tags = {name: values[some] for name, values in self.tags.items()}
-        sources, epochs = (None if each is None else each[some] for each in (self.sources, self.epochs))
-        weights = None if self.weights is None else self.weights[some]
-        return Located(self.rows[some], sources, tags, epochs, weights)
 
 
 @runtime_checkable
@@ -198,23 +90,6 @@ class Stream(Protocol):
         Raises StateMismatch where the caches cannot give the same rows.
         """
         ...
-
-
-class RowSource(Protocol):
-    """What a batch is made from, once its rows are located."""
-
-    @property
-    def caches(self) -> Sequence[Cache]: ...
-
-    @property
-    def seed(self) -> int: ...
-
-
-class ReadThrough(NamedTuple):
-    """The caches of a stream, or others that have the same rows."""
-
-    caches: Sequence[Cache]
-    seed: int
 
 
 @runtime_checkable
@@ -263,11 +138,6 @@ class EpochSegment:
         shifts: Numbers = self._reading.chunk_starts[at] - self.pinned.chunk_starts[:-1]
         return shifts
 
-    @cached_property
-    def replaced(self) -> "Replaced":
-        """The chunks that differ in the generation they are read through."""
-        return Replaced.between(self.pinned, self._reading)
-
     def rows(self, indices: Numbers) -> Numbers:
         """Return row numbers of the cache that is read."""
         if not self._whole:
@@ -277,28 +147,6 @@ class EpochSegment:
         if self._shifts is None:
             return rows
         return rows + self._shifts[np.searchsorted(self.pinned.chunk_starts, rows, side="right") - 1]
-
-
-class Replaced(NamedTuple):
-    """The numbers of chunks that were repaired or refreshed after a generation was published."""
-
-    rows: Numbers  # with another number of rows, or gone
-    content: Numbers  # with as many rows of other content
-
-    @classmethod
-    def between(cls, pinned: Cache, reading: Cache) -> "Replaced":
-        if reading is pinned:
-            return cls(*(np.empty(0, np.int64),) * 2)
-        chunks = pinned.chunk_numbers
-        at = np.searchsorted(reading.chunk_numbers, chunks)
-        there = np.append(reading.chunk_numbers, -1)[at] == chunks
-        alike = there.copy()
-        alike[there] = np.diff(reading.chunk_starts)[at[there]] == np.diff(pinned.chunk_starts)[there]
-        same = alike.copy()
-        for layer in pinned.layers:
-            digests = [cache.content_digests(layer, chunks[alike]) for cache in (pinned, reading)]
-            same[alike] &= (digests[0] == digests[1]).all(axis=1)
-        return cls(chunks[~alike], chunks[alike & ~same])
 
 
 Policy = Literal["pinned", "epoch", "within"]
@@ -321,7 +169,6 @@ class Growth:
         return f"{self.old_rows:,} → {self.new_rows:,} rows (generation {self.old_generation} → {self.new_generation})"
 
 
-Read = Mapping[str, Array | Ragged]
 PACKED_COLUMNS = ("tokens", "seq_lens")  # the columns that a training batch is made of
 CHAT_COLUMNS = (*PACKED_COLUMNS, "spans", "last_turn")  # those of a batch of conversations
 
@@ -436,7 +283,7 @@ class CacheStream:
     def restored(self, state: Mapping[str, Any], epoch: int, position: int) -> "CacheStream":
         """Return the stream of the epoch that the state was taken in, whatever was published since."""
         if "mixture" in state:
-            raise StateMismatch(self.cache.root, {"what is read": ("a mixture", "one cache")})
+            raise state_mismatch(self.cache.root, {"what is read": ("a mixture", "one cache")})
         check_stream(state, CacheState)
         mine, pinned = self.state(), self.cache.generation.number
         asked = () if state.get("automatic") and self.ordering.automatic else ("shuffle",)
@@ -445,35 +292,10 @@ class CacheStream:
         if state.get("cache_id") != mine["cache_id"]:
             generations = self._equal_generations(state)
         if max(generations) > pinned:
-            raise StateMismatch(self.cache.root, {"generation": (max(generations), pinned)})
+            raise state_mismatch(self.cache.root, {"generation": (max(generations), pinned)})
         then = self._with(self.cache, generations, Ordering.of_state(state))
         self._refuse_other(state, then.state(), ("chunks", "rows", "selected"))
-        if position:
-            then.check_replaced()
         return then
-
-    def check_replaced(self) -> None:
-        """Raise where chunks of this epoch have other rows in the generation it is read through.
-
-        Chunks that have as many rows of other content are read, with a warning.
-        """
-        old, new = self.generations[0], self.cache.generation.number
-        replaced = [segment.replaced for segment in self._segments]
-        rows, content = (np.unique(np.concatenate(chunks)) for chunks in zip(*replaced, strict=True))
-        if len(rows):
-            differs = {f"the rows of chunk {_listed(rows)}": (f"of generation {old}", f"others in generation {new}")}
-            advice = "to begin the next epoch, load the state with epoch + 1 and position 0"
-            raise StateMismatch(self.cache.root, differs, advice)
-        if len(content):
-            warnings.warn(
-                f"chunk {_listed(content)} of '{self.cache.root}' was replaced between generation {old} and {new}: "
-                "this epoch reads the new content",
-                stacklevel=2,
-            )
-
-    def has_replaced(self) -> bool:
-        """Whether chunks of this epoch were replaced in the generation it is read through."""
-        return any(len(chunks) for segment in self._segments for chunks in segment.replaced)
 
     def on_newest_rows(self, generation: int | None = None) -> "CacheStream":
         """Return all rows of one generation, by default the one that the cache pins, as one segment."""
@@ -517,119 +339,24 @@ class CacheStream:
             found.setdefault(generation_of(self.cache, number).content_digest, number)
         if not found.keys() >= set(state["chunks"]):
             then_and_now = {name: (state.get(name), self.state()[name]) for name in ("cache_id", "chunks")}
-            raise StateMismatch(self.cache.root, then_and_now)
+            raise state_mismatch(self.cache.root, then_and_now)
         return [found[digest] for digest in state["chunks"]]
 
     def _refuse_other(self, state: Mapping[str, Any], mine: Mapping[str, Any], names: Sequence[str]) -> None:
         differs = {name: (state.get(name), mine[name]) for name in names if state.get(name) != mine[name]}
         if differs:
-            raise StateMismatch(self.cache.root, differs)
-
-
-def _listed(chunks: Numbers) -> str:
-    more = f" and {len(chunks) - 5} more" if len(chunks) > 5 else ""
-    return ", ".join(map(str, chunks[:5].tolist())) + more
+            raise state_mismatch(self.cache.root, differs)
 
 
 def generation_of(cache: Cache, generation: int) -> Cache:
     try:
         return cache.at_generation(generation)
-    except NothingPublished as error:
-        raise GenerationGone(cache.root, generation) from error
-
-
-Report = Callable[[Growth], None]
-
-
-class SharedNumber(Protocol):
-    def first(self, number: int) -> int:
-        """Return the number of rank 0; every rank must call this."""
-        ...
-
-
-@runtime_checkable
-class MixedStream(Stream, Protocol):
-    """A stream over several caches, each of which grows by itself."""
-
-    @property
-    def streams(self) -> Sequence[CacheStream]:
-        """The stream of each cache, with its newest rows."""
-        ...
-
-    def grown(self, generations: Sequence[int], epoch: int) -> "MixedStream":
-        """Return the stream from an epoch on, with these generations; each cache first finishes its pass."""
-        ...
-
-
-class Growing:
-    """Moves a stream to newer generations; rank 0 decides for all ranks."""
-
-    def __init__(self, policy: Policy, ranks: Ranks, agreement: SharedNumber) -> None:
-        if policy not in get_args(Policy):
-            raise choice_error("growth", policy, get_args(Policy))
-        if policy != "pinned" and not ranks.can_agree:
-            raise ValueError(
-                f"growth={policy!r} needs ranks that agree on a generation: leave rank and world_size to "
-                "torch.distributed, or keep growth='pinned' and call loader.move_to(generation) on every rank"
-            )
-        self.policy, self._agreement = policy, agreement
-
-    def within(self, stream: Stream, report: Report) -> Stream | None:
-        """Return the running epoch with added rows at its end; None if there are none, or they wait for the next."""
-        if self.policy != "within" or not isinstance(stream, CacheStream):
-            return None
-        newest = self._newest(stream)
-        newer = stream if newest == stream.cache.generation.number else stream.read_through(newest)
-        growth = newer.growth()
-        if growth is None or newer.has_replaced():  # replaced chunks wait for the next epoch, and so do added rows
-            return None
-        extended = newer.with_added_rows()
-        if extended.size(0) == stream.size(0):
-            return None
-        report(growth)
-        return extended
-
-    def between(self, stream: Stream, epoch: int, report: Report) -> Stream:
-        """Return the stream of an epoch that begins."""
-        if isinstance(stream, MixedStream):
-            return self._grown(stream, epoch, report)
-        if not isinstance(stream, CacheStream):
-            return stream
-        now = stream.cache.generation.number if self.policy == "pinned" else self._newest(stream)
-        return self.begin_at(stream, now, report)
-
-    def _grown(self, mixture: MixedStream, epoch: int, report: Report) -> Stream:
-        if self.policy == "pinned":
-            return mixture
-        newest = [self._newest(stream) for stream in mixture.streams]
-        pairs = list(zip(mixture.streams, newest, strict=True))
-        if all(stream.cache.generation.number == number for stream, number in pairs):
-            return mixture
-        try:
-            following = mixture.grown(newest, epoch)
-        except (StateMismatch, GenerationGone) as error:  # training continues with the rows that it has
-            warnings.warn(
-                f"the mixture keeps the rows that it began with: {error}; create it again to use the new ones",
-                stacklevel=2,
-            )
-            return mixture
-        for (old, number), new in zip(pairs, following.streams, strict=True):
-            before = old.cache.generation.number
-            if before != number:
-                report(Growth(before, number, old.size(0), new.size(0)))
-        return following
-
-    def begin_at(self, stream: CacheStream, generation: int, report: Report) -> CacheStream:
-        """Return the stream of an epoch that begins with all rows of a generation."""
-        if stream.generations == (generation,):
-            return stream
-        following, before = stream.on_newest_rows(generation), stream.generations[-1]
-        if generation != before:
-            report(Growth(before, generation, stream.size(0), following.size(0)))
-        return following
-
-    def _newest(self, stream: CacheStream) -> int:
-        return self._agreement.first(max(stream.newest(), stream.cache.generation.number))
+    except CacheNotFound as error:
+        raise StateMismatch(
+            f"the state was taken on generation {generation} of '{cache.root}', which no longer exists",
+            hint="restore it from a copy, or start without the state",
+            generation=generation,
+        ) from error
 
 
 Name = TypeVar("Name")
@@ -642,7 +369,10 @@ def checked_cache(cache: Cache) -> Cache:
     return cache
 
 
-def checked_source(source: Cache | Stream) -> Cache | Stream:
+def checked_source(source: Cache | Stream | str | os.PathLike[str]) -> Cache | Stream:
+    """Return a cache, opened if it is a path, or another stream."""
+    if isinstance(source, str | os.PathLike):
+        return open_cache(source)
     if not isinstance(source, Cache | Stream):
         raise TypeError(f"a Loader reads a cache or a Mixture, not a {type(source).__name__}: {_advice(source)}")
     return source
@@ -655,7 +385,7 @@ def checked_rule(selection: SelectionRule | None) -> SelectionRule | None:
 
 
 def checked_names(option: str, names: Sequence[Name]) -> tuple[Name, ...]:
-    """Return a list of names as a tuple; a single string, which is also a sequence, is refused."""
+    """Return a list of names as a tuple; a single string, which is also a sequence, is an error."""
     if isinstance(names, str):
         raise TypeError(f"{option} is {names!r}; pass a list of names: [{names!r}]")
     return tuple(names)
@@ -681,9 +411,11 @@ def checked_batch_size(size: int, world_size: int, micro_batches: int = 1) -> in
 
 def checked_whole(option: str, number: int, what: str = "a whole number") -> int:
     try:
-        return index(number)
-    except TypeError as error:
-        raise TypeError(f"{option} is {number!r}; pass {what}") from error
+        if not isinstance(number, bool):
+            return index(number)
+    except TypeError:
+        pass
+    raise TypeError(f"{option} is {number!r}; pass {what}")
 
 
 def checked_count(field: str, number: object) -> int:
@@ -713,3 +445,10 @@ def checked_state(state: Mapping[str, Any], version: int) -> Mapping[str, Any]:
 def _advice(value: object) -> str:
     root = repr(str(value)) if isinstance(value, str) or hasattr(value, "__fspath__") else "root"
     return f"open one with fb.open_cache({root})"
+
+
+def state_mismatch(root: str, differs: Mapping[str, tuple[object, object]], advice: str = "") -> StateMismatch:
+    """The error about a state of another loader; `differs` maps a name to its value then and now."""
+    shown = "; ".join(f"{name}: {then} then, {now} now" for name, (then, now) in differs.items())
+    hint = advice or "create the loader with the old arguments, or start without the state"
+    return StateMismatch(f"the state does not belong to this loader over '{root}': {shown}", hint=hint, root=root)

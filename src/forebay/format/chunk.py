@@ -40,13 +40,13 @@ import zstandard
 from numpy.typing import NDArray
 
 from forebay.columns import DTYPES, Array, Codec, Column, Columns, Level, Ragged
-from forebay.errors import NotForebay, RecipeInvalid
+from forebay.errors import ChunkCorrupt, ChunkMissing, FormatTooNew, RecipeInvalid
 from forebay.format import layout
-from forebay.format.layout import FORMAT_VERSION
+from forebay.format.layout import CHUNK_VERSION
 from forebay.format.tensors import Tensor, Tensors, as_bytes, encode_header, parse_header
 from forebay.recipe import canonical_json
 from forebay.source import Failure
-from forebay.store.base import PIECE_BYTES, Buffer, View, cut, sha256_of
+from forebay.store.base import PIECE_BYTES, Buffer, View, cut, not_forebay, sha256_of
 
 _ZSTD_LEVELS: dict[Level, int] = {"fast": 1, "default": 3, "max": 19}
 _LZ4_MODES: dict[Level, dict[str, object]] = {
@@ -65,7 +65,7 @@ _thread = threading.local()  # a zstd context is not thread-safe
 
 
 class CodecError(Exception):
-    """A block does not decompress to the expected size; the caller knows which block."""
+    """A block does not decompress to the expected size. The caller adds which block."""
 
 
 class BlockOverLimit(CodecError):
@@ -169,7 +169,7 @@ SUM_BYTES = 8  # of one block in the index
 MAX_COUNT = 1 << 40  # of rows, samples, failures
 # Statistics that a generation has, and no chunk:
 FAILED = "failed."  # and a reason: how many samples failed for it
-MADE_BY = "made.by"  # which of the generation's sets of versions made a chunk, from 0; UNKNOWN: nobody can tell
+MADE_BY = "made.by"  # index into the versions of the generation, or UNKNOWN
 UNKNOWN = -1
 OTHER, MOST_REASONS = "other", 16
 _REASON = re.compile(r"[a-z0-9-]{1,40}")
@@ -178,7 +178,7 @@ _REASON = re.compile(r"[a-z0-9-]{1,40}")
 class ChunkMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The metadata in the header of a chunk."""
 
-    format_version: int = FORMAT_VERSION
+    format_version: int = CHUNK_VERSION
     type: str = "chunk"
     layer: str
     chunk: int
@@ -202,7 +202,6 @@ class ChunkRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The entry of a chunk in a generation."""
 
     chunk: int
-    revision: int = 0
     rows: int
     samples: int
     failures: int
@@ -215,9 +214,12 @@ class ChunkRecord(msgspec.Struct, frozen=True, kw_only=True):
     base: bytes
     statistics: dict[str, int | float | list[int]]
 
-    def key(self, layer: str) -> str:
-        """Where the file of this chunk is."""
-        return layout.chunk(layer, self.chunk, self.revision)
+    def key(self, folder: str) -> str:
+        """The key of this chunk's file, in a layer folder."""
+        return layout.chunk(folder, self.chunk)
+
+
+_Written = tuple[str, str, Sequence[int], Buffer]  # name, tag, shape, bytes of a tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,12 +241,12 @@ class EncodedChunk:
             digest.update(buffer)
         return digest.digest()
 
-    def record(self, sha256: bytes, revision: int = 0) -> ChunkRecord:
+    def record(self, sha256: bytes) -> ChunkRecord:
         head, left = xxhash.xxh3_128(), self.head_size
         for buffer in self.buffers:
             head.update(buffer[:left])
             left -= min(left, len(buffer))
-        return record_of(self.meta, self.size, self.head_size, head.digest(), sha256, revision, self.reasons)
+        return record_of(self.meta, self.size, self.head_size, head.digest(), sha256, self.reasons)
 
 
 def encode_chunk(
@@ -281,24 +283,36 @@ def encode_chunk(
         ids=ids,
         base=base,
     ).sealed(source, failed)
-    index: list[tuple[str, str, Sequence[int], Buffer]] = []
-    data: list[tuple[str, str, Sequence[int], Buffer]] = []
+    index, data = _encode_columns(columns, declared, rows)
+    index.append((".source", "U64", [len(source_sums)], source))
+    data.append((".failures", "U8", [len(failed)], failed))
+    head = _encoded_head(meta, index, data)
+    buffers = [*head, *(buffer for *_, buffer in data)]
+    return EncodedChunk(meta, buffers, sum(map(len, head)), failure_counts(failures))
+
+
+def _encode_columns(columns: Columns, declared: Sequence[Column], rows: int) -> tuple[list[_Written], list[_Written]]:
+    """The tensors of the index and of the data, in the order of the file."""
+    index: list[_Written] = []
+    data: list[_Written] = []
     for column in declared:
         _encode_column(column, columns[column.name], rows, index, data)
-    index.append((".source", "U64", [len(source_sums)], source))
     data.sort(key=lambda tensor: -item_size(tensor[1]))  # stable: keeps every tensor aligned to its items
-    data.append((".failures", "U8", [len(failed)], failed))
-    tensors = [*index, *data]
-    header = encode_header(
-        msgspec.to_builtins(meta), [(name, tag, shape, len(buffer)) for name, tag, shape, buffer in tensors]
-    )
-    head_size = len(header) + sum(len(buffer) for *_, buffer in index)
-    if len(header) > MAX_HEADER_BYTES or head_size > MAX_HEAD_BYTES:
+    return index, data
+
+
+def _encoded_head(meta: ChunkMeta, index: Sequence[_Written], data: Sequence[_Written]) -> list[Buffer]:
+    """The header and the index of a chunk."""
+    shapes = [(name, tag, shape, len(buffer)) for name, tag, shape, buffer in (*index, *data)]
+    head = [encode_header(msgspec.to_builtins(meta), shapes), *(buffer for *_, buffer in index)]
+    size = sum(map(len, head))
+    if len(head[0]) > MAX_HEADER_BYTES or size > MAX_HEAD_BYTES:
         raise RecipeInvalid(
-            f"chunk {chunk} of layer '{layer}' has a header of {len(header):,} bytes and an index of {head_size:,}; at "
-            f"most {MAX_HEADER_BYTES:,} and {MAX_HEAD_BYTES:,} are allowed: make shorter statistics or smaller chunks"
+            f"chunk {meta.chunk} of layer '{meta.layer}' has a header of {len(head[0]):,} bytes and an index of "
+            f"{size:,}; at most {MAX_HEADER_BYTES:,} and {MAX_HEAD_BYTES:,} are allowed: make "
+            "shorter statistics or smaller chunks"
         )
-    return EncodedChunk(meta, [header, *(buffer for *_, buffer in tensors)], head_size, failure_counts(failures))
+    return head
 
 
 def failure_counts(failures: Iterable[Failure]) -> dict[str, int]:
@@ -307,10 +321,10 @@ def failure_counts(failures: Iterable[Failure]) -> dict[str, int]:
     >>> failure_counts([Failure("a", "no-text"), Failure("b", "no-text"), Failure("c", "Something went wrong!")])
     {'no-text': 2, 'other': 1}
     """
-    found = Counter(one.reason if _REASON.fullmatch(one.reason) else OTHER for one in failures)
-    kept = dict(found.most_common(MOST_REASONS))
-    left = found.total() - sum(kept.values())
-    return {**kept, OTHER: kept.get(OTHER, 0) + left} if left else kept
+    counts = Counter(one.reason if _REASON.fullmatch(one.reason) else OTHER for one in failures)
+    listed = dict(counts.most_common(MOST_REASONS))
+    left = counts.total() - sum(listed.values())
+    return {**listed, OTHER: listed.get(OTHER, 0) + left} if left else listed
 
 
 def check_columns(columns: Columns, declared: Sequence[Column]) -> int:
@@ -323,7 +337,23 @@ def check_columns(columns: Columns, declared: Sequence[Column]) -> int:
     counts = {column.name: _check_column(column, columns[column.name]) for column in declared}
     if len(set(counts.values())) > 1:
         raise RecipeInvalid(f"the recipe returned columns of different lengths: {counts}")
+    for column in (column for column in declared if column.index):
+        values, index = columns[column.name], columns.get(column.index)
+        if isinstance(values, Ragged) and (problem := _dictionary_problem(column, values.offsets, index)):
+            raise RecipeInvalid(problem)
     return next(iter(counts.values()), 0)
+
+
+def _dictionary_problem(column: Column, offsets: Array, index: Array | Ragged | None) -> str | None:
+    """What is wrong with the places of a dictionary's values, if anything."""
+    name = f"the index '{column.index}' of column '{column.name}'"
+    if not isinstance(index, np.ndarray) or index.dtype != np.uint32 or index.ndim != 1:
+        return f"{name} is not a uint32 column"
+    if len(index) and int(index.max()) >= len(offsets) - 1:
+        return f"{name} reaches row {int(index.max()):,}, but the chunk has {len(offsets) - 1:,} rows"
+    if not column.ragged and (np.diff(offsets)[index] > 1).any():
+        return f"{name} reaches a row with several values"
+    return None
 
 
 def content_digest(columns: Columns, declared: Sequence[Column]) -> str:
@@ -350,12 +380,10 @@ def record_of(
     head_size: int,
     head: bytes,
     sha256: bytes,
-    revision: int,
     reasons: Mapping[str, int],
 ) -> ChunkRecord:
     return ChunkRecord(
         chunk=meta.chunk,
-        revision=revision,
         rows=meta.rows,
         samples=meta.samples,
         failures=meta.failures,
@@ -382,12 +410,16 @@ def _check_column(column: Column, rows: Array | Ragged) -> int:
     values = values_of(rows)
     if not isinstance(values, np.ndarray) or values.ndim == 0:
         raise RecipeInvalid(f"{what} is a {type(values).__name__}, not an array of rows")
-    if isinstance(rows, Ragged) != column.ragged:
-        raise RecipeInvalid(f"{what} is declared {'ragged' if column.ragged else 'fixed'} but was made otherwise")
+    if isinstance(rows, Ragged) != column.has_offsets:
+        raise RecipeInvalid(
+            f"{what} is declared {'ragged' if column.has_offsets else 'fixed'} but the recipe made the other"
+        )
     if values.dtype != column.array_dtype:
-        raise RecipeInvalid(f"{what} is declared {column.dtype} but was made {values.dtype}")
+        raise RecipeInvalid(f"{what} is declared {column.dtype} but the recipe made {values.dtype}")
     if values.shape[1:] != column.shape:
-        raise RecipeInvalid(f"{what} is declared with rows of shape {column.shape} but was made {values.shape[1:]}")
+        raise RecipeInvalid(
+            f"{what} is declared with rows of shape {column.shape} but the recipe made {values.shape[1:]}"
+        )
     if isinstance(rows, Ragged) and not sound_offsets(rows.offsets, len(values)):
         raise RecipeInvalid(f"{what} has offsets that do not rise from 0 to {len(values)}")
     if column.dtype == "bool" and not sound_bools(as_bytes(values)):
@@ -397,15 +429,16 @@ def _check_column(column: Column, rows: Array | Ragged) -> int:
 
 
 def _check_block_sizes(column: Column, rows: Array | Ragged) -> None:
-    """Reject a block that a reader would refuse to decompress."""
+    """Reject a block that a reader would not decompress."""
     if column.codec == "none" or values_of(rows).nbytes <= MAX_BLOCK_BYTES:
         return
     sizes = np.diff(raw_bounds(column, len(rows), rows.offsets if isinstance(rows, Ragged) else None))
     largest = int(sizes.max(initial=0))
     if largest > MAX_BLOCK_BYTES:
         raise RecipeInvalid(
-            f"column '{column.name}' has a block of {largest:,} bytes, but a compressed block holds at most "
-            f"{MAX_BLOCK_BYTES:,}; set rows_per_block below {column.block_rows}, or codec='none'"
+            f"column '{column.name}' has a block of {largest:,} bytes, but a compressed block holds "
+            f"at most {MAX_BLOCK_BYTES:,}",
+            hint=f"set rows_per_block below {column.block_rows}, or codec='none'",
         )
 
 
@@ -417,8 +450,9 @@ def _check_statistics(statistics: Statistics) -> None:
     for name, value in statistics.items():
         if not can_be_listed(value):
             raise RecipeInvalid(
-                f"the statistic '{name}' has an integer beyond 64 bits, a float that is not finite, or more than "
-                f"{MAX_STATISTIC:,} numbers; store it as a finite float or as a column"
+                f"the statistic '{name}' has an integer beyond 64 bits, a float that is not finite, or "
+                f"more than {MAX_STATISTIC:,} numbers",
+                hint="store it as a finite float or as a column",
             )
 
 
@@ -450,8 +484,8 @@ def _encode_column(
     column: Column,
     rows: Array | Ragged,
     count: int,
-    index: list[tuple[str, str, Sequence[int], Buffer]],
-    data: list[tuple[str, str, Sequence[int], Buffer]],
+    index: list[_Written],
+    data: list[_Written],
 ) -> None:
     offsets = rows.offsets.astype("<u8", copy=False) if isinstance(rows, Ragged) else None
     values = values_of(rows)
@@ -521,7 +555,7 @@ class ChunkFile:
 
     def raw_bounds(self, column: str) -> Array:
         declared = self.columns[column]
-        return raw_bounds(declared, self.rows, self.offsets(column) if declared.ragged else None)
+        return raw_bounds(declared, self.rows, self.offsets(column) if declared.has_offsets else None)
 
     def check(self, column: str) -> "BlockCheck":
         """The `BlockCheck` of a column, created once."""
@@ -560,18 +594,18 @@ class ChunkFile:
         """The bytes of a block as they are stored, and how many rows (ragged: values) it has."""
         declared = self.columns[column]
         start, stop = self.check(column).span(block)
-        low, high = block_span(declared, self.rows, block, self.offsets(column) if declared.ragged else None)
+        low, high = block_span(declared, self.rows, block, self.offsets(column) if declared.has_offsets else None)
         return self.view[start:stop], high - low
 
     def decode(self, column: str, limit: int = MAX_BLOCK_BYTES) -> Array | Ragged:
         """All rows of a column. Raises `CodecError`, or `BlockOverLimit` if they would take too much memory."""
         declared = self.columns[column]
         values = self.flat(column) if declared.codec == "none" else self._decoded(column, limit)
-        return Ragged(values, self.offsets(column)) if declared.ragged else values
+        return Ragged(values, self.offsets(column)) if declared.has_offsets else values
 
     def _decoded(self, column: str, limit: int) -> Array:
         declared, tensor = self.columns[column], self.tensors[column]
-        count = int(self.offsets(column)[-1]) if declared.ragged else self.rows
+        count = int(self.offsets(column)[-1]) if declared.has_offsets else self.rows
         size = count * declared.item_bytes
         # A forged chunk could decode a few stored megabytes to hundreds of gigabytes, block by block.
         if size > max(limit, _MOST_TIMES * (tensor.stop - tensor.start)):
@@ -592,11 +626,11 @@ class ChunkFile:
         text = self._bytes(".failures")
         meta = self.meta
         if meta.sealed(self._bytes(".source"), text) != meta:
-            raise NotForebay(self.where, "its list of failures does not match its checksum")
+            raise not_forebay(self.where, "its list of failures does not match its checksum")
         try:
             return [msgspec.convert(json.loads(line), Failure) for line in text.split(b"\n")] if text else []
         except (ValueError, RecursionError) as error:  # ValidationError is a ValueError
-            raise NotForebay(self.where, f"its list of failures cannot be read ({type(error).__name__})") from error
+            raise not_forebay(self.where, f"its list of failures cannot be read ({type(error).__name__})") from error
 
     def source_sums(self) -> list[int]:
         sums: list[int] = self.tensors[".source"].array(self.view).tolist()
@@ -618,7 +652,7 @@ class BlockCheck:
         self._start, self._end = tensor.start, tensor.stop
         self._size = declared.block_rows * declared.item_bytes
         # Blocks of a plain fixed column have the same size; others have their bounds in the index.
-        self._bounds = None if declared.codec == "none" and not declared.ragged else file.block_bounds(column)
+        self._bounds = None if declared.codec == "none" and not declared.has_offsets else file.block_bounds(column)
         self._is_plain_bool = declared.dtype == "bool" and declared.codec == "none"
 
     def span(self, block: int) -> tuple[int, int]:
@@ -671,7 +705,6 @@ def adopt_chunk(
     layer: str,
     chunk: int,
     fingerprint: str,
-    revision: int = 0,
     columns: Sequence[Column] | None = None,
 ) -> ChunkRecord:
     """Check all of a chunk that no generation lists, and return its record.
@@ -682,33 +715,40 @@ def adopt_chunk(
     file = ChunkFile(view, where)
     meta = file.meta
     if (meta.layer, meta.chunk, meta.fingerprint) != (layer, chunk, fingerprint):
-        raise NotForebay(where, f"it is chunk {meta.chunk} of layer '{meta.layer}', or was built by another recipe")
+        raise not_forebay(where, f"it is chunk {meta.chunk} of layer '{meta.layer}', or was built by another recipe")
     if columns is not None and meta.columns != tuple(columns):
-        raise NotForebay(where, "its columns are not those that the layer's recipe declares")
+        raise not_forebay(where, "its columns are not those that the layer's recipe declares")
     check_content(file)
     head = xxhash.xxh3_128_digest(view[: file.head_size])
     reasons = failure_counts(file.failures())
-    return record_of(meta, len(view), file.head_size, head, sha256_of(view), revision, reasons)
+    return record_of(meta, len(view), file.head_size, head, sha256_of(view), reasons)
 
 
 def check_content(file: ChunkFile, limit: int = MAX_BLOCK_BYTES) -> None:
     """Check and decode every block, one at a time, and compare the content with the digests in the header."""
     where, meta = file.where, file.meta
     digest = xxhash.xxh3_128()
+    indices = {column.index: bytearray() for column in meta.columns if column.index}
     for column in meta.columns:
         digest.update(content_prefix(column, file.rows))
-        if column.ragged:
+        if column.has_offsets:
             digest.update(as_bytes(file.offsets(column.name)))
         for piece in _decoded_pieces(file, column, limit):
             digest.update(piece)
+            if column.name in indices and column.dtype == "uint32" and not (column.shape or column.has_offsets):
+                indices[column.name] += piece
     if digest.hexdigest() != meta.content:
-        raise NotForebay(where, "its content does not match its content digest")
+        raise not_forebay(where, "its content does not match its content digest")
+    for column in (column for column in meta.columns if column.index):
+        index = np.frombuffer(indices[column.index], "<u4") if indices[column.index] or not file.rows else None
+        if problem := _dictionary_problem(column, file.offsets(column.name), index):
+            raise not_forebay(where, problem)
     if meta.sealed(file._bytes(".source"), file._bytes(".failures")) != meta:
-        raise NotForebay(where, "its metadata does not match its checksum")
+        raise not_forebay(where, "its metadata does not match its checksum")
     entries = [(name, t.tag, t.shape, t.stop - t.start) for name, t in file.tensors.items()]
     header = encode_header(msgspec.to_builtins(meta), entries)
     if header != bytes(file.view[: len(header)]):
-        raise NotForebay(where, "its header is not written as forebay writes it")
+        raise not_forebay(where, "its header is not written as forebay writes it")
 
 
 def _decoded_pieces(file: ChunkFile, column: Column, limit: int) -> Iterator[Buffer]:
@@ -724,7 +764,7 @@ def _decoded_pieces(file: ChunkFile, column: Column, limit: int) -> Iterator[Buf
                 yield _checked_type(file, column, block, piece)
         if stored.intdigest() != sums[block]:
             where = f"block {block} of column '{column.name}' (bytes {start:,} to {stop:,})"
-            raise NotForebay(file.where, f"{where} does not match its checksum")
+            raise not_forebay(file.where, f"{where} does not match its checksum")
         if column.codec != "none":
             yield _unpacked(file, column, block, file.view[start:stop], int(size), limit)
 
@@ -735,15 +775,15 @@ def _unpacked(file: ChunkFile, column: Column, block: int, stored: Buffer, size:
     except BlockOverLimit as error:
         problem = f"decodes to {error.size:,} bytes at once, but max_block_bytes is {error.limit:,}"
         advice = f"if you trust this cache, pass --max-block-bytes {error.size} (max_block_bytes={error.size})"
-        raise NotForebay(file.where, f"block {block} of column '{column.name}' {problem}; {advice}") from error
+        raise not_forebay(file.where, f"block {block} of column '{column.name}' {problem}; {advice}") from error
     except CodecError as error:
         what = f"block {block} of column '{column.name}' does not decompress"
-        raise NotForebay(file.where, f"{what}: {error}") from error
+        raise not_forebay(file.where, f"{what}: {error}") from error
 
 
 def _checked_type(file: ChunkFile, column: Column, block: int, piece: Buffer) -> Buffer:
     if column.dtype == "bool" and not sound_bools(piece):
-        raise NotForebay(file.where, f"block {block} of column '{column.name}': {NOT_BOOL}")
+        raise not_forebay(file.where, f"block {block} of column '{column.name}': {NOT_BOOL}")
     return piece
 
 
@@ -753,35 +793,40 @@ def _check_index(view: View, name: str, column: Column, tensors: Mapping[str, Te
     if column.codec != "none":
         edges = tensors[f"{name}.blocks"].array(view)
         if not sound_offsets(edges, end):
-            raise NotForebay(where, f"the block edges of column '{name}' do not rise from 0 to {end:,}")
-    if column.ragged:
+            raise not_forebay(where, f"the block edges of column '{name}' do not rise from 0 to {end:,}")
+    if column.has_offsets:
         offsets = tensors[f"{name}.offsets"].array(view)
         last = int(offsets[-1])
         if last * max(1, column.item_bytes) >= _MOST:
-            raise NotForebay(where, f"the offsets of column '{name}' rise to {last:,}")
+            raise not_forebay(where, f"the offsets of column '{name}' rise to {last:,}")
         end = end if column.codec == "none" else last
         if not sound_offsets(offsets, end):
-            raise NotForebay(where, f"the offsets of column '{name}' do not rise from 0 to {end:,}")
+            raise not_forebay(where, f"the offsets of column '{name}' do not rise from 0 to {end:,}")
 
 
 def _meta(metadata: dict[str, Any], where: str) -> ChunkMeta:
     if metadata.get("type") != "chunk":
-        raise NotForebay(where, f"it is a {metadata.get('type')}, not a chunk")
+        raise not_forebay(where, f"it is a {metadata.get('type')}, not a chunk")
+    if metadata["format_version"] > CHUNK_VERSION:
+        raise FormatTooNew(
+            f"'{where}' has format version {metadata['format_version']}; this forebay reads up to {CHUNK_VERSION}",
+            hint="upgrade forebay",
+        )
     try:
         meta = msgspec.convert(metadata, ChunkMeta)
     except (msgspec.ValidationError, RecipeInvalid) as error:
-        raise NotForebay(where, f"its metadata is not that of a chunk: {error}") from error
+        raise not_forebay(where, f"its metadata is not that of a chunk: {error}") from error
     except (UnicodeError, RecursionError) as error:
-        raise NotForebay(where, f"its metadata is not that of a chunk ({type(error).__name__})") from error
+        raise not_forebay(where, f"its metadata is not that of a chunk ({type(error).__name__})") from error
     if len(meta.columns) > MAX_COLUMNS:
-        raise NotForebay(where, f"it has {len(meta.columns):,} columns; at most {MAX_COLUMNS:,} are allowed")
+        raise not_forebay(where, f"it has {len(meta.columns):,} columns; at most {MAX_COLUMNS:,} are allowed")
     widest = max([1, *(column.item_bytes for column in meta.columns)])
     if not 0 <= meta.rows <= MAX_COUNT or meta.rows * widest >= _MOST:
-        raise NotForebay(where, f"it cannot hold {meta.rows} rows of its columns")
+        raise not_forebay(where, f"it cannot hold {meta.rows} rows of its columns")
     if not (0 <= meta.samples <= MAX_COUNT and 0 <= meta.failures <= MAX_COUNT):
-        raise NotForebay(where, "its metadata has an impossible number of samples or failures")
+        raise not_forebay(where, "its metadata has an impossible number of samples or failures")
     if not all(map(_DIGEST.fullmatch, (meta.content, meta.ids, meta.base or meta.content))):
-        raise NotForebay(where, "its metadata contains a malformed digest")
+        raise not_forebay(where, "its metadata contains a malformed digest")
     return meta
 
 
@@ -801,15 +846,15 @@ def _check_tensors(meta: ChunkMeta, tensors: dict[str, Tensor], where: str) -> i
     data = dict(sorted(data.items(), key=lambda item: -item_size(item[1][0])))
     expected = {**index, **data, ".failures": ("U8", None, ())}
     if list(expected) != list(tensors):
-        raise NotForebay(where, f"it has the tensors {_shown(tensors)}, not {_shown(expected)}")
+        raise not_forebay(where, f"it has the tensors {_shown(tensors)}, not {_shown(expected)}")
     for name, (tag, length, shape) in expected.items():
         tensor = tensors[name]
         wanted = (tensor.shape[:1] if length is None else (length,)) + shape
         if tensor.tag != tag or tensor.shape != wanted or not wanted or wanted[0] >= _MOST:
-            raise NotForebay(where, f"tensor '{name}' is {tensor.tag} {list(tensor.shape)}, not {tag} {list(wanted)}")
+            raise not_forebay(where, f"tensor '{name}' is {tensor.tag} {list(tensor.shape)}, not {tag} {list(wanted)}")
     head_size = tensors[".source"].stop
     if head_size > MAX_HEAD_BYTES:
-        raise NotForebay(where, f"its index ends at {head_size:,}; at most {MAX_HEAD_BYTES:,} bytes are allowed")
+        raise not_forebay(where, f"its index ends at {head_size:,}; at most {MAX_HEAD_BYTES:,} bytes are allowed")
     return head_size
 
 
@@ -821,11 +866,36 @@ def _shown(names: Mapping[str, object]) -> str:
 def _expect_column(column: Column, rows: int, index: dict[str, Shape], data: dict[str, Shape]) -> None:
     """Add the tensors that a column must have to the expected index and data."""
     blocks = block_count(column, rows)
-    if column.ragged:
+    if column.has_offsets:
         index[f"{column.name}.offsets"] = ("U64", rows + 1, ())
     if column.codec == "none":
-        data[column.name] = (DTYPES[column.dtype][0], None if column.ragged else rows, column.shape)
+        data[column.name] = (DTYPES[column.dtype][0], None if column.has_offsets else rows, column.shape)
     else:
         index[f"{column.name}.blocks"] = ("U64", blocks + 1, ())
         data[column.name] = ("U8", None, ())
     index[f"{column.name}.sums"] = ("U64", blocks, ())
+
+
+def chunk_corrupt(
+    root: str,
+    layer: str,
+    chunk: int,
+    problem: str,
+    *,
+    column: str | None = None,
+    block: int | None = None,
+    span: tuple[int, int] | None = None,
+) -> ChunkCorrupt:
+    where = f"chunk {chunk} of layer '{layer}' in '{root}'"
+    if block is not None:
+        where = f"block {block} of column '{column}' in {where}"
+    if span is not None:
+        where += f" (bytes {span[0]:,} to {span[1]:,})"
+    facts: dict[str, object] = {"root": root, "layer": layer, "chunk": chunk, "problem": problem}
+    facts |= {"column": column, "block": block, "span": span}
+    return ChunkCorrupt(f"{where} is corrupt: {problem}", hint=f"run `forebay repair {root}`", **facts)
+
+
+def chunk_missing(root: str, layer: str, chunk: int) -> ChunkMissing:
+    message = f"the file of chunk {chunk} of layer '{layer}' in '{root}' is missing"
+    return ChunkMissing(message, hint=f"run `forebay repair {root}`", root=root, layer=layer, chunk=chunk)

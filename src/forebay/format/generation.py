@@ -1,14 +1,14 @@
 """A generation: the list of published chunks, as one sealed file.
 
 For every chunk of every layer it has the rows, sizes, digests and statistics, as arrays in the order of chunks; also
-the text of `cache.json` and of every recipe, and the digests of the plan. Opening a cache reads this one file.
+the text of `cache.json` and of every recipe, the digests of the plan, and the failure limits. Opening a cache reads
+this one file.
 """
 
-import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
+from functools import cached_property
 from typing import Annotated, Any
 
 import msgspec
@@ -21,7 +21,6 @@ from forebay.format.chunk import FAILED, MADE_BY, OTHER, ChunkRecord, is_counted
 from forebay.format.layout import (
     FORMAT_VERSION,
     MAX_NUMBER,
-    MAX_REVISION,
     CacheDocument,
     LayerName,
     check_no_cycle,
@@ -31,19 +30,15 @@ from forebay.format.layout import (
 )
 from forebay.format.tensors import seal, unseal
 from forebay.recipe import RecipeDocument
-from forebay.store.base import Buffer
+from forebay.store.base import Buffer, index_corrupt
 
-_NUMBERS = ("chunk", "revision", "rows", "samples", "failures", "size", "head_size")
+_NUMBERS = ("chunk", "rows", "samples", "failures", "size", "head_size")
 _DIGESTS = {"head": 16, "sha256": 32, "content": 16, "ids": 16, "base": 16}
 _MOST = 1 << 62  # rows or bytes, also summed over chunks
-_LIMITS = {"chunk": MAX_NUMBER, "revision": MAX_REVISION}
+_LIMITS = {"chunk": MAX_NUMBER}
 _STATISTICS = (np.dtype("<i8"), np.dtype("<f8"))
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=MAX_NUMBER)]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
-_Sum = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-_Signed = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-_Name = Annotated[str, msgspec.Meta(max_length=300)]
-_FEW = msgspec.Meta(max_length=1000)  # names
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
@@ -59,7 +54,8 @@ class _GenerationHeader(msgspec.Struct, frozen=True):
     versions: tuple[dict[str, str], ...]
     layers: Annotated[tuple[LayerName, ...], msgspec.Meta(max_length=1000)]
     source: dict[str, Any] = {}
-    max_failures: _Count | _Share | None = None
+    max_failures: dict[LayerName, _Count | _Share] = {}
+    withdrawn: tuple[_Number, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,11 +107,11 @@ class ChunkTable:
     def with_records(self, records: Iterable[ChunkRecord]) -> "ChunkTable":
         """The table with more chunks; a new record replaces an older one of the same chunk."""
         fresh = ChunkTable.of(records)
-        kept = np.flatnonzero(~np.isin(self.chunks, fresh.chunks))
-        order = np.argsort(np.concatenate([self.chunks[kept], fresh.chunks]), kind="stable")
+        others = np.flatnonzero(~np.isin(self.chunks, fresh.chunks))
+        order = np.argsort(np.concatenate([self.chunks[others], fresh.chunks]), kind="stable")
 
         def merged(old: Array, new: Array) -> Array:
-            return np.concatenate([old[kept], new])[order]
+            return np.concatenate([old[others], new])[order]
 
         names = sorted({*self.statistics, *fresh.statistics})
         return ChunkTable(
@@ -126,11 +122,11 @@ class ChunkTable:
 
     def without(self, chunks: Array) -> "ChunkTable":
         """The table without some chunks."""
-        kept = ~np.isin(self.chunks, chunks)
+        left = ~np.isin(self.chunks, chunks)
         return ChunkTable(
-            {name: values[kept] for name, values in self.numbers.items()},
-            {name: values[kept] for name, values in self.digests.items()},
-            {name: values[kept] for name, values in self.statistics.items()},
+            {name: values[left] for name, values in self.numbers.items()},
+            {name: values[left] for name, values in self.digests.items()},
+            {name: values[left] for name, values in self.statistics.items()},
         )
 
     def summary(self) -> "LayerTotals":
@@ -146,12 +142,12 @@ class ChunkTable:
         }
 
     def made_by(self, position: int) -> int:
-        """Which set of versions made the chunk at a position; all chunks have the first unless it says otherwise."""
+        """Index of the versions that made the chunk at a position, by default 0."""
         sets = self.statistics.get(MADE_BY)
         return int(sets[position]) if sets is not None and sets.ndim == 1 else 0
 
     def by_maker(self, sets: int) -> dict[int, Array]:
-        """The chunks that each of n sets of versions made, by its number; -1: those of which nobody can tell."""
+        """Version index -> the chunks that these versions made; -1: unknown."""
         known = self.statistics.get(MADE_BY)
         numbers = np.zeros(len(self), np.int64) if known is None or known.ndim != 1 else known
         makers = np.where(np.isin(numbers, np.arange(sets)), numbers, -1).astype(np.int64)
@@ -160,28 +156,29 @@ class ChunkTable:
     def reasons(self) -> dict[str, int]:
         """Why samples failed, the most frequent reason first; `other` where an earlier forebay did not count them."""
         sums = {name: values.sum() for name, values in self.statistics.items() if name.startswith(FAILED)}
-        found = Counter({name.removeprefix(FAILED): int(count) for name, count in sums.items() if count.ndim == 0})
-        found[OTHER] += max(0, int(self.numbers["failures"].sum()) - found.total())
-        return {reason: count for reason, count in found.most_common() if count > 0}
+        counts = Counter({name.removeprefix(FAILED): int(count) for name, count in sums.items() if count.ndim == 0})
+        counts[OTHER] += max(0, int(self.numbers["failures"].sum()) - counts.total())
+        return {reason: count for reason, count in counts.most_common() if count > 0}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Generation:
     """Everything that was published up to one point in time."""
 
     number: int
     cache: str  # the text of cache.json
-    recipes: Mapping[str, str]  # layer -> the text of recipe.json
+    recipes: Mapping[str, str]  # layer -> the text of recipes/<layer>.json
     constants: Mapping[str, str]  # layer -> SHA-256 of constants.safetensors
-    plan: tuple[str, ...]  # SHA-256 of every segment
+    plan: tuple[str, ...]  # the digest of every segment
     versions: tuple[Mapping[str, str], ...]  # every set of library versions that made chunks
     layers: Mapping[str, ChunkTable]
     tagged: bool = False
     source: Mapping[str, Any] = field(default_factory=dict)  # the source description, in case the plan is lost
     digest: str = ""  # SHA-256 at the end of the file it was read from
-    max_failures: int | float | None = None  # of the base layer's samples: a count, or a share
+    max_failures: Mapping[str, int | float] = field(default_factory=dict)  # layer -> a count or a share per segment
+    withdrawn: tuple[int, ...] = ()  # segments of which nothing is or will be listed
 
-    @property
+    @cached_property
     def document(self) -> CacheDocument:
         return decode_cache_document(self.cache, f"generation {self.number}", layout.CACHE)
 
@@ -190,13 +187,30 @@ class Generation:
         return self.document.base
 
     def recipe(self, layer: str) -> RecipeDocument:
-        return decode_recipe_document(self.recipes[layer], layer, f"generation {self.number}", layout.recipe(layer))
+        if layer not in self._documents:
+            where = f"generation {self.number}"
+            self._documents[layer] = decode_recipe_document(self.recipes[layer], layer, where, layout.recipe(layer))
+        return self._documents[layer]
+
+    @cached_property
+    def _documents(self) -> dict[str, RecipeDocument]:
+        return {}
+
+    def folder(self, layer: str) -> str:
+        """The folder of a layer's chunks."""
+        return layout.document_folder(self.recipe(layer))
 
     def table(self, layer: str) -> ChunkTable:
         return self.layers.get(layer) or ChunkTable.of([])
 
+    def chunks(self) -> Iterator[tuple[str, ChunkRecord]]:
+        """The folder and record of every listed chunk, layer by layer."""
+        for layer, table in self.layers.items():
+            folder = self.folder(layer)
+            yield from ((folder, record) for record in table.records())
+
     def made_with(self, layer: str, chunk: int) -> tuple[Mapping[str, str], ...]:
-        """The versions of the libraries that made a chunk; all sets that it may be where nobody can tell."""
+        """The library versions that made a chunk; all candidates if that is unknown."""
         table = self.table(layer)
         at = table.position(chunk)
         number = -1 if at is None else table.made_by(at)
@@ -207,13 +221,12 @@ class Generation:
 
     def same_content(self, other: "Generation") -> bool:
         """Whether two generations publish the same content; numbers may differ."""
-        mine, theirs = (replace(one, number=0, source={}, max_failures=None).metadata() for one in (self, other))
+        mine, theirs = (replace(one, number=0, source={}).metadata() for one in (self, other))
         if mine != theirs or self.layers.keys() != other.layers.keys():
             return False
         return all(_same(self._tensors(layer), other._tensors(layer)) for layer in self.layers)
 
     def metadata(self) -> dict[str, Any]:
-        limit = {} if self.max_failures is None else {"max_failures": self.max_failures}
         return {
             "format_version": FORMAT_VERSION,
             "type": "generation",
@@ -225,98 +238,45 @@ class Generation:
             "versions": [dict(version) for version in self.versions],
             "layers": sorted(self.layers),
             **({"source": dict(self.source)} if self.source else {}),
-            **limit,
+            **({"max_failures": dict(self.max_failures)} if self.max_failures else {}),
+            **({"withdrawn": list(self.withdrawn)} if self.withdrawn else {}),
         }
 
     def encode(self, key: bytes | None) -> Sequence[Buffer]:
+        data = self.sealed(key)
+        self._check_readable(data, key)
+        return data
+
+    def sealed(self, key: bytes | None) -> Sequence[Buffer]:
+        """Return the bytes without a check that the reader accepts them."""
         tensors: dict[str, Array] = {}
         for layer in sorted(self.layers):
             tensors.update(self._tensors(layer))
         return seal(self.metadata(), tensors, key)
 
+    def _check_readable(self, data: Sequence[Buffer], key: bytes | None) -> None:
+        """Raise if the reader would reject these bytes: nothing must be published that cannot be read."""
+        try:
+            decode_generation(memoryview(b"".join(data)), "", layout.generation(self.number), key)
+        except IndexCorrupt as error:
+            problem = error.facts["problem"]
+            raise RecipeInvalid(f"generation {self.number} is not published, because {problem}") from error
+
     def _tensors(self, layer: str) -> dict[str, Array]:
         return _table_tensors(layer, self.layers[layer])
 
 
-class HandedChunks(msgspec.Struct, frozen=True):
-    """The header of a list of chunks that a builder made and leaves to another one to publish."""
+@dataclass(frozen=True, slots=True)
+class LayerTotals:
+    """Sums over the chunks of a layer."""
 
-    layer: LayerName
-    recipe: str  # the fingerprint of what they were made with
-    plan: tuple[_Sha256, ...]  # by which they were made
-    versions: dict[str, str]  # of the libraries that made them
-
-    def encode(self, records: Iterable[ChunkRecord], key: bytes | None) -> Sequence[Buffer]:
-        about = {"format_version": FORMAT_VERSION, "type": "handed", **msgspec.to_builtins(self)}
-        return seal(about, _table_tensors(self.layer, ChunkTable.of(records)), key)
-
-
-def decode_handed(view: memoryview, root: str, where: str, key: bytes | None) -> tuple[HandedChunks, list[ChunkRecord]]:
-    metadata, tensors = unseal(view, root, where, "handed", key)
-    try:
-        about = msgspec.convert(metadata, HandedChunks)
-        return about, _table(about.layer, tensors).records()
-    except (msgspec.ValidationError, ValueError) as error:
-        raise IndexCorrupt(root, where, f"it is malformed: {one_line(error)}") from error
-
-
-class LayerTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """What the chunks of a layer have in sum."""
-
-    chunks: _Sum
-    rows: _Sum
-    samples: _Sum
-    failures: _Sum
-    size: _Sum
-    statistics: Annotated[dict[_Name, _Signed | float], _FEW]  # those that recipes count, but for lists
-    reasons: Annotated[dict[_Name, _Sum], _FEW]  # why samples failed
-
-
-class ListedLayer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a generation lists of a layer, from a builder that has read it to one that need not."""
-
-    generation: _Number
-    digest: _Sha256  # that its file ends with, but for a tag
-    made: HandedChunks  # by what its chunks were made
-    revisions: _Sha256  # `revisions_digest` of its chunks
-    totals: LayerTotals
-    max_failures: _Count | _Share | None = None
-
-    def __post_init__(self) -> None:
-        totals = self.totals
-        if not all(map(isfinite, totals.statistics.values())):
-            raise ValueError("a sum of its statistics is not finite")
-        if not all(name.isprintable() for name in (*totals.statistics, *totals.reasons)):
-            raise ValueError("the name of a statistic or of a reason cannot be printed")
-
-    @classmethod
-    def of(cls, generation: Generation, made: HandedChunks) -> "ListedLayer":
-        """What a generation lists; `ValueError` where its sums cannot be said in JSON."""
-        table = generation.table(made.layer)
-        return cls(
-            generation=generation.number,
-            digest=generation.digest,
-            made=made,
-            revisions=revisions_digest(table.chunks, table.numbers["revision"]),
-            totals=table.summary(),
-            max_failures=generation.max_failures,
-        )
-
-    def encode(self, key: bytes | None) -> Sequence[Buffer]:
-        return seal({"format_version": FORMAT_VERSION, "type": "listed", **msgspec.to_builtins(self)}, {}, key)
-
-
-def revisions_digest(chunks: Array, revisions: Array) -> str:
-    """The SHA-256 of the numbers of some chunks in rising order and of their revisions."""
-    return hashlib.sha256(np.stack([chunks, revisions]).astype("<i8").tobytes()).hexdigest()
-
-
-def decode_listed(view: memoryview, root: str, where: str, key: bytes | None) -> ListedLayer:
-    metadata, _ = unseal(view, root, where, "listed", key)
-    try:
-        return msgspec.convert(metadata, ListedLayer)
-    except msgspec.ValidationError as error:
-        raise IndexCorrupt(root, where, f"it is malformed: {one_line(error)}") from error
+    chunks: int
+    rows: int
+    samples: int
+    failures: int
+    size: int
+    statistics: Mapping[str, int | float]  # those that recipes count, except lists
+    reasons: Mapping[str, int]  # why samples failed
 
 
 def decode_generation(view: memoryview, root: str, where: str, key: bytes | None) -> Generation:
@@ -335,11 +295,12 @@ def decode_generation(view: memoryview, root: str, where: str, key: bytes | None
             tagged=key is not None,
             source=facts.source,
             max_failures=facts.max_failures,
+            withdrawn=facts.withdrawn,
             digest=bytes(view[-64:-32] if key is not None else view[-32:]).hex(),  # the tag comes last
         )
         _check_texts(generation)
     except (msgspec.ValidationError, ValueError) as error:
-        raise IndexCorrupt(root, where, f"it is malformed: {one_line(error)}") from error
+        raise index_corrupt(root, where, f"it is malformed: {one_line(error)}") from error
     return generation
 
 
@@ -350,8 +311,10 @@ def _check_texts(generation: Generation) -> None:
         recipes = {layer: generation.recipe(layer) for layer in generation.recipes}
         base = generation.base
     except IndexCorrupt as error:
-        raise ValueError(f"in its copy of '{error.key}', {error.problem}") from error
-    unknown = {base, *generation.layers, *generation.constants} - recipes.keys()
+        raise ValueError(f"in its copy of '{error.facts['key']}', {error.facts['problem']}") from error
+    if any(number >= len(generation.plan) for number in generation.withdrawn):
+        raise ValueError("it withdraws a segment that it does not list")
+    unknown = {base, *generation.layers, *generation.constants, *generation.max_failures} - recipes.keys()
     if unknown:
         raise ValueError(f"it has no recipe for layer '{sorted(unknown)[0]}'")
     check_no_cycle(recipes)
@@ -419,7 +382,7 @@ def _statistic(name: str, values: list[int | float | list[int] | None]) -> Array
         array = np.array([zero if value is None else value for value in values])
     except ValueError as error:
         raise RecipeInvalid(
-            f"the statistic '{name}' has different lengths in different chunks; return one length"
+            f"the statistic '{name}' has different lengths in different chunks", hint="return one length"
         ) from error
     return array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
 
@@ -434,7 +397,9 @@ def _alike(name: str, left: ChunkTable, right: ChunkTable) -> tuple[Array, Array
         for table, values in zip((left, right), pair, strict=True)
     )
     if len(left) and len(right) and old.shape[1:] != new.shape[1:]:
-        raise RecipeInvalid(f"the statistic '{name}' has different lengths in different chunks; return one length")
+        raise RecipeInvalid(
+            f"the statistic '{name}' has different lengths in different chunks", hint="return one length"
+        )
     return old, new
 
 

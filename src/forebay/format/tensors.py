@@ -24,25 +24,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from types import MappingProxyType
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from forebay.columns import DTYPES, Array
-from forebay.errors import ForebayError, FormatTooNew, IndexCorrupt, KeyRefused, NotForebay, RecipeInvalid
-from forebay.format.layout import FORMAT_VERSION
+from forebay.errors import Damaged, ForebayError, FormatTooNew, KeyRefused, RecipeInvalid
+from forebay.format.layout import FORMAT_VERSION, old_version
 from forebay.recipe import canonical_json
 from forebay.source import MOST_LEVELS, TOO_DEEP, is_shallow
-from forebay.store.base import MAX_INDEX_BYTES, Buffer, View
+from forebay.store.base import MAX_INDEX_BYTES, Buffer, View, index_corrupt, not_forebay
 
 ALIGNMENT = 4096
 MAX_HEADER_BYTES = 32 << 20  # takes at most some hundred megabytes when parsed
 MAX_TENSORS = 20_000
 MAX_DIMENSIONS = 32  # the limit of numpy 1
 _MOST_BYTES = 1 << 62
-_WIDENED_AT_ONCE = 1 << 19  # items, some megabytes
 _BY_TAG = {tag: dtype for tag, dtype in DTYPES.values()}
 _TAGS = {dtype: tag for tag, dtype in DTYPES.values()}
 
@@ -88,7 +86,7 @@ class Tensors(Mapping[str, Tensor]):
 @lru_cache(maxsize=64)
 def _kinds(kinds: tuple[tuple[str, str, tuple[int, ...]], ...]) -> dict[str, tuple[int, str, tuple[int, ...]]]:
     """By name: the index of a tensor's numbers, its tag, and its shape without the first side."""
-    return {name: (3 * place, tag, shape) for place, (name, tag, shape) in enumerate(kinds)}
+    return {name: (3 * at, tag, shape) for at, (name, tag, shape) in enumerate(kinds)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +105,7 @@ def as_bytes(array: Array) -> memoryview:
 
 def tag_of(dtype: np.dtype[Any]) -> str:
     if dtype not in _TAGS:
-        raise RecipeInvalid(f"arrays of {dtype} cannot be stored; use one of: {', '.join(DTYPES)}")
+        raise RecipeInvalid(f"arrays of {dtype} cannot be stored", hint=f"use one of: {', '.join(DTYPES)}")
     return _TAGS[dtype]
 
 
@@ -124,8 +122,9 @@ def encode_header(
     padded = -(-(8 + len(text)) // alignment) * alignment - 8
     if padded > MAX_HEADER_BYTES or len(entries) > MAX_TENSORS:
         raise RecipeInvalid(
-            f"a header of {padded:,} bytes and {len(entries):,} tensors is too large: at most {MAX_HEADER_BYTES:,} and "
-            f"{MAX_TENSORS:,} are allowed; name folders or globs instead of single files, or use fewer columns"
+            f"a header of {padded:,} bytes and {len(entries):,} tensors is too large: at most "
+            f"{MAX_HEADER_BYTES:,} and {MAX_TENSORS:,} are allowed",
+            hint="name folders or globs instead of single files, or use fewer columns",
         )
     return padded.to_bytes(8, "little") + text.ljust(padded)
 
@@ -144,7 +143,7 @@ def parse_header(view: View, where: str, max_bytes: int = MAX_HEADER_BYTES) -> H
         tensors[sys.intern(name)] = _tensor(name, entry, data_start, position, where)
         position = tensors[name].stop
     if position != len(view):
-        raise NotForebay(where, f"it has {len(view):,} bytes but its header describes {position:,}")
+        raise not_forebay(where, f"it has {len(view):,} bytes but its header describes {position:,}")
     return Header(metadata, tensors)
 
 
@@ -166,16 +165,16 @@ def _tensor_shape(entry: Any) -> list[int]:
 
 def _header_text(view: View, where: str, max_bytes: int) -> tuple[bytes, int]:
     if len(view) == 0:
-        raise NotForebay(where, "it is empty")
+        raise not_forebay(where, "it is empty")
     if len(view) < 8:
-        raise NotForebay(where, f"it has only {len(view)} bytes")
+        raise not_forebay(where, f"it has only {len(view)} bytes")
     length = int.from_bytes(view[:8], "little")
     if (8 + length) % ALIGNMENT or length < 2:
-        raise NotForebay(where, "it is not a forebay safetensors file")
+        raise not_forebay(where, "it is not a forebay safetensors file")
     if 8 + length > len(view):
-        raise NotForebay(where, f"it ends inside its header ({len(view):,} of at least {8 + length:,} bytes)")
+        raise not_forebay(where, f"it ends inside its header ({len(view):,} of at least {8 + length:,} bytes)")
     if length > max_bytes:
-        raise NotForebay(where, f"its header has {length:,} bytes, more than the limit of {max_bytes:,}")
+        raise not_forebay(where, f"its header has {length:,} bytes, more than the limit of {max_bytes:,}")
     return bytes(view[8 : 8 + length]), 8 + length
 
 
@@ -188,21 +187,23 @@ def _header_entries(text: bytes, where: str) -> tuple[dict[str, Any], dict[str, 
         metadata = _decoded(described)
         version = metadata["format_version"]
     except (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise NotForebay(where, f"its header cannot be read ({type(error).__name__})") from error
+        raise not_forebay(where, f"its header cannot be read ({type(error).__name__})") from error
     if type(version) is not int or version < 1 or not isinstance(metadata, dict):
-        raise NotForebay(where, "its header has no format version")
+        raise not_forebay(where, "its header has no format version")
     if version > FORMAT_VERSION:
-        raise FormatTooNew(where, version, FORMAT_VERSION)
+        raise FormatTooNew(
+            f"'{where}' has format version {version}; this forebay reads up to {FORMAT_VERSION}", hint="upgrade forebay"
+        )
     # Text with few brackets is not deep, and counting them is faster than walking thousands of headers.
     if described.count("{") + described.count("[") > MOST_LEVELS and not is_shallow(metadata):
-        raise NotForebay(where, f"in its header, {TOO_DEEP}")
+        raise not_forebay(where, f"in its header, {TOO_DEEP}")
     _check_count(len(entries), where)
     return metadata, entries
 
 
 def _check_count(tensors: int, where: str) -> None:
     if tensors > MAX_TENSORS:
-        raise NotForebay(where, f"its header describes over {MAX_TENSORS:,} tensors, more than are read")
+        raise not_forebay(where, f"its header describes over {MAX_TENSORS:,} tensors, more than are read")
 
 
 def _decoded(text: str) -> Any:
@@ -222,9 +223,9 @@ def _tensor(name: str, entry: Any, data_start: int, position: int, where: str) -
         sound = sound and (expected or prod([side or 1 for side in shape]) * _BY_TAG[tag].itemsize) < _MOST_BYTES
         sound = sound and data_start + start == position and stop - start == expected
     except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise NotForebay(where, f"the entry of tensor '{name}' is invalid ({type(error).__name__})") from error
+        raise not_forebay(where, f"the entry of tensor '{name}' is invalid ({type(error).__name__})") from error
     if not sound:
-        raise NotForebay(where, f"the entry of tensor '{name}' is invalid")
+        raise not_forebay(where, f"the entry of tensor '{name}' is invalid")
     return Tensor(sys.intern(tag), shape, position, position + expected)
 
 
@@ -236,7 +237,9 @@ def hmac_key() -> bytes | None:
     """The key in the environment, None if not set. An empty key is an error: a script may have lost its secret."""
     value = os.environ.get(VARIABLE)
     if value == "":
-        raise ForebayError(f"the environment variable {VARIABLE} is set but empty; set it to the key, or unset it")
+        raise ForebayError(
+            f"the environment variable {VARIABLE} is set but empty", hint="set it to the key, or unset it"
+        )
     return None if value is None else os.fsencode(value)
 
 
@@ -245,8 +248,8 @@ def short_key_note(key: bytes | None) -> tuple[str, ...]:
     if key is None or len(key) >= MIN_BYTES:
         return ()
     return (
-        f"{VARIABLE} has only {len(key)} bytes and is easy to guess; change it with `forebay rekey` to {MIN_BYTES} or "
-        f"more",
+        f"{VARIABLE} has only {len(key)} bytes and is easy to guess; use one of at least {MIN_BYTES} bytes, and sign "
+        "the cache with it by `forebay copy`",
     )
 
 
@@ -257,95 +260,53 @@ def tag(key: bytes, buffers: Sequence[Buffer]) -> bytes:
     return code.digest()
 
 
-def same_tag(found: bytes, expected: bytes) -> bool:
-    return hmac.compare_digest(found, expected)
+def same_tag(actual: bytes, expected: bytes) -> bool:
+    return hmac.compare_digest(actual, expected)
 
 
-class Sealed(Sequence[Buffer]):
-    """The buffers of an index file. Those of arrays that are kept in a narrower type are made when they are used."""
-
-    def __init__(self, buffers: Sequence["Buffer | _Widened"]) -> None:
-        self._buffers = buffers
-
-    def __len__(self) -> int:
-        return len(self._buffers)
-
-    @overload
-    def __getitem__(self, at: int) -> Buffer: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Buffer]: ...
-    def __getitem__(self, at: int | slice) -> Buffer | list[Buffer]:
-        if isinstance(at, slice):
-            return [self[each] for each in range(*at.indices(len(self)))]
-        found = self._buffers[at]
-        return found.made() if isinstance(found, _Widened) else found
-
-
-class _Widened(NamedTuple):
-    """A piece of an array that is stored as a wider type, or that takes less room than what it stands for."""
-
-    narrow: Array
-    start: int
-    dtype: np.dtype[Any]
-
-    def made(self) -> memoryview:
-        return as_bytes(self.narrow[self.start : self.start + _WIDENED_AT_ONCE].astype(self.dtype, copy=False))
-
-
-def _pieces(array: Array, dtype: np.dtype[Any]) -> Iterator["Buffer | _Widened"]:
-    if isinstance(array, np.ndarray) and array.dtype == dtype and array.flags.c_contiguous:
-        yield as_bytes(array)
-        return
-    for start in range(0, len(array), _WIDENED_AT_ONCE):
-        yield _Widened(array, start, dtype)
-
-
-def seal(
-    metadata: dict[str, Any],
-    tensors: Mapping[str, Array],
-    key: bytes | None = None,
-    stored_as: Mapping[str, Any] = MappingProxyType({}),
-) -> Sequence[Buffer]:
-    """Encode an index file, as buffers; `stored_as` has the types of arrays that may be kept in a narrower one."""
-    types = {name: np.dtype(stored_as.get(name, array.dtype)) for name, array in tensors.items()}
-    ordered = dict(sorted(tensors.items(), key=lambda item: (-types[item[0]].itemsize, item[0])))  # keeps all aligned
-    entries = [
-        (name, tag_of(types[name]), array.shape, array.size * types[name].itemsize) for name, array in ordered.items()
-    ]
+def seal(metadata: dict[str, Any], tensors: Mapping[str, Array], key: bytes | None = None) -> Sequence[Buffer]:
+    """Encode an index file, as buffers."""
+    ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))  # keeps all aligned
+    entries = [(name, tag_of(array.dtype), array.shape, array.nbytes) for name, array in ordered.items()]
     entries.append((".digest", "U8", (32,), 32))
     if key is not None:
         entries.append((".hmac", "U8", (32,), 32))
-    data = (piece for name, array in ordered.items() for piece in _pieces(array, types[name]))
-    buffers: list[Buffer | _Widened] = [encode_header(metadata, entries), *data]
-    buffers.append(_sha256(Sealed(buffers)))
+    buffers: list[Buffer] = [encode_header(metadata, entries), *map(as_bytes, ordered.values())]
+    buffers.append(_sha256(buffers))
     if key is not None:
-        buffers.append(tag(key, Sealed(buffers)))
-    return Sealed(buffers)
+        buffers.append(tag(key, buffers))
+    return buffers
 
 
 def unseal(
-    view: memoryview, root: str, where: str, kind: str, key: bytes | None = None, kinds: tuple[str, ...] = ()
+    view: memoryview, root: str, where: str, kind: str, key: bytes | None = None
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Check the digest, and with a key the tag, of an index file; return its metadata and tensors.
-
-    `kinds` are other types that are accepted.
-    """
+    """Check the digest, and with a key the tag, of an index file; return its metadata and tensors."""
     header = _checked_header(view, root, where)
     tagged = header.tensors.get(".hmac")
     if tagged is None and key is not None:
         raise KeyRefused(
-            root,
-            where,
-            f"it has no tag, but {VARIABLE} is set; `forebay repair` returns to the newest generation with a valid "
-            f"tag, and `forebay rekey` signs a cache that never had a key, if you trust the folder",
+            f"'{where}' of the cache at '{root}' is rejected: it has no tag, but {VARIABLE} is set",
+            hint="`forebay repair` returns to the newest generation with a valid tag, and `forebay copy --sign` signs "
+            "a cache that never had a key, if you trust the folder",
+            key=where,
         )
     if tagged is not None:
         if key is None:
-            raise KeyRefused(root, where, f"it is tagged; set {VARIABLE} to the key it was published with")
+            raise KeyRefused(
+                f"'{where}' of the cache at '{root}' is rejected: it is tagged",
+                hint=f"set {VARIABLE} to the key it was published with",
+                key=where,
+            )
         if not same_tag(bytes(view[tagged.start : tagged.stop]), tag(key, [view[: tagged.start]])):
-            raise KeyRefused(root, where, f"its tag was not made with the key in {VARIABLE}")
-    if header.metadata.get("type") not in (kind, *kinds):
-        raise IndexCorrupt(root, where, f"it is a {header.metadata.get('type')}, not a {kind}")
+            raise KeyRefused(
+                f"'{where}' of the cache at '{root}' is rejected: its tag was not made with the key in {VARIABLE}",
+                key=where,
+            )
+    if (version := header.metadata["format_version"]) < FORMAT_VERSION:
+        raise index_corrupt(root, where, old_version(version))
+    if header.metadata.get("type") != kind:
+        raise index_corrupt(root, where, f"it is a {header.metadata.get('type')}, not a {kind}")
     arrays = {name: tensor.array(view) for name, tensor in header.tensors.items() if not name.startswith(".")}
     return header.metadata, arrays
 
@@ -358,21 +319,21 @@ def is_whole(view: memoryview) -> bool:
 
 def _checked_header(view: memoryview, root: str, where: str) -> Header:
     if len(view) > MAX_INDEX_BYTES:
-        raise IndexCorrupt(root, where, f"it has {len(view):,} bytes; an index file has at most {MAX_INDEX_BYTES:,}")
+        raise index_corrupt(root, where, f"it has {len(view):,} bytes; an index file has at most {MAX_INDEX_BYTES:,}")
     try:
         header = parse_header(view, where)
     except FormatTooNew:
         raise
-    except NotForebay as error:
-        raise IndexCorrupt(root, where, error.problem) from error
+    except Damaged as error:
+        raise index_corrupt(root, where, error.facts["problem"]) from error
     digest = header.tensors.get(".digest")
     trailer = [name for name in header.tensors if name.startswith(".")]
     if digest is None or digest.shape != (32,) or list(header.tensors)[-len(trailer) :] != trailer:
-        raise IndexCorrupt(root, where, "it does not end with a digest")
+        raise index_corrupt(root, where, "it does not end with a digest")
     if bytes(view[digest.start : digest.stop]) != _sha256([view[: digest.start]]):
-        raise IndexCorrupt(root, where, "its bytes do not match its digest")
+        raise index_corrupt(root, where, "its bytes do not match its digest")
     if trailer not in ([".digest"], [".digest", ".hmac"]):
-        raise IndexCorrupt(root, where, f"it ends with {trailer}")
+        raise index_corrupt(root, where, f"it ends with {trailer}")
     return header
 
 

@@ -1,7 +1,7 @@
 """The Hugging Face hub: list repositories, download files, and check what arrives.
 
-`huggingface_hub` provides the address, the token and the HTTP client. It lists without a timeout and keeps every
-download, so requests, downloads and range reads are implemented here.
+`huggingface_hub` transfers the bytes. forebay decides who gets the token, retries, and compares every downloaded file
+with the hash in the listing.
 """
 
 from forebay.errors import LibraryMissing
@@ -12,14 +12,24 @@ try:  # first, so that this error is the one that is raised
 
     # Other libraries may install an older version with another HTTP client.
     if tuple(int(part) for part in _huggingface_hub.__version__.split(".")[:2] if part.isdecimal()) < (2, 4):
-        raise LibraryMissing("huggingface_hub>=2.4", "reading from the Hugging Face hub", "remote")
+        raise LibraryMissing(
+            "reading from the Hugging Face hub needs 'huggingface_hub>=2.4', which is not installed",
+            hint="pip install 'forebay[remote]'",
+            extra="remote",
+        )
 except ModuleNotFoundError as missing:
     library = missing.name or "huggingface_hub"
-    raise LibraryMissing(library, "reading from the Hugging Face hub", "remote") from missing
+    raise LibraryMissing(
+        f"reading from the Hugging Face hub needs '{library}', which is not installed",
+        hint="pip install 'forebay[remote]'",
+        extra="remote",
+    ) from missing
 
-from forebay.hub.download import RangeFile, SpooledFile, acquire, clear, model_files, sweep, tokenizer_json
-from forebay.hub.http import RetryPolicy
-from forebay.hub.repository import HubFile, RemoteFile, Repository, RepositoryListing, parquet_shards
+from forebay.hub.download import RangeFile, ScratchFolder, download, sweep
+from forebay.hub.models import model_files, tokenizer_json
+from forebay.hub.repository import HubFile, RemoteFile, Repository, RepositoryListing
+from forebay.hub.session import RetryPolicy
+from forebay.hub.shards import parquet_shards
 
 __all__ = [
     "HubFile",
@@ -28,9 +38,8 @@ __all__ = [
     "Repository",
     "RepositoryListing",
     "RetryPolicy",
-    "SpooledFile",
-    "acquire",
-    "clear",
+    "ScratchFolder",
+    "download",
     "model_files",
     "parquet_shards",
     "sweep",

@@ -1,47 +1,45 @@
-"""A repository on the hub: the commit of a revision, the files of a commit, their URLs.
+"""A repository on the hub: the commit of a revision, the files of a commit, byte ranges of a file.
 
 A commit never changes, so its listing is requested once and cached on disk:
 
 {folder}/commits/…     the last known commit of a revision
 {folder}/listings/…    the files of a commit
-
-Find the Parquet shards of a subset and a split of a data set.
-
-They are listed in the `configs` of its README's head; otherwise the names of folders and files decide.
 """
 
-import errno
 import hashlib
+import io
 import os
 import re
-import secrets
-import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from fnmatch import translate
 from functools import lru_cache
-from itertools import islice
-from typing import Annotated, Any, Literal, TypeVar
-from urllib.parse import parse_qs, quote, urlencode, urlsplit
+from typing import Annotated, Literal, TypeVar
+from urllib.parse import parse_qs, urlsplit
 
-import httpx2
 import msgspec
-import yaml
-from huggingface_hub import cached_assets_path, hf_hub_url
+from huggingface_hub import HfApi, cached_assets_path, constants, hf_hub_url
 from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.file_download import http_get
+from huggingface_hub.utils import get_session, hf_raise_for_status, validate_repo_id
+from huggingface_hub.utils.tqdm import silent_tqdm
 
-from forebay.errors import HubNotFound, HubUnreachable
-from forebay.hub.http import Endpoint, RetryPolicy, address, fetch, get, is_address, with_retries
+from forebay.errors import Damaged
+from forebay.hub.session import Request, RetryPolicy, is_address, not_found, unreadable, with_retries
+from forebay.store import LocalStore, Missing
 
-# A name from a hub must not lead out of a folder: local files are named by hash, links by path.
+# A name from a hub must not lead out of a folder: files are downloaded under their names.
 _Path = Annotated[str, msgspec.Meta(pattern=r"\A(?:(?!\.{1,2}(?:/|\Z))[^/\0]+(?:/(?!\Z)|\Z))+\Z", max_length=4096)]
 _Sha1 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{40}\Z")]
 _Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
-# What decoding untrusted JSON raises: bad UTF-8 is a ValueError, and so is an invalid address.
-MALFORMED = (msgspec.DecodeError, ValueError, RecursionError)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_README = "README.md"
+_LARGEST_README = 4 << 20
+_LARGEST_RANGE = 512 << 20  # bytes; an untrusted Parquet footer states how much to read
+_LARGEST_ANSWER = 16 << 20
+_MOST_PAGES, _MOST_ENTRIES = 1_000, 1_000_000
+Kind = Literal["dataset", "model"]
+T = TypeVar("T")
 
 
 class RemoteFile(msgspec.Struct, frozen=True):
@@ -56,6 +54,11 @@ class RemoteFile(msgspec.Struct, frozen=True):
     def identity(self) -> str:
         """The hash of its content, in hexadecimal."""
         return self.sha256 or self.blob
+
+    def new_hash(self) -> "hashlib._Hash":
+        if self.sha256:
+            return hashlib.sha256()
+        return hashlib.sha1(b"blob %d\0" % self.size, usedforsecurity=False)
 
 
 class RepositoryListing(msgspec.Struct, frozen=True):
@@ -80,80 +83,10 @@ class _TreeEntry(msgspec.Struct):
     size: _Size = 0
     lfs: _Lfs | None = None
 
-
-def read_page(body: bytes) -> dict[str, RemoteFile | None]:
-    """The entries of one page of a listing, by path; None for folders."""
-    entries = msgspec.json.decode(body, type=list[_TreeEntry])
-    return {entry.path: _remote(entry) if entry.type == "file" else None for entry in entries}
-
-
-def _remote(entry: _TreeEntry) -> RemoteFile:
-    if entry.lfs is None:
-        return RemoteFile(entry.path, entry.size, entry.oid)
-    return RemoteFile(entry.path, entry.lfs.size, entry.oid, entry.lfs.oid)
-
-
-def cached_path(folder: str, *names: str) -> str:
-    """The path of the cached fact about these names.
-
-    >>> cached_path("/spool/listings", "HuggingFaceFW/fineweb-edu", "main")
-    '/spool/listings/789d721ca3574786'
-    """
-    return os.path.join(folder, hashlib.sha256("\n".join(names).encode()).hexdigest()[:16])
-
-
-def read_cached(path: str) -> bytes | None:
-    """The content of a cached file, None if there is none or it is not what was written.
-
-    Links, pipes and sockets are not read.
-    """
-    try:
-        with open(path, "rb", opener=_without_waiting) as file:
-            stored = file.read() if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
-    except (FileNotFoundError, IsADirectoryError):
-        return None
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link or a socket
-            raise
-        return None
-    digest, _, content = stored.partition(b"\n")
-    return content if digest == _digest(content) else None
-
-
-def _digest(content: bytes) -> bytes:
-    return hashlib.sha256(content).hexdigest().encode()
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-
-
-def write_cached(path: str, content: bytes) -> None:
-    """Write a cached file atomically; if a folder has its name, write nothing."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    aside = f"{path}.{secrets.token_hex(4)}"
-    try:
-        with open(aside, "xb") as file:
-            file.write(b"%s\n%s" % (_digest(content), content))
-        os.replace(aside, path)
-    except IsADirectoryError:
-        os.unlink(aside)
-    except BaseException:
-        if os.path.exists(aside):
-            os.unlink(aside)
-        raise
-
-
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_NEXT_PAGE = re.compile(r'<([^>]+)>\s*;\s*rel="?next"?')
-_README = "README.md"
-_LARGEST_README = 4 << 20
-_MOST_PAGES, _MOST_ENTRIES = 1_000, 1_000_000
-Kind = Literal["dataset", "model"]
-
-
-class _Info(msgspec.Struct):
-    sha: Annotated[str, msgspec.Meta(pattern=rf"\A{_COMMIT.pattern}\Z")]
+    def file(self) -> RemoteFile:
+        if self.lfs is None:
+            return RemoteFile(self.path, self.size, self.oid)
+        return RemoteFile(self.path, self.lfs.size, self.oid, self.lfs.oid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,36 +105,46 @@ class Repository:
 
     @property
     def address(self) -> str:
-        return address(self.endpoint)
+        return (self.endpoint or constants.ENDPOINT).rstrip("/")
 
     @property
-    def asked(self) -> Endpoint:
-        return Endpoint(self.address, self.is_named or self.address == address(None))
+    def gets_token(self) -> bool:
+        return self.is_named or self.address == constants.ENDPOINT.rstrip("/")
 
     @property
     def what(self) -> str:
         return f"the {'data set' if self.kind == 'dataset' else self.kind} '{self.name}'"
 
+    def request(self, attempt: Callable[[], T], what: str, limit: int, is_small: bool = False) -> T:
+        """Call `attempt`, which asks the hub, with retries; each response may have `limit` bytes."""
+        if not is_address(self.address):
+            raise not_found(self.what, f"'{self.address}' is not an address", "pass one like https://host")
+        try:
+            validate_repo_id(self.name)
+        except HFValidationError as error:
+            hint = "write it as 'organization/name'"
+            raise not_found(self.what, "that is not a repository name", hint) from error
+        return with_retries(attempt, Request(self.address, what, self.patience, limit, self.gets_token, is_small))
+
     def commit(self, revision: str | None = None) -> str:
         """The commit of a branch, a tag or a commit; by default of the main branch."""
-        self._check_name()
         if revision is not None and _COMMIT.fullmatch(revision):
             return revision
-        named = revision or "main"
-        what = f"revision '{named}' of {self.what}"
-        body, _ = fetch(self._api(f"revision/{quote(named, safe='')}", expand="sha"), self.patience, self.asked, what)
-        try:
-            sha = msgspec.json.decode(body, type=_Info).sha
-        except MALFORMED as error:
-            raise HubUnreachable(self.address, what, f"its response is malformed: {error}") from error
-        write_cached(self._cached("commits", named), sha.encode())
-        return sha
+        name = revision or "main"
+
+        def attempt() -> str:
+            api = HfApi(endpoint=self.address, token=False)
+            info = api.repo_info(self.name, repo_type=self.kind, revision=name, expand=["sha"])  # type: ignore[arg-type]
+            return msgspec.convert(info.sha, _Sha1)
+
+        commit = self.request(attempt, f"revision '{name}' of {self.what}", _LARGEST_ANSWER, is_small=True)
+        self.remember("commits", name, commit.encode())
+        return commit
 
     def last_commit(self, revision: str | None = None) -> str | None:
         """The last known commit of a revision, from the disk cache."""
-        known = read_cached(self._cached("commits", revision or "main"))
-        found = known.decode("ascii", "replace") if known else ""
-        return found if _COMMIT.fullmatch(found) else None
+        known = self.recall("commits", revision or "main") or b""
+        return known.decode() if re.fullmatch(_COMMIT.pattern.encode(), known) else None
 
     def listing(self, commit: str) -> RepositoryListing:
         """The files of a commit, from memory, disk or the hub."""
@@ -209,96 +152,74 @@ class Repository:
 
     def recall(self, kind: str, name: str) -> bytes | None:
         """What `remember` stored in the disk cache; None where there is nothing, or it is damaged."""
-        return read_cached(self._cached(kind, name))
+        try:
+            digest, _, content = LocalStore(self.cache_folder(kind)).read(self._key(name)).partition(b"\n")
+        except (Missing, Damaged):  # a pipe or a folder has its name
+            return None
+        return content if digest == hashlib.sha256(content).hexdigest().encode() else None
 
     def remember(self, kind: str, name: str, content: bytes) -> None:
-        write_cached(self._cached(kind, name), content)
+        digest = hashlib.sha256(content).hexdigest().encode()
+        LocalStore(self.cache_folder(kind)).replace(self._key(name), [digest, b"\n", content], durable=False)
 
-    def url(self, commit: str, path: str) -> str:
-        return hf_hub_url(self.name, path, repo_type=self.kind, revision=commit, endpoint=self.address)
-
-    def place(self, name: str) -> str:
+    def cache_folder(self, name: str) -> str:
         """A folder of the disk cache."""
         return os.path.join(self.folder or cached_assets_path("forebay", "hub"), name)
 
-    def fetch_listing(self, commit: str) -> RepositoryListing:
-        """The files of a commit, from the hub."""
-        self._check_name()
-        if not _COMMIT.fullmatch(commit):
-            raise HubNotFound(f"commit '{commit}' of {self.what}", "that is not a commit", "pass 40 hex digits")
-        entries: dict[str, RemoteFile | None] = {}
-        what = f"commit {commit} of {self.what}"
-        page: dict[str, str] = {}
-        for _ in range(_MOST_PAGES):
-            url = self._api(f"tree/{commit}", recursive="true", expand="false", **page)
-            found, following = self._fetch_page(url, what)
-            if following is not None and (not found or found.keys() & entries.keys()):
-                raise HubUnreachable(self.address, what, "a page of its listing has no new entries")
-            entries |= found
-            if following is None or len(entries) > _MOST_ENTRIES:
-                break
-            page = following
-        if following is not None:
-            most = f"{_MOST_PAGES:,} pages or {_MOST_ENTRIES:,} entries"
-            raise HubUnreachable(self.address, what, f"its listing has more than {most}")
-        files = sorted((file for file in entries.values() if file is not None), key=lambda file: file.path)
-        return RepositoryListing(tuple(files), self._read_text(commit, _README) if entries.get(_README) else "")
-
-    def _fetch_page(self, url: str, what: str) -> tuple[dict[str, RemoteFile | None], dict[str, str] | None]:
-        body, headers = fetch(url, self.patience, self.asked, what)
-        following = _NEXT_PAGE.search(headers.get("link", ""))
-        try:
-            # Only the cursor of the next page's URL is used, so that the token goes to no other host.
-            cursor = parse_qs(urlsplit(following[1]).query).get("cursor") if following else None
-            return read_page(body), {"cursor": cursor[0]} if cursor else None
-        except MALFORMED as error:
-            raise HubUnreachable(self.address, what, f"its response is malformed: {error}") from error
-
-    def _read_text(self, commit: str, path: str) -> str:
-        what = f"'{path}' of {self.what}"
-        body, _ = fetch(self.url(commit, path), self.patience, self.asked, what, _LARGEST_README)
-        return body.decode("utf-8", "replace")
-
-    def _api(self, path: str, **parameters: str) -> str:
-        return f"{self.address}/api/{self.kind}s/{self.name}/{path}?{urlencode(parameters)}"
-
-    def _cached(self, folder: str, *names: str) -> str:
-        return cached_path(self.place(folder), self.address, self.kind, self.name, *names)
-
-    def _check_name(self) -> None:
-        if not is_address(self.address):
-            raise HubNotFound(self.what, f"'{self.address}' is not an address", "pass one like https://host")
-        try:
-            validate_repo_id(self.name)
-        except HFValidationError as error:
-            raise HubNotFound(self.what, "that is not a repository name", "write it as 'organization/name'") from error
+    def _key(self, name: str) -> str:
+        key = "\n".join((self.address, self.kind, self.name, name))
+        return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 @lru_cache(maxsize=16)
 def _listing(repository: Repository, commit: str) -> RepositoryListing:
-    place = repository._cached("listings", commit)
-    known = _decoded_listing(read_cached(place))
-    if known is not None:
-        return known
-    listing = repository.fetch_listing(commit)
-    write_cached(place, msgspec.json.encode(listing))
+    if not _COMMIT.fullmatch(commit):
+        what = f"commit '{commit}' of {repository.what}"
+        raise not_found(what, "that is not a commit", "pass 40 hex digits")
+    stored = repository.recall("listings", commit)
+    try:
+        if stored is not None:
+            return msgspec.json.decode(stored, type=RepositoryListing)
+    except msgspec.DecodeError:
+        pass  # written by another version: request it again
+    listing = _request_listing(repository, commit)
+    repository.remember("listings", commit, msgspec.json.encode(listing))
     return listing
 
 
-def _decoded_listing(cached: bytes | None) -> RepositoryListing | None:
-    """A cached listing, None if it is malformed: a crash of the machine may leave an empty file."""
-    try:
-        return None if cached is None else msgspec.json.decode(cached, type=RepositoryListing)
-    except MALFORMED:
-        return None
+def _request_listing(repository: Repository, commit: str) -> RepositoryListing:
+    """The files of a commit. `HfApi.list_repo_tree` has no timeout, and follows pages to any host."""
+    url = f"{repository.address}/api/{repository.kind}s/{repository.name}/tree/{commit}"
+    what = f"commit {commit} of {repository.what}"
+    entries: dict[str, _TreeEntry] = {}
+    cursor: list[str] | None = []
+    pages = 0
 
+    def attempt() -> tuple[list[_TreeEntry], list[str] | None]:
+        response = get_session().get(url, params={"recursive": "true", **({"cursor": cursor[0]} if cursor else {})})
+        hf_raise_for_status(response)
+        following = parse_qs(urlsplit(response.links.get("next", {}).get("url", "")).query)
+        page = msgspec.json.decode(response.content, type=list[_TreeEntry])
+        if "cursor" in following and (not page or any(entry.path in entries for entry in page)):
+            raise ValueError("a page of its listing has no new entries")
+        return page, following.get("cursor")
 
-T = TypeVar("T")
+    while cursor is not None:
+        page, cursor = repository.request(attempt, what, _LARGEST_ANSWER, is_small=True)
+        entries |= {entry.path: entry for entry in page}
+        pages += 1
+        if cursor and (pages >= _MOST_PAGES or len(entries) > _MOST_ENTRIES):
+            most = f"{_MOST_PAGES:,} pages or {_MOST_ENTRIES:,} entries"
+            raise not_found(what, f"it has more than {most}", "use local files")
+    files = tuple(entries[path].file() for path in sorted(entries) if entries[path].type == "file")
+    listing = RepositoryListing(files)
+    readme = listing.file(_README)
+    return RepositoryListing(files, HubFile(repository, commit, readme).text() if readme else "")
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a commit; requests use the retry policy of its repository."""
+    """A file of a commit."""
 
     repository: Repository
     commit: str
@@ -312,182 +233,33 @@ class HubFile:
     def what(self) -> str:
         return f"'{self.listed.path}' of {self.repository.what}"
 
-    def get(self, headers: Mapping[str, str]) -> AbstractContextManager[httpx2.Response]:
-        url = self.repository.url(self.commit, self.listed.path)
-        return get(url, self.repository.patience, self.repository.asked, self.what, headers)
+    @property
+    def url(self) -> str:
+        owner = self.repository
+        path, kind, endpoint = self.listed.path, owner.kind, owner.address
+        return hf_hub_url(owner.name, path, repo_type=kind, revision=self.commit, endpoint=endpoint)
 
-    def with_retries(self, attempt: Callable[[], T], arrived: Callable[[], int]) -> T:
-        return with_retries(attempt, self.repository.patience, self.repository.address, self.what, arrived)
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes from `start` to `stop`. No hash covers them: use them for planning only."""
+        if stop - start > _LARGEST_RANGE:
+            problem = f"its footer or a column takes {stop - start:,} bytes, more than the limit of {_LARGEST_RANGE:,}"
+            raise not_found(self.what, problem, "download the file and build from it")
 
+        def attempt() -> bytes:
+            body, headers = io.BytesIO(), {"Range": f"bytes={start}-{stop - 1}"}
+            http_get(self.url, body, headers=headers, expected_size=stop - start, tqdm_class=silent_tqdm)
+            return body.getvalue()
 
-_HEAD = re.compile(r"\A---\r?\n(.*?)^---\s*$", re.DOTALL | re.MULTILINE)
-_SPLITS = ("train", "training", "test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation")
-_CONVERTED = "refs/convert/parquet"
-_LARGEST_HEAD = 1 << 20  # characters; the YAML parser takes seconds for that
-_MOST_PATTERNS = 100_000  # of a split
-_MOST_MATCHES = 4_000_000  # of a pattern with a path; half a minute
-_WILD = re.compile(r"[*?\[]")
+        return self.repository.request(attempt, self.what, stop - start) if stop > start else b""
 
-
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it comes without types
-    """YAML without merge keys, which could expand a few lines to gigabytes."""
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        pass
-
-
-def parquet_shards(listing: RepositoryListing, what: str, subset: str | None, split: str) -> list[RemoteFile]:
-    """The shards, sorted by name."""
-    shards = [file for file in listing.files if file.path.endswith(".parquet")]
-    if not shards:
-        raise HubNotFound(
-            f"Parquet files of {what}", _kinds(listing), f"try the revision '{_CONVERTED}', which the hub makes"
-        )
-    configs = _configs(listing.readme, what)
-    found = _by_config(shards, configs, what, subset, split) if configs else _by_name(shards, subset, split)
-    if not found:
-        wanted = f"split '{split}'" + (f" of subset '{subset}'" if subset else "")
-        raise HubNotFound(
-            f"{wanted} of {what}", "no Parquet file matches", f"there are: {_choices(shards, configs, subset)}"
-        )
-    return found
-
-
-def _configs(readme: str, what: str) -> dict[str, dict[str, Any]]:
-    """The subsets that a README describes, by name."""
-    head = _HEAD.match(readme)
-    if head and len(head[1]) > _LARGEST_HEAD:
-        raise _unreadable(what, f"its head is longer than {_LARGEST_HEAD:,} characters")
-    try:
-        facts = yaml.load(head[1], _Loader) if head else None
-    except RecursionError as error:
-        raise _unreadable(what, "lists and objects in its head are nested too deeply") from error
-    except (yaml.YAMLError, ValueError):  # an invalid date is a ValueError
-        return {}  # fall back to the names of the files
-    configs = facts.get("configs") if isinstance(facts, dict) else None
-    known = [config for config in configs if isinstance(config, dict)] if isinstance(configs, list) else []
-    return {_scalar(config.get("config_name"), "default"): config for config in known if "data_files" in config}
-
-
-def _unreadable(what: str, problem: str) -> HubNotFound:
-    return HubNotFound(f"the subsets of {what}: README.md", problem, "download its files and build from those")
-
-
-def _scalar(value: Any, otherwise: str = "") -> str:
-    """A scalar as text; other values give `otherwise`, because lists of aliases could expand to gigabytes."""
-    return str(value) if isinstance(value, str | int | float) else otherwise
-
-
-def _by_config(
-    shards: Sequence[RemoteFile], configs: dict[str, dict[str, Any]], what: str, subset: str | None, split: str
-) -> list[RemoteFile]:
-    name = _default(configs) if subset is None else subset
-    if name is None:
-        raise HubNotFound(what, "it has several subsets", f"choose one: {_listed(configs)}")
-    if name not in configs:
-        raise HubNotFound(f"subset '{name}' of {what}", "it does not exist", f"there are: {_listed(configs)}")
-    patterns = _checked_patterns(configs[name], split, what)
-    found = {pattern for pattern in patterns if not _WILD.search(pattern)}
-    globs = [pattern for pattern in patterns if pattern not in found]
-    if len(globs) * len(shards) > _MOST_MATCHES:
-        raise _unreadable(what, f"{len(globs):,} patterns over {len(shards):,} files would take minutes to match")
-    for pattern in globs:
-        found.update(file.path for file in shards if matches(pattern, file.path))
-    return [file for file in shards if file.path in found]
-
-
-def _checked_patterns(config: dict[str, Any], split: str, what: str) -> list[str]:
-    """The patterns of a split in a subset, once there are not too many: an alias repeats a list in a few characters."""
-    folder = _scalar(config.get("data_dir")).strip("/")
-    named = list(islice(_patterns(config["data_files"], split), _MOST_PATTERNS + 1))
-    if len(named) > _MOST_PATTERNS:
-        raise _unreadable(what, f"it names more than {_MOST_PATTERNS:,} files or patterns for split '{split}'")
-    patterns = list(dict.fromkeys(f"{folder}/{pattern}".lstrip("/") for pattern in named))
-    for pattern in patterns:
-        if any("**" in part and part != "**" for part in pattern.split("/")):
-            raise _unreadable(what, f"the pattern '{pattern[:100]}' is not valid: '**' must be a whole part of a path")
-    return patterns
-
-
-def matches(pattern: str, path: str) -> bool:
-    """Whether a glob matches a path: `*` within a folder, `**` over any number of them.
-
-    Takes time proportional to both lengths for any pattern, because patterns come from a README.
-
-    >>> matches("data/*/*", "data/en/0.parquet"), matches("data/*", "data/en/0.parquet")
-    (True, False)
-    >>> matches("data/**", "data/en/0.parquet"), matches("**/0.parquet", "0.parquet")
-    (True, True)
-    """
-    names = path.split("/")
-    reached = {0}  # numbers of names that the parts so far can match
-    for part in pattern.split("/"):
-        if part == "**":
-            reached = set(range(min(reached, default=0), len(names) + 1)) if reached else set()
-        else:
-            reached = {at + 1 for at in reached if at < len(names) and _matcher(part)(names[at])}
-    return len(names) in reached
-
-
-@lru_cache(maxsize=256)
-def _matcher(part: str) -> Any:
-    return re.compile(translate(part)).match
-
-
-def _default(configs: dict[str, dict[str, Any]]) -> str | None:
-    marked = [name for name, config in configs.items() if config.get("default")]
-    if marked or "default" in configs:
-        return [*marked, "default"][0]
-    return next(iter(configs)) if len(configs) == 1 else None
-
-
-def _patterns(data_files: Any, split: str) -> Iterable[str]:
-    """The patterns of a split; files without a split belong to `train`."""
-    entries = data_files if isinstance(data_files, list) else [data_files]
-    for entry in entries:
-        described = entry if isinstance(entry, dict) else {"split": "train", "path": entry}
-        paths = described.get("path", [])
-        if described.get("split", "train") == split:
-            yield from (_scalar(path).removeprefix("./") for path in (paths if isinstance(paths, list) else [paths]))
-
-
-def _splits(data_files: Any) -> list[str]:
-    entries = data_files if isinstance(data_files, list) else [data_files]
-    named = (entry.get("split", "train") if isinstance(entry, dict) else "train" for entry in entries)
-    return sorted({_scalar(split, "train") for split in named})
-
-
-def _by_name(shards: Sequence[RemoteFile], subset: str | None, split: str) -> list[RemoteFile]:
-    of_subset = [file for file in shards if subset is None or _has_word(file.path, subset)]
-    of_split = [file for file in of_subset if _has_word(file.path, split)]
-    if not of_split and split == "train" and not any(_has_word(file.path, word) for file in shards for word in _SPLITS):
-        return of_subset
-    return of_split
-
-
-def _has_word(path: str, word: str) -> bool:
-    """Whether a path contains a word between separators.
-
-    >>> _has_word("en/train-00000-of-00002.parquet", "train"), _has_word("en/training.parquet", "train")
-    (True, False)
-    """
-    return re.search(rf"(?:^|[/._-]){re.escape(word)}(?:[/._-]|$)", path) is not None
-
-
-def _choices(shards: Sequence[RemoteFile], configs: dict[str, dict[str, Any]], subset: str | None) -> str:
-    """The splits of a subset if a README names them, otherwise the folders of the shards."""
-    name = _default(configs) if subset is None else subset
-    if name in configs:
-        return f"the splits {_listed(_splits(configs[name]['data_files']))}"
-    return _listed(sorted({file.path.rpartition("/")[0] or file.path for file in shards}))
-
-
-def _listed(names: Iterable[str]) -> str:
-    shown = list(names)
-    more = f" and {len(shown) - 12} more" if len(shown) > 12 else ""
-    return ", ".join(f"'{name}'" for name in shown[:12]) + more
-
-
-def _kinds(listing: RepositoryListing) -> str:
-    kinds = sorted({file.path.rpartition(".")[2] for file in listing.files if "." in file.path})
-    return f"it only has files of type {_listed(kinds)}" if kinds else "it has no files"
+    def text(self) -> str:
+        """The whole file, checked, as text."""
+        if self.size > _LARGEST_README:
+            problem = f"it has {self.size:,} bytes, more than the limit of {_LARGEST_README:,}"
+            raise not_found(self.what, problem, "use local files")
+        content, digest = self.read(0, self.size), self.listed.new_hash()
+        digest.update(content)
+        if digest.hexdigest() != self.listed.identity:
+            problem = f"its hash is {digest.hexdigest()}, but {self.listed.identity} is listed"
+            raise unreadable(self.what, problem)
+        return content.decode("utf-8", "replace")

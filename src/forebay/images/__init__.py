@@ -10,25 +10,23 @@ from forebay.images.geometry import Letterbox, fit, fit_many
 from forebay.images.tags import Tags
 
 if TYPE_CHECKING:
-    from forebay.images.decode import Policy, letterbox, model_planes, paste
-    from forebay.images.recipe import ImageRecipe, Prepared, prepare, prepared_row
+    from forebay.images.decode import Policy
+    from forebay.images.inference import Prepared, prepare, prepared_row
+    from forebay.images.recipe import ImageRecipe
     from forebay.images.recipe import KeepsRecipes as KeepsRecipes
     from forebay.images.recipe import image_recipe as image_recipe
-    from forebay.images.sheets import Framed, contact_sheet, shaded
+    from forebay.images.resize import letterbox, model_planes, paste
 # Names that need Pillow are imported when they are first used. None may have the name of a module: importing the module
 # would replace it.
 _HOMES = {
-    "Policy": "forebay.images.decode",
-    **dict.fromkeys(("letterbox", "model_planes", "paste"), "forebay.images.decode"),
-    **dict.fromkeys(
-        ("ImageRecipe", "KeepsRecipes", "Prepared", "image_recipe", "prepare", "prepared_row"), "forebay.images.recipe"
-    ),
-    "shaded": "forebay.images.sheets",
-    **dict.fromkeys(("Framed", "contact_sheet"), "forebay.images.sheets"),
+    "Policy": "decode",
+    **dict.fromkeys(("letterbox", "model_planes", "paste"), "resize"),
+    **dict.fromkeys(("ImageRecipe", "KeepsRecipes", "image_recipe"), "recipe"),
+    **dict.fromkeys(("Prepared", "prepare", "prepared_row"), "inference"),
 }
 __all__ = [
-    "Framed", "ImageRecipe", "Letterbox", "Policy", "Prepared", "Tags", "contact_sheet", "fit", "fit_many", "letterbox",
-    "model_planes", "paste", "prepare", "prepared_row", "shaded",
+    "ImageRecipe", "Letterbox", "Policy", "Prepared", "Tags", "fit", "fit_many", "letterbox", "model_planes", "paste",
+    "prepare", "prepared_row",
 ]  # fmt: skip
 
 
@@ -40,11 +38,15 @@ def __getattr__(name: str) -> Any:
 
 def _needing_pillow(module: str) -> ModuleType:
     try:
-        return import_module(module)
+        return import_module(f"forebay.images.{module}")
     except ModuleNotFoundError as missing:
         if missing.name != "PIL":
             raise
-        raise LibraryMissing("pillow", "working with images", "images") from missing
+        raise LibraryMissing(
+            "working with images needs 'pillow', which is not installed",
+            hint="pip install 'forebay[images]'",
+            extra="images",
+        ) from missing
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""The position of an image on a square canvas, and the normalisation of its pixels.
+"""The position of an image on a square canvas, and the normalization of its pixels.
 
     m = max(w, h, T)      nw = max(1, (2wT + m) // 2m)      left = (T − nw) // 2         that is w · min(1, T/w, T/h),
                           nh = max(1, (2hT + m) // 2m)      top  = (T − nh) // 2         rounded
@@ -14,7 +14,7 @@
 It is computed in integers, since floats of different width round some sizes differently: numpy, a GPU and an exported
 graph get the same box.
 
-Points are continuous: pixel i covers [i, i + 1) and its centre is i + ½. So the corners of an image, (0, 0) and
+Points are continuous: pixel i covers [i, i + 1) and its center is i + ½. So the corners of an image, (0, 0) and
 (w, h), map to the corners of its box.
 
     value = x · scale + shift        scale = 1 / (255 · std)        shift = −mean / std        (x/255 − mean) / std
@@ -61,21 +61,21 @@ class Letterbox:
         >>> fit(640, 480, 448).to_canvas([[0, 0], [640, 480]]).tolist()
         [[0.0, 56.0], [448.0, 392.0]]
         """
-        given = _of_last(points, 2)
-        x = self.image[0] - given[..., 0] if self.mirrored else given[..., 0]
+        xy = _of_last(points, 2)
+        x = self.image[0] - xy[..., 0] if self.mirrored else xy[..., 0]
         return np.stack(
             (
                 x * self.box[2] / self.image[0] + self.box[0],
-                given[..., 1] * self.box[3] / self.image[1] + self.box[1],
+                xy[..., 1] * self.box[3] / self.image[1] + self.box[1],
             ),
             axis=-1,
         )
 
     def to_image(self, points: ArrayLike) -> Points:
         """Map points of the canvas to the image; points on the padding are outside of it."""
-        given = _of_last(points, 2)
-        x = (given[..., 0] - self.box[0]) * self.image[0] / self.box[2]
-        y = (given[..., 1] - self.box[1]) * self.image[1] / self.box[3]
+        xy = _of_last(points, 2)
+        x = (xy[..., 0] - self.box[0]) * self.image[0] / self.box[2]
+        y = (xy[..., 1] - self.box[1]) * self.image[1] / self.box[3]
         return np.stack((self.image[0] - x if self.mirrored else x, y), axis=-1)
 
     def boxes_to_canvas(self, boxes: ArrayLike) -> Points:
@@ -84,13 +84,13 @@ class Letterbox:
         >>> fit(640, 480, 448).flipped().boxes_to_canvas([0, 0, 320, 480]).tolist()
         [224.0, 56.0, 448.0, 392.0]
         """
-        given = _of_last(boxes, 4)
-        return self._as_boxes(self.to_canvas(given[..., :2]), self.to_canvas(given[..., 2:]))
+        corners = _of_last(boxes, 4)
+        return self._as_boxes(self.to_canvas(corners[..., :2]), self.to_canvas(corners[..., 2:]))
 
     def boxes_to_image(self, boxes: ArrayLike) -> Points:
         """Map boxes of the canvas to the image."""
-        given = _of_last(boxes, 4)
-        return self._as_boxes(self.to_image(given[..., :2]), self.to_image(given[..., 2:]))
+        corners = _of_last(boxes, 4)
+        return self._as_boxes(self.to_image(corners[..., :2]), self.to_image(corners[..., 2:]))
 
     def _as_boxes(self, first: Points, last: Points) -> Points:
         boxes = np.concatenate((first, last), axis=-1)
@@ -117,9 +117,9 @@ def fit_many(sizes: ArrayLike, size: int) -> NDArray[np.int64]:
     >>> fit_many([[640, 480], [100, 50]], 448).tolist()
     [[0, 56, 448, 336], [174, 199, 100, 50]]
     """
-    given = np.asarray(sizes)
-    _check(given, size)
-    sides = given.astype(np.int64)
+    pairs = np.asarray(sizes)
+    _check(pairs, size)
+    sides = pairs.astype(np.int64)
     m = np.maximum(sides.max(axis=1, initial=0, keepdims=True), size)
     fitted = np.maximum(1, (2 * sides * size + m) // (2 * m))
     return np.concatenate(((size - fitted) // 2, fitted), axis=1)
@@ -138,11 +138,11 @@ def _check(sizes: NDArray[Any], size: int) -> None:
 
 
 def _of_last(values: ArrayLike, length: int) -> Points:
-    given = np.asarray(values, np.float64)
-    if not given.ndim or given.shape[-1] != length:
+    array = np.asarray(values, np.float64)
+    if not array.ndim or array.shape[-1] != length:
         names = "x, y" if length == 2 else "x0, y0, x1, y1"
-        raise ValueError(f"pass an array of shape [..., {length}] ({names}) (got {given.shape})")
-    return given
+        raise ValueError(f"pass an array of shape [..., {length}] ({names}) (got {array.shape})")
+    return array
 
 
 Normalize = Literal["imagenet"] | tuple[Sequence[float], Sequence[float]] | None

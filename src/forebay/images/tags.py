@@ -13,13 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.columns import Ragged
-from forebay.errors import ImageUnreadable, RecipeInvalid
+from forebay.errors import ForebayError, RecipeInvalid
 
 MOST_TAGS = 1 << 21  # counted at once, in memory
 SEPARATOR = ","
 TagKey = str | tuple[str, ...]
 _TELLING = 20  # images with tags, below which rare tags are not worth a note
 Indices = NDArray[np.uint32]
+
+
+class ImageUnreadable(ForebayError):
+    """Why a sample has no row: `reason` is a short code and `detail` a sentence, as a recorded failure keeps them."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        self.reason, self.detail = reason, detail
+        super().__init__(f"the image cannot be used ({reason}): {detail}", hint="fix or remove the file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +39,10 @@ class Tags:
     _places: dict[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        places = {name: place for place, name in enumerate(self.names)}
+        places = {name: index for index, name in enumerate(self.names)}
         if len(places) < len(self.names):
             twice = next(name for name, count in Counter(self.names).items() if count > 1)
-            raise RecipeInvalid(f"the tag '{twice}' is in the vocabulary twice; name each tag once")
+            raise RecipeInvalid(f"the tag '{twice}' is in the vocabulary twice", hint="name each tag once")
         object.__setattr__(self, "_places", places)
 
     @classmethod
@@ -54,16 +62,16 @@ class Tags:
         tagged = 0
         for metadata in annotations:
             try:
-                found = tags_in(metadata, key, separator)
+                tags = tags_in(metadata, key, separator)
             except ImageUnreadable:
                 continue  # its row will fail, and be recorded
-            counts.update(found)
-            tagged += bool(found)
+            counts.update(tags)
+            tagged += bool(tags)
             if len(counts) > MOST_TAGS:
                 raise RecipeInvalid(
-                    f"the source has more than {MOST_TAGS:,} different tags under {shown_key(key)}, as sentences are; "
-                    "name the key of the tags (tag_key=, --tag-key), what is between them (tag_separator=, "
-                    "--tag-separator), or the vocabulary itself (tags=, --tags)"
+                    f"the source has more than {MOST_TAGS:,} different tags under {shown_key(key)}, as sentences are",
+                    hint="name the key of the tags (tag_key=, --tag-key), what is between them (tag_separator=, "
+                    "--tag-separator), or the vocabulary itself (tags=, --tags)",
                 )
         names = sorted(counts, key=lambda name: (-counts[name], name))
         return cls(tuple(name for name in names if counts[name] >= min_count), _oddity(counts, tagged, min_count))
@@ -139,17 +147,17 @@ def shown_key(key: TagKey) -> str:
 
 
 def _tags_under(metadata: Mapping[str, Any], key: str, separator: str | None) -> Iterable[str]:
-    found = metadata.get(key)
-    if found is None:
+    value = metadata.get(key)
+    if value is None:
         return ()
-    if isinstance(found, str):
-        return _split(found, separator or SEPARATOR)
-    if isinstance(found, list | tuple):
-        names: list[Any] = [one.get("name") if isinstance(one, Mapping) else one for one in found]
+    if isinstance(value, str):
+        return _split(value, separator or SEPARATOR)
+    if isinstance(value, list | tuple):
+        names: list[Any] = [one.get("name") if isinstance(one, Mapping) else one for one in value]
         if all(isinstance(name, str) for name in names):
             return names if separator is None else [tag for name in names for tag in _split(name, separator)]
     raise ImageUnreadable(
-        "bad-tags", f"'{key}' is {found!r:.60}, neither a list of strings nor a string with {separator or 'commas'}"
+        "bad-tags", f"'{key}' is {value!r:.60}, neither a list of strings nor a string with {separator or 'commas'}"
     )
 
 

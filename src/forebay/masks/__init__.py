@@ -4,8 +4,8 @@ documents    lengths → ids, positions, starts, labels, cu_seqlens
 spans        lengths → the span of keys each query sees (causal, bidirectional, window, prefix-LM) → block lists
 train_on     spans of chat caches → which tokens are trained, with which weight; also of the candidates of a prompt
 rectangle    rectangle → pixel mask, token mask, boxes, latent weights
-mask_html    spans and packed rows as HTML
-draw         pictures of both (needs pillow; import `forebay.masks.draw`)
+
+`forebay.preview.draw` draws them.
 """
 
 from forebay.masks.documents import (
@@ -28,11 +28,7 @@ from forebay.masks.rectangle import (
     token_padding,
 )
 from forebay.masks.spans import (
-    BlockList,
-    BlockLists,
-    BlockRanges,
     Spans,
-    block_ranges,
     causal_spans,
     dense_mask,
     document_spans,
@@ -46,12 +42,8 @@ from forebay.masks.train_on import KINDS, ROLES, TrainOn, candidate_weights, tok
 __all__ = [
     "KINDS",
     "ROLES",
-    "BlockList",
-    "BlockLists",
-    "BlockRanges",
     "Spans",
     "TrainOn",
-    "block_ranges",
     "candidate_weights",
     "causal_spans",
     "cu_seqlens",

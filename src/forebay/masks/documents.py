@@ -17,28 +17,22 @@ to `sequence_length` (by default the length of the fullest row) is padding, and 
 The `fill_…` functions write into an array and take `whole_lengths`, computed once for a batch.
 """
 
-import warnings
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from forebay import compiled
+from forebay import kernels
 from forebay.errors import choice_error
 
 Ints = NDArray[np.int32]
 Bools = NDArray[np.bool_]
-LabelStyle = Literal["shifted", "unshifted", "next", "aligned"]  # the last two are deprecated
-DEPRECATED_STYLES: Final[dict[str, LabelStyle]] = {"next": "shifted", "aligned": "unshifted"}
+LabelStyle = Literal["shifted", "unshifted"]
 IGNORED_LABEL = -100
 
 
 def checked_label_style(argument: str, style: LabelStyle | None) -> LabelStyle | None:
-    """Return "shifted", "unshifted" or None; the old names "next" and "aligned" are accepted with a warning."""
-    if style in DEPRECATED_STYLES:
-        new = DEPRECATED_STYLES[style]
-        warnings.warn(f"{argument}={style!r} is deprecated; use {argument}={new!r}", DeprecationWarning, stacklevel=4)
-        return new
+    """Return "shifted", "unshifted" or None."""
     if style not in (None, "shifted", "unshifted"):
         raise choice_error(argument, style, ("shifted", "unshifted", None))
     return style
@@ -202,12 +196,12 @@ def _check_totals(totals: NDArray[np.int64], width: int) -> None:
 
 
 Longs = NDArray[np.int64]
-_PACKED_TYPES = (np.dtype(np.uint16), np.dtype(np.uint32))  # that compiled code reads
+_PACKED_TYPES = (np.dtype(np.uint16), np.dtype(np.uint32))  # others are widened before
 
 
 def fill_packed(
     tokens: NDArray[np.integer],
-    whole: Ints,
+    seq_lens: Ints,
     style: LabelStyle,
     *,
     wide: Longs | None = None,
@@ -215,72 +209,16 @@ def fill_packed(
     positions: Longs | None = None,
 ) -> None:
     """Write tokens as int64, their labels and their positions, each to its contiguous array if there is one."""
-    if compiled.native is not None and tokens.dtype in _PACKED_TYPES and tokens.shape[1]:
-        _fill_compiled(
-            np.ascontiguousarray(tokens), np.ascontiguousarray(whole, np.int32), style, wide, labels, positions
-        )
+    width = tokens.shape[1]
+    if not tokens.size:
         return
-    if wide is not None:
-        np.copyto(wide, tokens)
-    if labels is not None:
-        fill_labels(labels, tokens, whole, style)
-    if positions is not None:
-        fill_positions(positions, whole)
-
-
-def _fill_compiled(
-    tokens: NDArray[np.integer],
-    whole: Ints,
-    style: LabelStyle,
-    wide: Longs | None,
-    labels: Longs | None,
-    positions: Longs | None,
-) -> None:
-    rows, documents = np.arange(len(tokens)), whole.shape[1] - 1  # the last length is padding
-    tokens_at, lengths_at = (each.ctypes.data + rows * each.strides[0] for each in (tokens, whole))
-    counts, kept = np.full(len(rows), documents), np.empty((len(rows), documents), np.int32)
-    batch, places = (None, wide, kept, labels, positions), (tokens_at, tokens.itemsize, tokens.shape[1])
-    if not compiled.native.pack_rows(*places, lengths_at, counts, style == "shifted", max(1, len(rows)), [batch]):
-        raise ValueError("the lengths of a row do not add up to its tokens")
-
-
-def fill_positions(out: NDArray[np.integer], whole: Ints) -> None:
-    """Write the position of each token in its own document to `out` `[rows, sequence_length]`."""
-    starts = np.cumsum(whole, axis=1, dtype=out.dtype) - whole
-    per_token = np.repeat(starts.ravel(), whole.ravel()).reshape(out.shape)
-    np.subtract(np.arange(out.shape[1], dtype=out.dtype), per_token, out=out)
+    rows = np.ascontiguousarray(tokens, None if tokens.dtype in _PACKED_TYPES else np.int64)
+    lengths = np.ascontiguousarray(seq_lens, np.int32)
+    if not kernels.pack_tokens(rows, rows.itemsize, width, lengths, style == "shifted", wide, labels, positions):
+        whole_lengths(seq_lens, width)  # raises, and says which row is wrong
 
 
 def fill_document_ids(out: NDArray[np.integer], whole: Ints) -> None:
     """Write the number of each token's document in its row; padding has the next number."""
     ids = np.cumsum(whole > 0, axis=1, dtype=out.dtype) - 1
     out[:] = np.repeat(ids.ravel(), whole.ravel()).reshape(out.shape)
-
-
-def fill_labels(out: Longs, tokens: NDArray[np.integer], whole: Ints, style: LabelStyle) -> None:
-    """Write labels, -100 where the loss ignores a token. `out` must be contiguous."""
-    if style == "shifted":
-        out[:, :-1] = tokens[:, 1:]
-    else:
-        out[:] = tokens
-    flat = out.reshape(-1)
-    flat[_unlabelled(whole, style)] = IGNORED_LABEL
-    if whole[:, -1].any():
-        flat[_padding(whole, out.shape[1])] = IGNORED_LABEL
-
-
-def _unlabelled(whole: Ints, style: LabelStyle) -> Longs:
-    """Return the indices in the flat batch of tokens that a document boundary leaves without a label."""
-    lengths = whole.ravel()
-    ends = np.cumsum(lengths, dtype=np.int64)
-    edges: Longs = ends - 1 if style == "shifted" else ends - lengths
-    return edges[lengths > 0]
-
-
-def _padding(whole: Ints, width: int) -> Longs:
-    """Return the indices in the flat batch of tokens that belong to no document."""
-    tails = whole[:, -1].astype(np.int64)
-    before = np.cumsum(tails) - tails
-    starts = np.arange(1, len(whole) + 1) * width - tails
-    padded: Longs = np.arange(tails.sum()) + np.repeat(starts - before, tails)
-    return padded

@@ -85,7 +85,7 @@ def flip_rectangles(rectangles: ArrayLike, size: Size) -> Rectangles:
 
 
 def resize_rectangles(rectangles: ArrayLike, size: Size, new_size: Size) -> Rectangles:
-    """Return the content boxes after the whole image is resized: the new pixels whose centre falls on content.
+    """Return the content boxes after the whole image is resized: the new pixels whose center falls on content.
 
     0 1 1 1 1 0     to half     0 1 0        the mask of the result is the mask, resized nearest-exact
     """
@@ -96,7 +96,7 @@ def resize_rectangles(rectangles: ArrayLike, size: Size, new_size: Size) -> Rect
 
 
 def _nearest_edge(edge: NDArray[np.int64], length: int, new_length: int) -> NDArray[np.int64]:
-    # The first new pixel whose centre (x + ½) is at or past edge · new_length / length, in integers.
+    # The first new pixel whose center (x + ½) is at or past edge · new_length / length, in integers.
     nearest: NDArray[np.int64] = -((length - 2 * edge * new_length) // (2 * length))
     return nearest
 

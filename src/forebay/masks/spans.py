@@ -33,7 +33,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forebay.masks.documents import Bools, Ints, doc_start, doc_stop, spread, whole_lengths
-from forebay.masks.mask_html import mask_html, sampled
 
 DocumentKind = Literal["causal", "bidirectional"]
 
@@ -48,13 +47,6 @@ class Spans:
     @property
     def sequence_length(self) -> int:
         return int(self.first.shape[1])
-
-    def _repr_html_(self) -> str:
-        """A table and a picture of the first row, in a notebook."""
-        token = sampled(self.sequence_length)
-        seen = (token >= self.first[0, token][:, None]) & (token < self.stop[0, token][:, None])
-        facts = {"rows": len(self.first), "sequence length": self.sequence_length}
-        return mask_html("Spans", facts, seen, np.zeros_like(seen))
 
 
 def document_spans(seq_lens: ArrayLike, sequence_length: int | None = None, kind: DocumentKind = "causal") -> Spans:
@@ -266,10 +258,10 @@ def _rows_at_or_below(edges: Ints, columns: int) -> Ints:
 def _key_blocks(keep: Bools, block_size: BlockSize) -> tuple[Bools, Bools]:
     queries, keys = _checked_block_size(block_size)
     length = keep.shape[1]
-    kept = np.add.reduceat(keep, np.arange(0, length, keys), axis=1, dtype=np.int32)
+    counts = np.add.reduceat(keep, np.arange(0, length, keys), axis=1, dtype=np.int32)
     complete = np.arange(0, length, queries) + queries <= length
-    full = (kept == keys)[:, None, :] & complete[:, None]
-    return (kept > 0)[:, None, :] & ~full, full
+    full = (counts == keys)[:, None, :] & complete[:, None]
+    return (counts > 0)[:, None, :] & ~full, full
 
 
 def _listed(member: Bools) -> BlockList:

@@ -55,8 +55,8 @@ class TrainOn:
             return kinds
         if isinstance(kinds, str):
             raise TypeError(f"train_on is {kinds!r}; pass a list of kinds: [{kinds!r}]")
-        named = kinds.items() if isinstance(kinds, Mapping) else ((kind, 1.0) for kind in kinds)
-        return cls(tuple((kind, float(weight)) for kind, weight in named), turns)
+        named = kinds if isinstance(kinds, Mapping) else dict.fromkeys(kinds, 1.0)
+        return cls(tuple((kind, float(weight)) for kind, weight in named.items()), turns)
 
     @property
     def is_weighted(self) -> bool:
@@ -104,10 +104,10 @@ def token_weights(
     weights = train_on.table[spans[:, 3]]
     if train_on.turns == "last":
         weights = np.where(spans[:, 4] == _last_turn(spans, offsets, seq_lens, last_turn), weights, np.float32(0))
-    found = np.zeros((len(used), sequence_length), np.float32)
+    by_token = np.zeros((len(used), sequence_length), np.float32)
     lengths: Array = (spans[:, 1] - spans[:, 0]).astype(np.int64)
-    found[np.arange(sequence_length) < used[:, None]] = np.repeat(weights, lengths)
-    return found
+    by_token[np.arange(sequence_length) < used[:, None]] = np.repeat(weights, lengths)
+    return by_token
 
 
 def label_weights(labels: NDArray[np.int64], weights: NDArray[np.float32], style: str) -> NDArray[np.float32]:
@@ -115,13 +115,13 @@ def label_weights(labels: NDArray[np.int64], weights: NDArray[np.float32], style
 
     `weights` are those of tokens: a shifted label is the next token, and has its weight.
     """
-    found = weights
+    of_labels = weights
     if style == "shifted":
-        found = np.zeros_like(weights)
-        found[:, :-1] = weights[:, 1:]
-    found[labels == IGNORED_LABEL] = 0
-    labels[found == 0] = IGNORED_LABEL
-    return found
+        of_labels = np.zeros_like(weights)
+        of_labels[:, :-1] = weights[:, 1:]
+    of_labels[labels == IGNORED_LABEL] = 0
+    labels[of_labels == 0] = IGNORED_LABEL
+    return of_labels
 
 
 def _last_turn(spans: Array, offsets: Array, seq_lens: Array, last_turn: Array) -> Array:

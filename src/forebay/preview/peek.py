@@ -13,23 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forebay.building.grow_cache import named_alike
-from forebay.cache.plan import LeftOut, load_plan
+from forebay.building.update import named_alike
+from forebay.cache.plan import load_plan
+from forebay.cache.segment import LeftOut
 from forebay.columns import Array, Column
-from forebay.errors import ForebayError, LibraryMissing, TokenizerUnusable
+from forebay.errors import ForebayError, LibraryMissing, ModelUnusable, with_hint
 from forebay.masks.train_on import KINDS as SPAN_KINDS
 from forebay.masks.train_on import ROLES
 from forebay.preview.pictures import KIND as IMAGES
 from forebay.preview.pictures import peek_images, sheet_of
 from forebay.preview.row_records import Cell, ImagePeek, PackedPeek, PackedPiece, PackedRow, PackedSpan, Peek, PeekedRow
-from forebay.read.cache import Cache, open_cache
-from forebay.source import Failure, Part, Sample, Source
+from forebay.read.cache import Cache
+from forebay.read.opening import open_cache
+from forebay.source import Part, Sample, Source, samples_of
 from forebay.store import Root
 from forebay.tokens import Vocabulary
-from forebay.tokens.vocabulary import decode
+from forebay.tokens.encoders import decode
 
 if TYPE_CHECKING:
-    from forebay.masks.draw import Picture  # which needs pillow
+    from forebay.preview.draw import Picture
 
 # A compressed file is read from its beginning, which takes too long for deep parts.
 DEEPEST_IN_STREAM = 256 * 1024 * 1024
@@ -53,7 +55,7 @@ class PieceNames:
             return {}
         stored = sorted(zip(self._cache.samples_of(row), documents, strict=False))  # each chunk is read once
         names = ((document, self.of(chunk, [number])) for (chunk, number), document in stored)
-        return {document: name for document, found in names for name in found.values()}
+        return {document: name for document, named in names for name in named.values()}
 
     def _read(self, chunk: int) -> tuple[str, ...]:
         if self._source is None:
@@ -71,7 +73,7 @@ class PieceNames:
 def _ids(source: Source, parts: list[Part], left_out: LeftOut | None) -> Iterable[str]:
     """The ids of the samples that the recipe got: without failures and planned duplicates."""
     duplicates = frozenset(left_out.ordinals.tolist()) if left_out is not None else frozenset()
-    samples: Iterable[Sample | Failure] = (sample for part in parts for sample in source.read(part))
+    samples = (sample for part in parts for sample in samples_of(source, part))
     for ordinal, sample in enumerate(samples):
         if isinstance(sample, Sample) and ordinal not in duplicates:
             yield sample.id
@@ -141,8 +143,8 @@ class RowReader:
         try:
             self._text(np.zeros(0, np.uint32))
             return ""
-        except (LibraryMissing, TokenizerUnusable) as error:
-            return str(error)
+        except (LibraryMissing, ModelUnusable) as error:
+            return with_hint(error)
 
     def row(
         self, row: int, chunk: int, row_in_chunk: int, columns: dict[str, Any], names: dict[int, str] | None = None

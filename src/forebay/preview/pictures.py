@@ -1,9 +1,7 @@
-"""Rows of images and teacher features as pictures.
-
-Where a picture or a page may be written: a new name, or over an earlier one of its kind.
-"""
+"""Rows of images and teacher features as pictures, and the files that they are written to."""
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +13,7 @@ import numpy as np
 from forebay import images
 from forebay.cache.catalog import presence_name
 from forebay.columns import Array
+from forebay.errors import Damaged, ForebayError
 from forebay.kinds import reopen_recipe
 from forebay.preview.row_records import FeatureSheet, ImagePeek, ImageSheet, PeekedImage
 from forebay.preview.words import printable
@@ -23,11 +22,7 @@ from forebay.teachers import SOL_STATS, Features
 from forebay.teachers.recipe import T_BUCKETS
 
 if TYPE_CHECKING:
-    from forebay.masks.draw import Picture  # needs pillow
-
-import os
-
-from forebay.errors import ForebayError
+    from forebay.preview.draw import Picture
 
 KIND = "images"
 USUAL_PATCH = 16
@@ -68,9 +63,10 @@ def sheet_of(cache: Cache, rows: list[int], patch: int | None) -> tuple["Picture
             f"a sheet has room for {MOST_ON_A_SHEET:,} images (got {len(rows):,}); choose fewer (--rows, --row)"
         )
     reader = ImageReader(cache)
-    drawn = _patch(reader.recipe.size, patch)
-    framed = (images.Framed(canvas, image.box, _caption(image)) for image, canvas in reader.read(rows))
-    return images.contact_sheet(framed, patch=drawn), drawn
+    drawn = chosen_patch(reader.recipe.size, patch)
+    sheets: Any = import_module("forebay.preview.sheets")  # needs pillow
+    framed = (sheets.Framed(canvas, image.box, _caption(image)) for image, canvas in reader.read(rows))
+    return cast("Picture", sheets.contact_sheet(framed, patch=drawn)), drawn
 
 
 @dataclass(frozen=True)
@@ -97,7 +93,11 @@ class ImageReader:
         left, top, width, height = columns["box"].tolist()
         original = columns["original_size"].tolist()
         letterbox = images.Letterbox((original[0], original[1]), self.recipe.size, (left, top, width, height))
-        canvas = images.paste(self.recipe.unpacked(columns), letterbox, self.recipe.pad_color)
+        try:
+            pixels = self.recipe.unpacked(columns)
+        except ValueError as error:  # a row that somebody crafted
+            raise Damaged(f"row {row} of the cache at '{self.cache.root}' cannot be drawn: {error}") from error
+        canvas = images.paste(pixels, letterbox, self.recipe.pad_color)
         metadata = _read_metadata(columns["metadata"].tobytes())
         keys = self.recipe.tag_key
         for key in (keys,) if isinstance(keys, str) else keys:
@@ -112,7 +112,7 @@ class ImageReader:
             padding=1 - width * height / self.recipe.size**2,
             tags=self._tags.named(columns["tags"].tolist()),
             metadata=metadata,
-            picture=images.shaded(canvas, letterbox.box),
+            picture=import_module("forebay.preview.sheets").shaded(canvas, letterbox.box),  # needs pillow
         ), canvas
 
     @cached_property
@@ -123,17 +123,19 @@ class ImageReader:
 def _read_metadata(stored: bytes) -> dict[str, Any]:
     """The metadata of an image; of what a recipe never stores, its beginning."""
     try:
-        found = json.loads(stored)
+        metadata = json.loads(stored)
     except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {"not an object": stored[:80].decode("utf-8", "backslashreplace")}
+        metadata = None
+    return (
+        metadata if isinstance(metadata, dict) else {"not an object": stored[:80].decode("utf-8", "backslashreplace")}
+    )
 
 
-def _patch(size: int, patch: int | None) -> int | None:
+def chosen_patch(size: int, patch: int | None) -> int | None:
     """The requested patch size, or the usual one if it divides the canvas."""
     if patch is None:
         return USUAL_PATCH if size % USUAL_PATCH == 0 else None
-    if size % patch:
+    if patch < 1 or size % patch:
         raise ValueError(f"patch (--patch) must divide the canvas size {size} (got {patch})")
     return patch
 
@@ -152,7 +154,7 @@ def timed_layers(cache: Cache) -> tuple[str, ...]:
 
 def draw_features(cache: Cache, rows: list[int], layers: tuple[str, ...], path: str) -> FeatureSheet:
     """Draw every column of the layers, row by row, to a PNG."""
-    picture: Any = import_module("forebay.teachers.picture")  # needs pillow
+    picture: Any = import_module("forebay.preview.feature_pictures")  # needs pillow
     check_output(path, PNG)
     drawn_layers = [_DrawnLayer(cache, layer, rows) for layer in layers]
     parts = [
@@ -212,4 +214,4 @@ def check_output(path: str, begins: bytes) -> None:
             if file.read(len(begins)) == begins:
                 return
     kind = "PNG" if begins == PNG else "HTML page"
-    raise ForebayError(f"'{path}' exists and is not a {kind}, so it is not overwritten; name another file")
+    raise ForebayError(f"'{path}' exists and is not a {kind}, so it is not overwritten", hint="name another file")

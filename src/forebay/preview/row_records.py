@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from forebay.cache.records import Record
+from forebay.records import Record
 
 
 class Cell(Record, frozen=True, kw_only=True, omit_defaults=True):

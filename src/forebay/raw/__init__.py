@@ -58,20 +58,21 @@ class RawRecipe(
         return ChunkTarget(bytes=self.chunk_bytes)
 
     def make(self, samples: Iterable[Sample]) -> Rows:
-        kept: list[Sample] = []
+        stored: list[Sample] = []
         failures: list[Failure] = []
         for sample in samples:
             if not isinstance(sample.data, bytes | bytearray | memoryview):
                 raise RecipeInvalid(
                     f"a raw cache keeps bytes, and sample '{sample.id}' of its source is of type "
-                    f"{type(sample.data).__name__}; use the recipe for such samples, or a source of bytes"
+                    f"{type(sample.data).__name__}",
+                    hint="use the recipe for such samples, or a source of bytes",
                 )
             if len(sample.data) > self.max_sample_bytes:
                 failures.append(Failure(sample.id, "too-long", f"{len(sample.data):,} bytes"))
             else:
-                kept.append(sample)
-        data = Ragged.of_bytes([sample.data for sample in kept])
-        ids = Ragged.of_bytes([sample.id.encode("utf-8", "surrogateescape") for sample in kept])
+                stored.append(sample)
+        data = Ragged.of_bytes([sample.data for sample in stored])
+        ids = Ragged.of_bytes([sample.id.encode("utf-8", "surrogateescape") for sample in stored])
         statistics = {"bytes": int(data.values.nbytes)}
         return Rows({"data": data, "id": ids}, tuple(failures), statistics)
 

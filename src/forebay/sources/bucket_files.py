@@ -4,8 +4,6 @@ A source in a bucket has a URL as its root and names every object relative to it
 files make the same bytes wherever they are. An object is identified by its size and its etag.
 """
 
-import io
-import os
 import posixpath
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +14,7 @@ from typing import Any, BinaryIO, cast
 from forebay.errors import SourceNotFound
 from forebay.source import SourceFile
 from forebay.store.base import Entry, Missing
+from forebay.store.seekable_file import SeekableFile
 
 SCHEMES = ("s3", "gs", "az", "memory")
 _FIRST_BYTES = 256 << 10  # fetched at a seek; doubled while reading goes on
@@ -33,9 +32,11 @@ def split_url(url: str) -> tuple[str, str]:
     if scheme.lower() not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
         problem = f"its scheme is not one of {known}; data sets on the Hugging Face hub are named hub:org/name"
-        raise SourceNotFound(url, problem)
+        raise SourceNotFound(f"no source at '{url}': {problem}", hint="check the path")
     if not bucket or "@" in bucket:
-        raise SourceNotFound(f"{scheme.lower()}://…", "it names no bucket; write it as s3://bucket/path")
+        raise SourceNotFound(
+            f"no source at '{scheme.lower()}://…': it names no bucket", hint="write it as s3://bucket/path"
+        )
     return f"{scheme.lower()}://{bucket}", key
 
 
@@ -53,7 +54,7 @@ def relative_url(url: str, root: str) -> str:
     """The name of an object or a pattern below a root, which may be outside it."""
     (bucket, key), (at, below) = split_url(url), split_url(root)
     if bucket != at:
-        raise SourceNotFound(url, f"it is in another bucket than '{root}'; a source has one root")
+        raise SourceNotFound(f"no source at '{url}': it is in another bucket than '{root}'; a source has one root")
     return posixpath.relpath(f"/{key}", f"/{below}")
 
 
@@ -61,7 +62,9 @@ def common_url(urls: Sequence[str], has_magic: Any) -> str:
     """The deepest folder that all URLs share: a folder itself, the folder of an object, the fixed part of a glob."""
     parts = [split_url(url) for url in urls]
     if len({bucket for bucket, _ in parts}) > 1:
-        raise SourceNotFound(urls[1], f"it is in another bucket than '{urls[0]}'; a source has one root")
+        raise SourceNotFound(
+            f"no source at '{urls[1]}': it is in another bucket than '{urls[0]}'; a source has one root"
+        )
     shared = posixpath.commonpath([f"/{_folder_of(bucket, key, has_magic)}" for bucket, key in parts])
     return join_url(parts[0][0], shared)
 
@@ -111,8 +114,8 @@ def read_object(url: str, count: int) -> tuple[bytes, str]:
     """The first bytes and the etag of an object, by one request; `FileNotFoundError` if it does not exist."""
     bucket, key = split_url(url)
     try:
-        found: tuple[bytes, str] = _bucket(bucket).fetch(key, 0, count)
-        return found
+        content_and_etag: tuple[bytes, str] = _bucket(bucket).fetch(key, 0, count)
+        return content_and_etag
     except Missing as error:
         raise FileNotFoundError(2, "there is no such object", url) from error
 
@@ -137,60 +140,36 @@ def open_object(url: str) -> BinaryIO:
     return cast(BinaryIO, ObjectReader(url))
 
 
-def read_at(file: BinaryIO, count: int, position: int) -> bytes:
-    """Bytes from a position on, as `os.pread` returns them."""
-    if isinstance(file, ObjectReader):
-        file.seek(position)
-        return file.read(count) or b""
-    return os.pread(file.fileno(), count, position)
-
-
-class ObjectReader(io.RawIOBase):
+class ObjectReader(SeekableFile):
     """Reads an object by ranges: a small one after a seek, larger ones while reading continues."""
 
     def __init__(self, url: str) -> None:
-        super().__init__()
+        super().__init__(entry_of(url).size)
         bucket, self._key = split_url(url)
         self._store = _bucket(bucket)
-        self.size = entry_of(url).size
-        self._position = self._start = 0
-        self._block, self._step = b"", _FIRST_BYTES
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.size}[whence]
-        self._position = max(0, base + offset)
-        return self._position
+        self._start, self._block, self._step = 0, b"", _FIRST_BYTES
 
     def readinto(self, buffer: Any) -> int:
         wanted = memoryview(buffer).cast("B")
-        if not len(wanted) or self._position >= self.size:
+        if not len(wanted) or self.position >= self.size:
             return 0
-        at = self._position - self._start
+        at = self.position - self._start
         if not 0 <= at < len(self._block):
             self._fetch(len(wanted))
             at = 0
         count = min(len(wanted), len(self._block) - at)
         wanted[:count] = self._block[at : at + count]
-        self._position += count
+        self.position += count
         return count
 
     def _fetch(self, wanted: int) -> None:
-        goes_on = self._block and self._position == self._start + len(self._block)
+        goes_on = self._block and self.position == self._start + len(self._block)
         self._step = min(2 * self._step, _MOST_BYTES) if goes_on else _FIRST_BYTES
-        stop = min(self._position + max(wanted, self._step), self.size)
+        stop = min(self.position + max(wanted, self._step), self.size)
         try:
-            block, _ = self._store.fetch(self._key, self._position, stop)
+            block, _ = self._store.fetch(self._key, self.position, stop)
         except Missing as error:
             raise FileNotFoundError(2, "the object was deleted while it was read", self._key) from error
-        self._start, self._block = self._position, block
+        self._start, self._block = self.position, block
         if not self._block:
             raise OSError(5, "the object became shorter while it was read", self._key)

@@ -13,18 +13,30 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
+from io import RawIOBase
 from itertools import islice
 from math import ceil
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 import msgspec
 import numpy as np
 
 from forebay.columns import Array
 from forebay.errors import SourceInvalid, SourceUnreadable
-from forebay.hub import HubFile, RangeFile, RemoteFile, Repository, RetryPolicy, acquire, clear, parquet_shards, sweep
-from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
-from forebay.sources.parquet_sources import ParquetFile, check_footer, open_parquet, read_rows, row_cuts, row_group_ends
+from forebay.hub import (
+    HubFile,
+    RangeFile,
+    RemoteFile,
+    Repository,
+    RetryPolicy,
+    ScratchFolder,
+    download,
+    parquet_shards,
+    sweep,
+)
+from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, Source, SourceFile, Unit
+from forebay.sources.opening import open_file
+from forebay.sources.parquet_rows import ParquetRows, read_rows, row_cuts
 
 _JUDGED_SHARDS = 32
 _FOOTERS_AT_ONCE = 16
@@ -80,12 +92,14 @@ class HubSource(Source):
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "HubSource":
         try:
-            found = msgspec.convert(description, _Description)
+            fields = msgspec.convert(description, _Description)
         except msgspec.ValidationError as error:
             raise SourceInvalid(
-                f"the description of a data set on the hub is invalid: {error}; run `forebay verify`"
+                f"the description of a data set on the hub is invalid: {error}", hint="run `forebay verify`"
             ) from error
-        return cls(found.name, found.subset, found.split, found.text, found.revision, found.endpoint, is_named=False)
+        return cls(
+            fields.name, fields.subset, fields.split, fields.text, fields.revision, fields.endpoint, is_named=False
+        )
 
     def files(self) -> list[SourceFile]:
         _planned_spools.add(self.folder)
@@ -103,14 +117,21 @@ class HubSource(Source):
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         return row_cuts(_group_ends(self, self._remote(file.path)), start, first, every)
 
-    def read(self, part: Part) -> Iterable[Sample | Failure]:
-        shard = _shard_at(self, self._remote(part.file.path))
-        yield from read_rows(shard.parquet, self.text, part)
-        if part.stop == shard.parquet.metadata.num_rows:
+    def read(
+        self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
+    ) -> Iterable[Sample | Failure | SampleBatch]:
+        """The documents of some rows; a preview reads them by ranges, without downloading the shard."""
+        remote = self._remote(part.file.path)
+        if preview:
+            yield from self._preview(remote, part)
+            return
+        shard = _shard_at(self, remote)
+        yield from read_rows(shard.rows, self.text, part)
+        if part.stop == shard.rows.ends[-1]:
             release()
 
-    def glance(self, part: Part) -> Iterable[Sample | Failure]:
-        remote, seen = self._remote(part.file.path), 0
+    def _preview(self, remote: RemoteFile, part: Part) -> Iterator[Sample | Failure]:
+        seen = 0
         try:
             for sample in read_rows(_remote_parquet(self, remote), self.text, part):
                 yield sample
@@ -130,13 +151,13 @@ class HubSource(Source):
     @property
     def folder(self) -> str:
         """The folder of downloaded shards."""
-        return os.path.join(self.spool, SHARDS_FOLDER) if self.spool else self.repository.place("shards")
+        return os.path.join(self.spool, SHARDS_FOLDER) if self.spool else self.repository.cache_folder("shards")
 
     def _remote(self, path: str) -> RemoteFile:
-        found = _remotes(self).get(path)
-        if found is None:
+        shard = _remotes(self).get(path)
+        if shard is None:
             raise FileNotFoundError(f"'{path}' is not in {self.repository.what} at commit {self.commit}")
-        return found
+        return shard
 
 
 def hub(
@@ -221,8 +242,8 @@ class _Footers:
         repository = self._source.repository
         known = _as_ends(repository.recall("footers", shard.identity))
         if known is None:
-            with closing(_opened_twice(self._source, shard)) as parquet:
-                known = row_group_ends(parquet)
+            with closing(_opened_twice(self._source, shard)) as rows:
+                known = rows.ends
             repository.remember("footers", shard.identity, msgspec.json.encode(known.tolist()))
         return known
 
@@ -239,30 +260,31 @@ def _keep_true_ends(repository: Repository, shard: RemoteFile, ends: Array) -> N
         repository.remember("footers", shard.identity, msgspec.json.encode(ends.tolist()))
 
 
-def _as_ends(kept: bytes | None) -> Array | None:
+def _as_ends(stored: bytes | None) -> Array | None:
     try:
-        return None if kept is None else np.array(msgspec.json.decode(kept, type=list[int]), np.int64)
+        return None if stored is None else np.array(msgspec.json.decode(stored, type=list[int]), np.int64)
     except (msgspec.DecodeError, OverflowError, UnicodeDecodeError):
         return None
 
 
 @lru_cache(maxsize=4)
-def _remote_parquet(source: HubSource, shard: RemoteFile) -> ParquetFile:
+def _remote_parquet(source: HubSource, shard: RemoteFile) -> ParquetRows:
     """A shard on the hub, opened by its footer; a few are cached, because planning returns to them."""
     return _opened_twice(source, shard)
 
 
-def _opened_twice(source: HubSource, shard: RemoteFile) -> ParquetFile:
+def _opened_twice(source: HubSource, shard: RemoteFile) -> ParquetRows:
     try:
         return _opened_remotely(source, shard)
     except SourceUnreadable:  # range reads have no hash: try once more
         return _opened_remotely(source, shard)
 
 
-def _opened_remotely(source: HubSource, shard: RemoteFile) -> ParquetFile:
-    parquet = open_parquet(RangeFile(HubFile(source.repository, source.commit, shard)), shard.path, source.text)
-    check_footer(parquet, shard.path)
-    return parquet
+def _opened_remotely(source: HubSource, shard: RemoteFile) -> ParquetRows:
+    content = RangeFile(HubFile(source.repository, source.commit, shard))
+    rows = ParquetRows(content, _source_file(shard), shard.path).check_text(source.text)
+    assert len(rows.ends) >= 0  # read now: a footer from range reads has no hash
+    return rows
 
 
 def _source_file(shard: RemoteFile) -> SourceFile:
@@ -279,17 +301,19 @@ class _Shard:
     def __init__(self, source: HubSource, remote: RemoteFile) -> None:
         self.owner = (source, remote)
         sweep(source.folder)
-        self._spooled = acquire(HubFile(source.repository, source.commit, remote), source.folder)
+        self._scratch = ScratchFolder(source.folder)
         try:
-            self.parquet = open_parquet(self._spooled.path, remote.path, source.text)
-            _keep_true_ends(source.repository, remote, row_group_ends(self.parquet))
-        except BaseException:
-            self._spooled.remove()
+            path = download(HubFile(source.repository, source.commit, remote), self._scratch.path)
+            content = cast(RawIOBase, open_file(path))
+            self.rows = ParquetRows(content, _source_file(remote), remote.path).check_text(source.text)
+            _keep_true_ends(source.repository, remote, self.rows.ends)
+        except BaseException:  # cleaned up also on Ctrl+C
+            self._scratch.remove()
             raise
 
     def remove(self) -> None:
-        self.parquet.close()
-        self._spooled.remove()
+        self.rows.close()
+        self._scratch.remove()
 
 
 _at_hand: list[_Shard] = []
@@ -306,7 +330,7 @@ def _shard_at(source: HubSource, remote: RemoteFile) -> _Shard:
 
 
 def release() -> None:
-    """Remove the downloaded shard, unless another process reads it."""
+    """Remove the downloaded shard."""
     while _at_hand:
         _at_hand.pop().remove()
 
@@ -316,4 +340,4 @@ def leave_nothing() -> None:
     """When a builder exits, also remove the shards of its killed workers."""
     release()
     for folder in _planned_spools:
-        clear(folder)
+        sweep(folder)

@@ -12,41 +12,27 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 import msgspec
 import xxhash
 
-from forebay.errors import SourceChanged
+from forebay.file_table import FileTable
 from forebay.source import (
     CHANGED_MEANWHILE,
     TOO_DEEP,
     Annotated,
     Failure,
-    FileTable,
     Listing,
     Part,
     PartDigest,
     Sample,
+    SampleBatch,
     SourceFile,
     Unit,
+    files_changed,
     is_shallow,
     listing_of,
-    open_regular,
 )
 from forebay.sources.bucket_files import entries_of, read_object
-from forebay.sources.paths import (
-    BOM,
-    MAX_IMAGE_BYTES,
-    FoundFile,
-    LocalFiles,
-    NamesIn,
-    PassedOver,
-    checked_limit,
-    digest,
-    found_files,
-    full_path,
-    list_objects,
-    look,
-    named_below,
-    suffix_of,
-    too_large,
-)
+from forebay.sources.opening import digest, full_path, read_planned
+from forebay.sources.paths import BOM, MAX_IMAGE_BYTES, LocalFiles, checked_limit, look, named_below, too_large
+from forebay.sources.walking import FoundFile, NamesIn, PassedOver, found_files, list_objects, suffix_of
 from forebay.store.base import Entry, is_url
 
 MOST_BYTES = 1 << 24  # of a sidecar
@@ -85,14 +71,14 @@ def parse_sidecar(name: str, content: bytes) -> dict[str, Any]:
     try:
         if name.endswith(".txt"):
             return {"tags": [tag for part in _BETWEEN_TAGS.split(content.decode("utf-8-sig")) if (tag := part.strip())]}
-        said = msgspec.json.decode(content.removeprefix(BOM), type=dict[str, Any])
+        metadata = msgspec.json.decode(content.removeprefix(BOM), type=dict[str, Any])
     except (UnicodeDecodeError, msgspec.DecodeError) as error:
         raise SidecarUnreadable(f"'{name}' is no sidecar: {error}") from error
     except RecursionError as error:
         raise SidecarUnreadable(f"'{name}' is no sidecar: {TOO_DEEP}") from error
-    if not is_shallow(said):
+    if not is_shallow(metadata):
         raise SidecarUnreadable(f"'{name}' is no sidecar: {TOO_DEEP}")
-    return said
+    return metadata
 
 
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
@@ -117,8 +103,8 @@ def find_images(root: str, patterns: Sequence[str], apart: str = "") -> Listing:
     if is_url(root):
         return listing_of(_find_objects, root, tuple(patterns))
     others = PassedOver(apart, _is_sidecar)
-    found = found_files([full_path(root, pattern) for pattern in patterns], ENDINGS, others)
-    images = (_look(root, os.path.relpath(file.path, root), file.beside) for file in found)
+    matching = found_files([full_path(root, pattern) for pattern in patterns], ENDINGS, others)
+    images = (_look(root, os.path.relpath(file.path, root), file.names) for file in matching)
     files = FileTable.of(image for image in images if image is not None)
     return Listing(files.by_path(), others.counts())
 
@@ -135,11 +121,11 @@ def look_at_image(root: str, name: str) -> SourceFile:
 
 def _find_objects(root: str, patterns: Sequence[str]) -> Listing:
     """As `find_images`, by the listings alone, which also have the sidecars."""
-    beside: dict[str, tuple[Entry, bool]] = {}
+    sidecars: dict[str, tuple[Entry, bool]] = {}
 
     def keep_sidecar(name: str, entry: Entry, is_named: bool) -> None:
         if name.endswith(SIDECAR_SUFFIXES):
-            beside[name] = (entry, is_named or beside.get(name, (entry, False))[1])
+            sidecars[name] = (entry, is_named or sidecars.get(name, (entry, False))[1])
 
     listing = list_objects(root, patterns, ENDINGS, decompressed=False, others_named=keep_sidecar)
     files, used = [], set[str]()
@@ -147,26 +133,26 @@ def _find_objects(root: str, patterns: Sequence[str]) -> Listing:
         if file.path in patterns:  # asked for by its own name: its folder was not listed
             files.append(_look_at_object(root, file.path))
             continue
-        found = next(((name, beside[name][0]) for name in _sidecar_names(file.path) if name in beside), None)
-        files.append(_as_image(file.path, Entry(file.path, file.size, file.etag), found))
-        used.update(name for name in _sidecar_names(file.path) if name in beside and beside[name][1])
+        sidecar = next(((name, sidecars[name][0]) for name in _sidecar_names(file.path) if name in sidecars), None)
+        files.append(_as_image(file.path, Entry(file.path, file.size, file.etag), sidecar))
+        used.update(name for name in _sidecar_names(file.path) if name in sidecars and sidecars[name][1])
     return Listing(files, Counter(listing.left_out) - Counter(map(suffix_of, used)))
 
 
 def _look_at_object(root: str, name: str) -> SourceFile:
     names = (name, *_sidecar_names(name))
-    image, *beside = entries_of([full_path(root, each) for each in names])
+    image, *candidates = entries_of([full_path(root, each) for each in names])
     if image is None:
         raise FileNotFoundError(errno.ENOENT, "there is no such object", full_path(root, name))
-    found = next(((at, entry) for at, entry in zip(names[1:], beside, strict=True) if entry is not None), None)
-    return _as_image(name, image, found)
+    sidecar = next(((at, entry) for at, entry in zip(names[1:], candidates, strict=True) if entry is not None), None)
+    return _as_image(name, image, sidecar)
 
 
-def _as_image(name: str, image: Entry, beside: tuple[str, Entry] | None) -> SourceFile:
+def _as_image(name: str, image: Entry, sidecar: tuple[str, Entry] | None) -> SourceFile:
     """An image in a bucket; its etag, `a.json:120-d41d8c+9e107d`, has those of its sidecar and of the image itself."""
     etag = clean_etag(image.etag)
-    if beside is not None:
-        path, entry = beside
+    if sidecar is not None:
+        path, entry = sidecar
         etag = f"{os.path.basename(path)}:{entry.size}-{clean_etag(entry.etag)}+{etag}"
     return SourceFile(path=name, size=image.size, etag=etag)
 
@@ -250,10 +236,10 @@ def _look(root: str, name: str, names: Container[str]) -> SourceFile | None:
     sidecar = sidecar_of(os.path.basename(name), names)
     if sidecar is None:
         return file
-    beside = state_of(os.path.join(os.path.dirname(path), sidecar))
-    if beside is None:
+    sidecar_state = state_of(os.path.join(os.path.dirname(path), sidecar))
+    if sidecar_state is None:
         return file
-    known = beside if isinstance(beside, str) else f"{beside.st_size}-{beside.st_mtime_ns}"
+    known = sidecar_state if isinstance(sidecar_state, str) else f"{sidecar_state.st_size}-{sidecar_state.st_mtime_ns}"
     return msgspec.structs.replace(file, etag=f"{sidecar}:{known}")
 
 
@@ -268,7 +254,7 @@ def _is_sidecar(file: FoundFile) -> bool:
     if suffix not in SIDECAR_SUFFIXES:
         return False
     ends = ("", *ENDINGS, *map(str.upper, ENDINGS))
-    return any(is_image(stem + end) and stem + end in file.beside for end in ends)
+    return any(is_image(stem + end) and stem + end in file.names for end in ends)
 
 
 Labels = Literal["sidecar", "folder"]
@@ -303,12 +289,12 @@ class ImageSource(LocalFiles):
     def stamp(self, file: SourceFile) -> str:
         return stamp(self.root, file)
 
-    def edited_beside(self, known: SourceFile, found: SourceFile) -> str:
-        sidecar = sidecar_in(found) or sidecar_in(known)
-        is_same_image = (known.size, known.mtime_ns) == (found.size, found.mtime_ns) and not problem_with(found)
+    def edited_beside(self, known: SourceFile, current: SourceFile) -> str:
+        sidecar = sidecar_in(current) or sidecar_in(known)
+        is_same_image = (known.size, known.mtime_ns) == (current.size, current.mtime_ns) and not problem_with(current)
         if is_url(self.root):
-            is_same_image = is_same_image and known.etag.rpartition("+")[2] == found.etag.rpartition("+")[2]
-        return sidecar.path if sidecar is not None and is_same_image and known.etag != found.etag else ""
+            is_same_image = is_same_image and known.etag.rpartition("+")[2] == current.etag.rpartition("+")[2]
+        return sidecar.path if sidecar is not None and is_same_image and known.etag != current.etag else ""
 
     def weight(self, file: SourceFile) -> int:
         return 1
@@ -316,60 +302,57 @@ class ImageSource(LocalFiles):
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         return iter(range(start + 1, 2))
 
-    def read(self, part: Part) -> Iterable[Sample | Failure]:
-        if not is_url(self.root):  # a build looks at it itself
-            self.check_beside(part.file, self.look(part.file.path))
-        return self.read_hashed(part, PartDigest())
-
-    def glance(self, part: Part) -> Iterable[Sample | Failure]:
-        return self.read_hashed(part, PartDigest())
-
     @property
     def reads_planned_files(self) -> bool:
         """Objects arrive with their etags. Looking at one would ask for it and for four possible sidecars."""
         return is_url(self.root)
 
-    def read_hashed(self, part: Part, digest: PartDigest) -> Iterator[Sample | Failure]:
+    def read(
+        self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
+    ) -> Iterable[Sample | Failure | SampleBatch]:
         file = part.file
+        if not is_url(self.root) and not preview:
+            self.check_beside(file, self.look(file.path))
         content = read_image(self.root, file, self.max_sample_bytes)
         if isinstance(content, Failure):
             yield content
             return
-        beside = self._beside(file)
-        digest.value = _with_sidecar(xxhash.xxh3_64_intdigest(content), file, beside)
+        sidecar = self._sidecar_content(file)
+        if digest is not None:
+            digest.value = _with_sidecar(xxhash.xxh3_64_intdigest(content), file, sidecar)
         try:
-            yield Sample(file.path, Annotated(content, self._said(file, beside)))
+            yield Sample(file.path, Annotated(content, self._metadata(file, sidecar)))
         except SidecarUnreadable as error:
             yield Failure(file.path, "bad-sidecar", str(error))
 
     def annotations(self, files: Sequence[SourceFile]) -> Iterator[Mapping[str, Any]]:
         for file in files:
             try:
-                yield self._said(file, self._beside(file))
+                yield self._metadata(file, self._sidecar_content(file))
             except SidecarUnreadable:
                 continue  # its sample is recorded as a failure
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
-        return _with_sidecar(image_digest(self.root, file), file, self._beside(file))
+        return _with_sidecar(image_digest(self.root, file), file, self._sidecar_content(file))
 
-    def check_beside(self, planned: SourceFile, found: SourceFile) -> None:
-        before, now = sidecar_in(planned), sidecar_in(found)
+    def check_beside(self, planned: SourceFile, current: SourceFile) -> None:
+        before, now = sidecar_in(planned), sidecar_in(current)
         if (before and before.path) != (now and now.path):
             how = f"has {_named(now)}, but {_named(before)} was planned"
-            raise SourceChanged(self.root, {planned.path: how})
+            raise files_changed(self.root, {planned.path: how})
 
-    def _said(self, file: SourceFile, beside: "bytes | SidecarUnreadable") -> dict[str, Any]:
+    def _metadata(self, file: SourceFile, content: "bytes | SidecarUnreadable") -> dict[str, Any]:
         """The metadata of an image, by what its sidecar holds."""
-        if isinstance(beside, SidecarUnreadable):
-            raise beside
+        if isinstance(content, SidecarUnreadable):
+            raise content
         sidecar = sidecar_in(file)
-        said = {} if sidecar is None else parse_sidecar(os.path.basename(sidecar.path), beside)
+        metadata = {} if sidecar is None else parse_sidecar(os.path.basename(sidecar.path), content)
         if self.labels == "folder":
             folder = os.path.basename(os.path.dirname(file.path))
-            return {**said, "tags": [folder] if folder else []}
-        return said
+            return {**metadata, "tags": [folder] if folder else []}
+        return metadata
 
-    def _beside(self, file: SourceFile) -> "bytes | SidecarUnreadable":
+    def _sidecar_content(self, file: SourceFile) -> "bytes | SidecarUnreadable":
         """The bytes of an image's sidecar, none where it has none, or why they cannot be read."""
         sidecar = sidecar_in(file)
         if sidecar is None:
@@ -378,8 +361,9 @@ class ImageSource(LocalFiles):
         if sidecar.problem is not None:
             return SidecarUnreadable(f"'{name}' is no sidecar: {FILE_PROBLEMS[sidecar.problem]}")
         try:
-            planned = file.etag.rpartition(":")[2].partition("+")[0].partition("-")[2]
-            content = _first_bytes(self.root, sidecar.path, MOST_BYTES + 1, planned)
+            size, _, state = file.etag.rpartition(":")[2].partition("+")[0].partition("-")
+            planned = SourceFile(sidecar.path, int(size))  # without its time: an equal one may have replaced it
+            content = _first_bytes(self.root, planned, MOST_BYTES + 1, state)
         except PermissionError:
             return SidecarUnreadable(f"'{name}' is no sidecar: {FILE_PROBLEMS['unreadable']}")
         if len(content) > MOST_BYTES:
@@ -405,13 +389,17 @@ def images(
     return ImageSource(*named_below(paths, root), checked_limit(max_sample_bytes), labels)
 
 
-def _with_sidecar(image: int, file: SourceFile, beside: "bytes | SidecarUnreadable") -> int:
-    """The digest of an image and of what is said beside it."""
+def _with_sidecar(image: int, file: SourceFile, sidecar_content: "bytes | SidecarUnreadable") -> int:
+    """The digest of an image and of its sidecar or manifest line."""
     sidecar = sidecar_in(file)
     if sidecar is None:
         return image
     kind = os.path.splitext(sidecar.path)[1].encode()  # the same bytes mean different things in .json and .txt
-    content = beside if isinstance(beside, bytes) else str(beside).encode("utf-8", "surrogateescape")
+    content = (
+        sidecar_content
+        if isinstance(sidecar_content, bytes)
+        else str(sidecar_content).encode("utf-8", "surrogateescape")
+    )
     value: int = xxhash.xxh3_64_intdigest(image.to_bytes(8, "little") + kind + content)
     return value
 
@@ -428,26 +416,25 @@ def read_image(root: str, file: SourceFile, max_sample_bytes: int) -> bytes | Fa
     if file.size > max_sample_bytes:
         return too_large(file.path, file.size, max_sample_bytes)
     try:
-        content = _first_bytes(root, file.path, file.size + 1, file.etag.rpartition("+")[2])
+        content = _first_bytes(root, file, file.size + 1, file.etag.rpartition("+")[2])
     except PermissionError as error:
         return Failure(file.path, "unreadable", f"{FILE_PROBLEMS['unreadable']} ({error.strerror})")
     if len(content) != file.size:
         size = look(root, file.path).size
-        raise SourceChanged(root, {file.path: f"has {size:,} bytes, {file.size:,} were planned"})
+        raise files_changed(root, {file.path: f"has {size:,} bytes, {file.size:,} were planned"})
     return content
 
 
-def _first_bytes(root: str, name: str, count: int, etag: str) -> bytes:
-    """The first bytes of a file; an object with another etag than was planned raises `SourceChanged`."""
+def _first_bytes(root: str, file: SourceFile, count: int, etag: str) -> bytes:
+    """The first bytes of a file; `SourceChanged` if it is not as planned, or an object has another etag."""
     if not is_url(root):
-        with open(full_path(root, name), "rb", opener=open_regular) as stored:
-            return stored.read(count)
+        return read_planned(full_path(root, file.path), file, count)
     try:
-        content, found = read_object(full_path(root, name), count)
+        content, found_etag = read_object(full_path(root, file.path), count)
     except FileNotFoundError as error:
-        raise SourceChanged(root, {name: CHANGED_MEANWHILE}) from error
-    if clean_etag(found) != etag:
-        raise SourceChanged(root, {name: CHANGED_MEANWHILE})
+        raise files_changed(root, {file.path: CHANGED_MEANWHILE}) from error
+    if clean_etag(found_etag) != etag:
+        raise files_changed(root, {file.path: CHANGED_MEANWHILE})
     return content
 
 

@@ -6,8 +6,8 @@ has its line number and reason.
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, ClassVar
@@ -16,21 +16,21 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.compiled import native
+from forebay import kernels
 from forebay.errors import SourceInvalid
-from forebay.source import Failure, Part, PartDigest, Sample, SourceFile, TextBatch
-from forebay.sources.compression import preview_stream
-from forebay.sources.paths import (
-    BOM,
-    MAX_SAMPLE_BYTES,
-    LocalFiles,
-    checked_limit,
-    empty,
-    named_below,
-    not_utf8,
-    with_stream_suffixes,
+from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, SourceFile, TextBatch
+from forebay.sources.paths import BOM, MAX_SAMPLE_BYTES, LocalFiles, checked_limit, empty, named_below, not_utf8
+from forebay.sources.pieces import (
+    Block,
+    LongPiece,
+    Reading,
+    cut_between_pieces,
+    handed_out,
+    line_numbers,
+    piece_bounds,
+    piece_ends,
 )
-from forebay.sources.pieces import Block, LongPiece, Reading, cut_between_pieces, handed_out, piece_bounds, piece_ends
+from forebay.sources.walking import with_stream_suffixes
 
 _JSON_TYPES = {b"{": "an object", b"[": "an array", b"t": "true", b"f": "false"}
 _SHOWN_FIELDS = 6
@@ -40,17 +40,8 @@ _text_of = attrgetter("text")
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def read_documents(reading: Reading, path: str, field: str) -> Iterator[Sample | Failure]:
-    """The document of every line; an invalid line is a failure. Blank lines are skipped."""
-    for found in read_batches(reading, path, field):
-        if isinstance(found, TextBatch):
-            yield from handed_out(deque(found.samples()))
-        else:
-            yield found
-
-
-def read_batches(reading: Reading, path: str, field: str) -> Iterator[Sample | Failure | TextBatch]:
-    """The same, the documents of a block together where each of its lines has one."""
+def read_documents(reading: Reading, path: str, field: str) -> Iterator[Sample | Failure | TextBatch]:
+    """The document of every line, those of a block as a batch if all its lines are valid. Blank lines are skipped."""
     for block in reading:
         if isinstance(block, LongPiece):
             yield reading.long_piece(block)
@@ -59,9 +50,9 @@ def read_batches(reading: Reading, path: str, field: str) -> Iterator[Sample | F
         at = len(BOM) if begin == 0 and block.startswith(BOM) else 0
         texts, starts = _all_at_once(block, at, field)
         if not texts:
-            found = deque(_one_by_one(reading, block, at, path, field))
+            samples = deque(_one_by_one(reading, block, at, path, field))
             del block
-            yield from handed_out(found)
+            yield from handed_out(samples)
             continue
         del block
         batch = [TextBatch([f"{path}@{begin + start}" for start in starts], texts)]
@@ -93,17 +84,7 @@ def _line_starts(block: Block, at: int) -> list[int]:
     No value spans such lines, because inside a value no `{` follows a `}` directly. So if a block has as many values
     as lines, every line has one.
     """
-    if native is not None:
-        return native.line_starts(block, at) or []
-    starts = [0]
-    end = block.find(b"\n", at)
-    last = len(block) - 1
-    while 0 <= end < last:
-        if block[end - 1 : end + 2] != b"}\n{" and block[end - 2 : end + 2] != b"}\r\n{":
-            return []
-        starts.append(end + 1)
-        end = block.find(b"\n", end + 1)
-    return starts
+    return kernels.line_starts(block, at) or []
 
 
 def _one_by_one(reading: Reading, block: Block, at: int, path: str, field: str) -> Iterator[Sample | Failure]:
@@ -219,15 +200,10 @@ class JsonlSource(LocalFiles):
     def sample_ends(self, file: SourceFile) -> NDArray[np.uint64] | None:
         return piece_ends(self.root, b"\n", file, self.max_sample_bytes)
 
-    def read(self, part: Part) -> Iterable[Sample | Failure]:
-        return read_documents(Reading(self.root, part, b"\n", self.max_sample_bytes), part.file.path, self.text)
-
-    def read_hashed(self, part: Part, digest: PartDigest) -> Iterable[Sample | Failure | TextBatch]:
-        reading = Reading(self.root, part, b"\n", self.max_sample_bytes, digest=digest)
-        return read_batches(reading, part.file.path, self.text)
-
-    def glance(self, part: Part) -> Iterable[Sample | Failure]:
-        reading = Reading(self.root, part, b"\n", self.max_sample_bytes, preview_stream)
+    def read(
+        self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
+    ) -> Iterable[Sample | Failure | SampleBatch]:
+        reading = Reading(self.root, part, b"\n", self.max_sample_bytes, digest)
         return read_documents(reading, part.file.path, self.text)
 
 
@@ -259,6 +235,7 @@ class LineSource(LocalFiles):
     read_by: ClassVar[tuple[str, ...]] = ("max_sample_bytes",)
 
     max_sample_bytes: int = MAX_SAMPLE_BYTES
+    json_as_text: bool = field(default=False, kw_only=True, compare=False)  # allows a token recipe on JSON lines
 
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         return cut_between_pieces(self.root, b"\n", file, start, first, every, self.max_sample_bytes)
@@ -266,21 +243,37 @@ class LineSource(LocalFiles):
     def sample_ends(self, file: SourceFile) -> NDArray[np.uint64] | None:
         return piece_ends(self.root, b"\n", file, self.max_sample_bytes)
 
-    def read(self, part: Part) -> Iterable[Sample | Failure]:
-        return _lines(Reading(self.root, part, b"\n", self.max_sample_bytes), part.file.path)
+    def read(
+        self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
+    ) -> Iterable[Sample | Failure | SampleBatch]:
+        return _lines(Reading(self.root, part, b"\n", self.max_sample_bytes, digest), part.file.path)
 
-    def read_hashed(self, part: Part, digest: PartDigest) -> Iterable[Sample | Failure | TextBatch]:
-        return _lines(Reading(self.root, part, b"\n", self.max_sample_bytes, digest=digest), part.file.path)
-
-    def glance(self, part: Part) -> Iterable[Sample | Failure]:
-        return _lines(Reading(self.root, part, b"\n", self.max_sample_bytes, preview_stream), part.file.path)
+    def with_lines(self, failures: Sequence[Failure], parts: Iterable[Part]) -> tuple[Failure, ...]:
+        """Reads a file again up to its last failure, a compressed one from its beginning."""
+        files = {part.file.path: part.file for part in parts}
+        offsets: dict[str, set[int]] = {}
+        for failure in failures:
+            path, _, offset = failure.sample.rpartition("@")
+            offsets.setdefault(path, set()).add(int(offset))
+        numbers = {
+            f"{path}@{offset}": number
+            for path, starts in offsets.items()
+            for offset, number in line_numbers(self.root, files[path], sorted(starts), self.max_sample_bytes)
+        }
+        return tuple(
+            msgspec.structs.replace(failure, detail=f"line {numbers[failure.sample]}: {failure.detail}")
+            for failure in failures
+        )
 
 
 def lines(
-    *paths: str | os.PathLike[str], root: str | None = None, max_sample_bytes: int = MAX_SAMPLE_BYTES
+    *paths: str | os.PathLike[str],
+    root: str | None = None,
+    max_sample_bytes: int = MAX_SAMPLE_BYTES,
+    json_as_text: bool = False,
 ) -> LineSource:
-    """Every line of some files, folders or globs."""
-    return LineSource(*named_below(paths, root), checked_limit(max_sample_bytes))
+    """Every line of some files, folders or globs. `json_as_text` lets a token recipe read `.jsonl` files this way."""
+    return LineSource(*named_below(paths, root), checked_limit(max_sample_bytes), json_as_text=json_as_text)
 
 
 def _lines(reading: Reading, path: str) -> Iterator[Sample | Failure]:
@@ -288,9 +281,9 @@ def _lines(reading: Reading, path: str) -> Iterator[Sample | Failure]:
         if isinstance(block, LongPiece):
             yield reading.long_piece(block)
             continue
-        found = deque(_samples(block, path, reading.position))
+        samples = deque(_samples(block, path, reading.position))
         del block
-        yield from handed_out(found)
+        yield from handed_out(samples)
 
 
 def _samples(block: Block, path: str, position: int) -> Iterator[Sample]:

@@ -3,26 +3,14 @@
 {"path": "cats/a.jpg", "tags": ["cat"]}        named as its image,   cats/a.jpg
 {"path": "../b.jpg"}                           named by its place,   list.jsonl@41: outside the root, never opened
 {"path": "cats/a.jpg"}                         named by its place,   list.jsonl@63: a duplicate
-
-Arrays that one process of a machine makes and the others map: workers need not index a manifest again.
-
-<temporary folder>/forebay-<user>/<hash of what they are made from>.bin    lengths, arrays, a hash of all
-
-The process that made a file removes it when it ends. One that was killed leaves it: the next that needs the same finds
-it, and one that nobody has used for a day is removed by whoever uses another.
 """
 
 import errno
-import mmap
 import os
 import re
-import stat
-import sys
 import tempfile
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -30,32 +18,36 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 import numpy as np
 import xxhash
-from numpy.typing import DTypeLike
 
 from forebay.columns import Array
-from forebay.errors import SourceChanged, SourceNotFound, SourceUnreadable
-from forebay.source import TOO_DEEP, Annotated, Failure, FileTable, Part, Sample, Source, SourceFile, Unit, is_shallow
+from forebay.errors import SourceNotFound
+from forebay.file_table import FileTable
+from forebay.source import (
+    TOO_DEEP,
+    Annotated,
+    Failure,
+    Part,
+    PartDigest,
+    Sample,
+    SampleBatch,
+    Source,
+    SourceFile,
+    Unit,
+    files_changed,
+    is_shallow,
+    source_unreadable,
+)
 from forebay.sources.bucket_files import entries_of, join_url, objects_below, relative_url
 from forebay.sources.compression import DecompressedStream
 from forebay.sources.image_files import FILE_PROBLEMS, clean_etag, image_digest, read_image, stamp, state_of
-from forebay.sources.paths import (
-    BOM,
-    MAX_IMAGE_BYTES,
-    checked_limit,
-    full_path,
-    is_stream,
-    look,
-    open_file,
-    refuse_one_slash,
-)
+from forebay.sources.opening import full_path, open_planned
+from forebay.sources.paths import BOM, MAX_IMAGE_BYTES, checked_limit, look, refuse_one_slash
+from forebay.sources.walking import is_stream
 from forebay.store.base import Entry, is_url
 
 LONGEST_LINE = 1 << 24
 MOST_UNPACKED = 16 << 30  # of a compressed manifest, on the disk for temporary files
-SHARED_BYTES = 4 << 20  # a manifest from this size on is indexed once for all processes of a machine
-_INDEX_VERSION = 1
 _PIECE = 1 << 20
-_LINES_AT_ONCE = 1 << 16
 _SHOWN_CHARS = 60
 _NO_IMAGE = np.uint32(0)  # in place of a hash
 _LINE = re.compile(r"[^!+]*")  # the hash of a line in an etag: before a problem, or before the etag of an object
@@ -78,47 +70,34 @@ class Line(NamedTuple):
 
     def metadata(self, key: str) -> dict[str, Any]:
         """All fields of the line but the path."""
-        said = msgspec.json.decode(self.text, type=dict[str, Any])
-        return {name: value for name, value in said.items() if name != key}
+        fields = msgspec.json.decode(self.text, type=dict[str, Any])
+        return {name: value for name, value in fields.items() if name != key}
 
 
 class ImageLines:
     """The lines of a manifest, by image or by offset."""
 
-    def __init__(self, stored: "StoredText", key: str, root: str, made_from: str = "") -> None:
+    def __init__(self, stored: "StoredText", key: str, root: str) -> None:
         self._stored, self._key, self._root = stored, key, root
         self._end = stored.end()
-        self._starts = np.empty(0, stored.width)
-        if made_from and stored.size >= SHARED_BYTES:
-            dtypes = (stored.width, stored.width, np.uint32)
-            self._starts, self._order, self._sorted = shared_arrays(made_from, dtypes, self._indexed)
-        else:
-            self._starts, self._order, self._sorted = self._indexed()
-        self._again = self._repetitions()
-        self.forget_pages()
+        self._starts = stored.line_starts()
+        self._order, self._sorted = self._by_hash()
+        self._repeated = self._repetitions()
 
-    def forget_pages(self) -> None:
-        """Give back the memory of a mapped index; what is asked for later is read again."""
-        for indexed in (self._starts, self._order, self._sorted):
-            forget_pages(indexed)
+    def _by_hash(self) -> tuple[Array, Array]:
+        """The lines with an image, ordered by the hash of its name, and these hashes; with `_starts`, 12 bytes a line.
 
-    def _indexed(self) -> tuple[Array, Array, Array]:
-        """Where lines begin, the lines with an image in the order of its hash, and these hashes: 12 bytes for a line.
-
-        Of some, the hash is equal by chance, and `find` compares the names.
+        Hashes may collide, so `find` compares names.
         """
-        self._starts = self._stored.line_starts()
         names = (self._line(number).image for number in range(len(self._starts)))
         hashes = np.fromiter(map(_hash, names), np.uint32, len(self._starts))
         order = np.argsort(hashes, kind="stable").astype(self._stored.width)
         named = order[np.count_nonzero(hashes == _NO_IMAGE) :]
-        return self._starts, named, hashes[named]
+        return named, hashes[named]
 
     def named(self) -> Iterator[Line]:
         """Every line that is not blank; a line that repeats an image is a failure."""
         for number in range(len(self._starts)):
-            if number % _LINES_AT_ONCE == 0:
-                forget_pages(self._starts)  # of the lines before it
             if (line := self._checked(number)).text.strip():
                 yield line
 
@@ -148,9 +127,9 @@ class ImageLines:
 
     def _checked(self, number: int) -> Line:
         line = self._line(number)
-        if number not in self._again:
+        if number not in self._repeated:
             return line
-        detail = f"line {line.number}: '{line.image}' is named by line {self._again[number] + 1} already"
+        detail = f"line {line.number}: '{line.image}' is named by line {self._repeated[number] + 1} already"
         return line._replace(image="", reason="duplicate", detail=detail)
 
     def _line(self, number: int) -> Line:
@@ -166,8 +145,7 @@ class ImageLines:
 @lru_cache(maxsize=2)
 def open_lines(root: str, path: str, file: SourceFile, key: str) -> ImageLines:
     """The lines of a manifest, cached because every image is looked up in it."""
-    identity = [file.size, file.mtime_ns, file.ctime_ns, file.inode, file.etag]
-    return ImageLines(_stored(path, file), key, root, repr([_INDEX_VERSION, root, path, key, identity]))
+    return ImageLines(_stored(path, file), key, root)
 
 
 def manifest_file(path: str) -> SourceFile:
@@ -187,7 +165,7 @@ class StoredText:
         content = os.pread(self._descriptor, stop - start, start)
         if len(content) < stop - start:
             folder, name = os.path.split(self._path)
-            raise SourceChanged(folder, {name: "was truncated while it was read"})
+            raise files_changed(folder, {name: "was truncated while it was read"})
         return content
 
     def end(self) -> int:
@@ -211,14 +189,15 @@ class StoredText:
 
 def _stored(path: str, file: SourceFile) -> StoredText:
     if not is_stream(path) and not is_url(path):
-        return StoredText(path, os.open(path, os.O_RDONLY))
+        with open_planned(path, file) as plain:
+            return StoredText(path, os.dup(plain.fileno()))
     with (
         tempfile.TemporaryFile() as plain,
-        DecompressedStream(path, file, LONGEST_LINE) if is_stream(path) else open_file(path) as stored,
+        DecompressedStream(path, file, LONGEST_LINE) if is_stream(path) else open_planned(path, file) as stored,
     ):
         while piece := stored.read(_PIECE):
             if plain.tell() + len(piece) > MOST_UNPACKED:
-                raise SourceUnreadable(path, f"it unpacks to more than {MOST_UNPACKED:,} bytes; unpack it first")
+                raise source_unreadable(path, f"it unpacks to more than {MOST_UNPACKED:,} bytes; unpack it first")
             plain.write(piece)
         plain.flush()
         return StoredText(path, os.dup(plain.fileno()))
@@ -226,18 +205,18 @@ def _stored(path: str, file: SourceFile) -> StoredText:
 
 def _image_in(text: bytes, key: str, root: str) -> tuple[str, str, str]:
     """(image, "", "") of a line, or ("", reason, sentence)."""
-    said: dict[str, Any] | None
+    fields: dict[str, Any] | None
     try:
-        said = msgspec.json.decode(text, type=dict[str, Any])
+        fields = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return "", "bad-json", str(error)
     except RecursionError:
-        said = None
-    if said is None or not is_shallow(said):
+        fields = None
+    if fields is None or not is_shallow(fields):
         return "", "bad-json", TOO_DEEP
-    name = said.get(key)
-    if key not in said:
-        known = ", ".join(f"'{name}'" for name in said)
+    name = fields.get(key)
+    if key not in fields:
+        known = ", ".join(f"'{name}'" for name in fields)
         return "", "no-path", f"there is no '{key}' but {known:.{_SHOWN_CHARS}}; say which it is (--image, image=)"
     if not isinstance(name, str) or not name or "\0" in name:
         return "", "no-path", f"the field '{key}' is {name!r:.{_SHOWN_CHARS}}, not the path of an image"
@@ -286,10 +265,7 @@ class ImageManifestSource(Source):
 
     def files(self) -> Sequence[SourceFile]:
         look = self._look_in_listing() if is_url(self.root) else self._look
-        lines = self._lines()
-        listed = FileTable.of(self._planned(line, look) for line in lines.named())
-        lines.forget_pages()
-        return listed
+        return FileTable.of(self._planned(line, look) for line in self._lines().named())
 
     def looking(self) -> Callable[[str], SourceFile]:
         if not is_url(self.root):
@@ -304,10 +280,10 @@ class ImageManifestSource(Source):
     def stamp(self, file: SourceFile) -> str:
         return stamp(self.root, file)
 
-    def edited_beside(self, known: SourceFile, found: SourceFile) -> str:
-        before, now = ((file.size, file.mtime_ns, file.etag.partition("+")[2]) for file in (known, found))
-        is_same_image = before == now and not self._is_place(found.path)
-        return self._place_of(found.path) if is_same_image and known.etag != found.etag else ""
+    def edited_beside(self, known: SourceFile, current: SourceFile) -> str:
+        before, now = ((file.size, file.mtime_ns, file.etag.partition("+")[2]) for file in (known, current))
+        is_same_image = before == now and not self._is_place(current.path)
+        return self._place_of(current.path) if is_same_image and known.etag != current.etag else ""
 
     def weight(self, file: SourceFile) -> int:
         return 1
@@ -315,10 +291,12 @@ class ImageManifestSource(Source):
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         return iter(range(start + 1, 2))
 
-    def read(self, part: Part) -> Iterable[Sample | Failure]:
+    def read(
+        self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
+    ) -> Iterable[Sample | Failure | SampleBatch]:
         line = self._line_of(part.file.path)
         if _LINE.match(part.file.etag)[0] != line.check:  # type: ignore[index]  # it matches nothing at least
-            raise SourceChanged(self.root, {part.file.path: f"has another line in '{self.manifest}' than was planned"})
+            raise files_changed(self.root, {part.file.path: f"has another line in '{self.manifest}' than was planned"})
         if self._is_place(part.file.path):
             yield self._failure(part.file, line)
             return
@@ -342,8 +320,8 @@ class ImageManifestSource(Source):
         return open_lines(self.root, path, manifest_file(path), self.image)
 
     def _line_of(self, path: str) -> Line:
-        place = self._place(path)
-        line = self._lines().find(path) if place is None else self._lines().at(place)
+        offset = self._place(path)
+        line = self._lines().find(path) if offset is None else self._lines().at(offset)
         if line is None:
             raise FileNotFoundError(errno.ENOENT, f"no line of the manifest '{self.manifest}' names it", path)
         return line
@@ -361,14 +339,14 @@ class ImageManifestSource(Source):
         """Return a `look` that finds images in one listing of the folder that all of them share."""
         named = {line.image for line in self._lines().named() if not line.reason}
         shared = os.path.commonpath([f"/{os.path.dirname(name)}" for name in named] or ["/"])[1:]
-        top, found = full_path(self.root, shared), dict[str, Entry]()
+        top, listed = full_path(self.root, shared), dict[str, Entry]()
         for url, entry in objects_below(top):
             name = relative_url(url, self.root)
             if name in named:
-                found[name] = entry
+                listed[name] = entry
 
         def look(line: Line) -> SourceFile:
-            return self._object(line, found.get(line.image))
+            return self._object(line, listed.get(line.image))
 
         return look
 
@@ -411,8 +389,8 @@ class ImageManifestSource(Source):
         return Failure(file.path, reason, detail)
 
     def _place(self, path: str) -> int | None:
-        found = re.fullmatch(rf"{re.escape(self.manifest)}@(\d+)", path)
-        return int(found[1]) if found else None
+        match = re.fullmatch(rf"{re.escape(self.manifest)}@(\d+)", path)
+        return int(match[1]) if match else None
 
     def _is_place(self, path: str) -> bool:
         return self._place(path) is not None
@@ -446,111 +424,9 @@ def _named_manifest(path: str, root: str | None) -> tuple[str, str]:
         return below, os.path.relpath(path, below)
     for each in (path, root or path):
         if not is_url(each):
-            raise SourceNotFound(each, "a manifest and its images are both on this machine, or both in one bucket")
+            raise SourceNotFound(
+                f"no source at '{each}': a manifest and its images are both on this machine, or both in one bucket",
+                hint="check the path",
+            )
     below = join_url(root if root is not None else path, "" if root is not None else "..")
     return below, relative_url(path, below)
-
-
-_SUM_BYTES = 8
-_MADE = re.compile(r"[0-9a-f]{32}\.bin|tmp\w{8}")  # whole, and while it is written
-KEPT_SECONDS = 24 * 3600.0  # a map of a file that is removed stays as it is
-
-
-def shared_arrays(
-    made_from: str, dtypes: Sequence[DTypeLike], make: Callable[[], Sequence[Array]]
-) -> tuple[Array, ...]:
-    """The arrays of `make`, mapped if a process of this user has made them; made and shared otherwise."""
-    folder = _own_folder()
-    if folder is None:
-        return tuple(make())
-    path = os.path.join(folder, f"{xxhash.xxh3_128_hexdigest(made_from.encode())}.bin")
-    found = _mapped(path, dtypes)
-    if found is not None:
-        with suppress(OSError):
-            os.utime(path)
-        return found
-    _remove_unused(folder)
-    made = tuple(make())
-    with suppress(OSError):  # a full disk
-        _write(path, made)
-        found = _mapped(path, dtypes)
-    if found is None:
-        return made
-    weakref.finalize(found[0], _remove, path, os.getpid())
-    return found
-
-
-def _own_folder() -> str | None:
-    """A folder that only this user can write to; None where there is none, and another user may have its name."""
-    folder = os.path.join(tempfile.gettempdir(), f"forebay-{os.getuid()}")
-    with suppress(OSError):
-        with suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
-        status = os.lstat(folder)
-        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
-            return folder
-    return None
-
-
-def _write(path: str, arrays: Sequence[Array]) -> None:
-    running = xxhash.xxh3_64()
-    descriptor, aside = tempfile.mkstemp(dir=os.path.dirname(path))
-    try:
-        with open(descriptor, "wb") as file:
-            for array in (np.array([len(array) for array in arrays], np.uint64), *arrays):
-                content = np.ascontiguousarray(array).data.cast("B") if len(array) else b""
-                running.update(content)
-                file.write(content)
-            file.write(running.digest())
-        os.replace(aside, path)
-    except BaseException:
-        os.unlink(aside)
-        raise
-
-
-def _mapped(path: str, dtypes: Sequence[DTypeLike]) -> tuple[Array, ...] | None:
-    """Return the arrays of a complete file; None if it is missing or something else."""
-    try:
-        with open(path, "rb") as file:
-            held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError):  # an empty file cannot be mapped
-        return None
-    content = np.frombuffer(held, np.uint8)
-    body, head = content[:-_SUM_BYTES], 8 * len(dtypes)
-    if len(body) < head or xxhash.xxh3_64_digest(body.data) != content[-_SUM_BYTES:].tobytes():
-        return None
-    forget_pages(content)  # which were only hashed
-    found, start = list[Array](), head
-    for dtype, length in zip(dtypes, body[:head].view(np.uint64).tolist(), strict=True):
-        stop = start + length * np.dtype(dtype).itemsize
-        if stop > len(body):
-            return None
-        found.append(body[start:stop].view(dtype))
-        start = stop
-    return tuple(found) if start == len(body) else None
-
-
-def forget_pages(mapped: Array) -> None:
-    """Give back the memory that pages of a mapped file take; nothing where the array is not of one."""
-    held: Any = mapped
-    while isinstance(held, np.ndarray | memoryview):
-        held = held.base if isinstance(held, np.ndarray) else held.obj
-    if isinstance(held, mmap.mmap) and sys.platform == "linux":
-        held.madvise(mmap.MADV_DONTNEED)
-
-
-def _remove_unused(folder: str) -> None:
-    """Remove what processes that were killed have left; also a file that one of them had not finished."""
-    with suppress(OSError), os.scandir(folder) as found:
-        for entry in found:
-            with suppress(OSError):
-                status = entry.stat(follow_symlinks=False)
-                is_old = time.time() - status.st_mtime > KEPT_SECONDS
-                if is_old and stat.S_ISREG(status.st_mode) and _MADE.fullmatch(entry.name):
-                    os.unlink(entry.path)
-
-
-def _remove(path: str, maker: int) -> None:
-    if os.getpid() == maker:  # not in a fork
-        with suppress(OSError):
-            os.unlink(path)

@@ -13,7 +13,7 @@ stream: it is decompressed once to find the cuts; its parts are then read one af
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import BinaryIO, TypeVar
@@ -23,9 +23,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from forebay.errors import SourceChanged
-from forebay.source import Failure, Part, PartDigest, SourceFile
-from forebay.sources.compression import DecompressedStream, OpenStream, preview_stream, stream_at
-from forebay.sources.paths import check_readable, full_path, open_file, too_large
+from forebay.source import Failure, Part, PartDigest, SourceFile, files_changed
+from forebay.sources.compression import DecompressedStream, stream_at
+from forebay.sources.opening import full_path, open_file, open_planned
+from forebay.sources.paths import check_readable, too_large
 
 Block = bytes | bytearray
 _BLOCK = 128 * 1024  # decoding is fastest while a block and what is made of it stay in the processor's cache
@@ -70,12 +71,7 @@ def whole_pieces(
             content, seam, passed = content[end:], b"", 0
         end = last_end(seam + content, separator) - len(seam)
         if end > 0:
-            full: list[Block] = []
-            if len(held) > _BLOCK:
-                held += memoryview(content)[:end]  # in its place: a copy would take as much again
-                full.append(held)
-            else:
-                full.append(b"".join((held, memoryview(content)[:end])))
+            full = [_joined(held, memoryview(content)[:end])]
             held, content, seam = bytearray(), content[end:], b""
             yield from _within(full, separator, limit)
         held += content
@@ -87,6 +83,13 @@ def whole_pieces(
     if held:
         full, held = [held], bytearray()
         yield from _within(full, separator, limit)
+
+
+def _joined(held: bytearray, content: memoryview) -> Block:
+    if len(held) <= _BLOCK:
+        return b"".join((held, content))
+    held += content  # in its place: a copy would take as much again
+    return held
 
 
 def _within(full: list[Block], separator: bytes, limit: int) -> Iterator[Block | LongPiece]:
@@ -133,11 +136,11 @@ def end_after(plain: BinaryIO, separator: bytes, start: int, at: int, limit: int
     ahead = b""  # from `cursor` on
     while cursor < limit and (content := plain.read(min(max(_LOOK, (cursor - at) // 4), _MOST_LOOK))):
         ahead += content
-        while (found := ahead.find(separator)) >= 0:
-            cursor += found + len(separator)
+        while (at_separator := ahead.find(separator)) >= 0:
+            cursor += at_separator + len(separator)
             if cursor - len(separator) >= at:
                 return cursor
-            ahead = ahead[found + len(separator) :]
+            ahead = ahead[at_separator + len(separator) :]
         passed = max(0, len(ahead) - len(separator) + 1)
         cursor, ahead = cursor + passed, ahead[passed:]
     return None
@@ -152,9 +155,9 @@ def _overlap_start_in(plain: BinaryIO, separator: bytes, start: int, at: int) ->
         low = max(start, at - behind)
         plain.seek(low)
         content = plain.read(max(0, at - low) + len(separator) - 1)
-        found = overlap_start(content, separator, max(0, at - low))
-        if low == start or found >= len(separator):
-            return low + found
+        start_in_content = overlap_start(content, separator, max(0, at - low))
+        if low == start or start_in_content >= len(separator):
+            return low + start_in_content
         behind *= 2
 
 
@@ -165,9 +168,9 @@ def first_end(content: Block, separator: bytes, at: int) -> int:
     -1
     """
     cursor = overlap_start(content, separator, at)
-    while 0 <= (found := content.find(separator, cursor)) < at:
-        cursor = found + len(separator)
-    return -1 if found < 0 else found + len(separator)
+    while 0 <= (at_separator := content.find(separator, cursor)) < at:
+        cursor = at_separator + len(separator)
+    return -1 if at_separator < 0 else at_separator + len(separator)
 
 
 def last_end(content: bytes, separator: bytes) -> int:
@@ -176,20 +179,20 @@ def last_end(content: bytes, separator: bytes) -> int:
     >>> last_end(b"a----b", b"---")
     4
     """
-    found = content.rfind(separator)
-    if found < 0:
+    at_separator = content.rfind(separator)
+    if at_separator < 0:
         return 0
-    cursor = overlap_start(content, separator, found)
-    while (found := content.find(separator, cursor)) >= 0:
-        cursor = found + len(separator)
+    cursor = overlap_start(content, separator, at_separator)
+    while (at_separator := content.find(separator, cursor)) >= 0:
+        cursor = at_separator + len(separator)
     return cursor
 
 
 def overlap_start(content: Block, separator: bytes, at: int) -> int:
     """The last place up to `at` that no separator, real or not, reaches across."""
     reach = len(separator) - 1
-    while (found := content.find(separator, max(0, at - reach), at + reach)) >= 0 and found < at:
-        at = found
+    while (at_separator := content.find(separator, max(0, at - reach), at + reach)) >= 0 and at_separator < at:
+        at = at_separator
     return at
 
 
@@ -209,12 +212,10 @@ class Reading(Iterator[Block | LongPiece]):
         part: Part,
         separator: bytes,
         max_sample_bytes: int,
-        stream_at: OpenStream = stream_at,
         digest: PartDigest | None = None,
     ) -> None:
         self._root, self._part, self._separator, self._digest = root, part, separator, digest
         self.max_sample_bytes = max_sample_bytes
-        self._stream_at = stream_at
         self._path = full_path(root, part.file.path)
         self._stream: DecompressedStream | None = None
         self._newlines = 0  # before the current block, known where it is a stream
@@ -248,13 +249,13 @@ class Reading(Iterator[Block | LongPiece]):
         return 1 + counter.before(self.position)
 
     def _stream_blocks(self) -> Iterator[Block | LongPiece]:
-        place = (self._path, self._part.file, self._part.start)
-        with self._stream_at(*place, self.max_sample_bytes) as self._stream:
+        position = (self._path, self._part.file, self._part.start)
+        with stream_at(*position, self.max_sample_bytes) as self._stream:
             self._newlines = self._stream.newlines
             yield from whole_pieces(self._stream.read, self._part.weight, self._separator, self.max_sample_bytes)
 
     def _plain_blocks(self) -> Iterator[Block | LongPiece]:
-        with open_file(self._path) as plain:
+        with open_planned(self._path, self._part.file) as plain:
             check_piece_start(plain, self._root, self._part.file.path, self._part.start, self._separator)
             plain.seek(self._part.start)
             if self._digest is None:
@@ -277,10 +278,10 @@ class _HashedRead:
         return content
 
 
-def handed_out(found: deque[T]) -> Iterator[T]:
+def handed_out(samples: deque[T]) -> Iterator[T]:
     """Yield and forget the samples of a block, so that none stays in memory."""
-    while found:
-        yield found.popleft()
+    while samples:
+        yield samples.popleft()
 
 
 def check_piece_start(plain: BinaryIO, root: str, path: str, start: int, separator: bytes) -> None:
@@ -292,7 +293,7 @@ def check_piece_start(plain: BinaryIO, root: str, path: str, start: int, separat
 
 def piece_moved(root: str, path: str, start: int, separator: bytes) -> SourceChanged:
     what = "line" if separator == b"\n" else "document"
-    return SourceChanged(root, {path: f"has no {what} that starts at byte {start:,} any more"})
+    return files_changed(root, {path: f"has no {what} that starts at byte {start:,} any more"})
 
 
 class _LineCounter:
@@ -321,6 +322,21 @@ def _line_counter(path: str, size: int, mtime_ns: int) -> _LineCounter:
     return _LineCounter(path)
 
 
+def line_numbers(
+    root: str, file: SourceFile, offsets: Sequence[int], max_sample_bytes: int
+) -> Iterator[tuple[int, int]]:
+    """Ascending offsets in a file, each with the number of its line, from 1."""
+    path = full_path(root, file.path)
+    if not file.stream:
+        counter = _line_counter(path, file.size, file.mtime_ns)
+        yield from ((offset, 1 + counter.before(offset)) for offset in offsets)
+        return
+    with DecompressedStream(path, file, max_sample_bytes) as stream:
+        for offset in offsets:
+            stream.skip(offset - stream.position)
+            yield offset, 1 + stream.newlines
+
+
 _LONG_PIECE = 1024 * 1024
 _MOST_SEARCHED = 64
 
@@ -332,7 +348,8 @@ def cut_between_pieces(
     check_readable(root, file)
     path = full_path(root, file.path)
     if file.stream:
-        with preview_stream(path, file, max(0, start - len(separator)), max_sample_bytes) as stream:
+        with DecompressedStream(path, file, max_sample_bytes) as stream:
+            stream.skip(start - len(separator))
             if start and stream.read(len(separator)) != separator:
                 raise piece_moved(root, file.path, start, separator)
             yield from _cuts_in_order(stream.read, stream.position, sys.maxsize, separator, first, every)
@@ -350,10 +367,10 @@ def cut_between_pieces(
 def _plain_cuts(search: "_Search", start: int, size: int, first: int, every: int) -> Iterator[int]:
     cut, step = start, first
     while cut + step < size:
-        found = search.end_after(cut, cut + step)
-        if found >= size:
+        end = search.end_after(cut, cut + step)
+        if end >= size:
             break
-        yield (cut := found)
+        yield (cut := end)
         step = every
     if size > start:
         yield size
@@ -396,14 +413,14 @@ def piece_ends(root: str, separator: bytes, file: SourceFile, max_sample_bytes: 
     check_readable(root, file)
     if not file.stream:
         return None
-    found, count, begin = [np.empty(0, np.uint64)], 0, 0
+    ends, count, begin = [np.empty(0, np.uint64)], 0, 0
     with DecompressedStream(full_path(root, file.path), file, max_sample_bytes) as stream:
         for block in whole_pieces(stream.read, sys.maxsize, separator, _LONG_PIECE):
-            found.append(np.uint64(begin) + _ends_in(block, separator))
-            begin, count = begin + len(block), count + len(found[-1])
+            ends.append(np.uint64(begin) + _ends_in(block, separator))
+            begin, count = begin + len(block), count + len(ends[-1])
             if count > MOST_ENDS:
                 return None
-    return np.concatenate(found)
+    return np.concatenate(ends)
 
 
 def _ends_in(block: Block | LongPiece, separator: bytes) -> NDArray[np.uint64]:
@@ -430,10 +447,10 @@ def _cuts_in_order(
         while cut + step <= end:
             # An end behind it is a step away or more; a step may be shorter than the separator.
             at = max(0, cut - begin, cut + step - begin - len(separator))
-            found = len(block) if isinstance(block, LongPiece) else first_end(block, separator, at)
-            if found < 0:
+            piece_end = len(block) if isinstance(block, LongPiece) else first_end(block, separator, at)
+            if piece_end < 0:
                 break
-            cut, step = begin + found, every
+            cut, step = begin + piece_end, every
             if cut < end:
                 yield cut
     if end > start:

@@ -1,23 +1,22 @@
 """Python as a source: an iterable, spooled to a file, or a function that returns the documents of a slice."""
 
 import filecmp
-import io
 import json
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from typing import IO, Any, ClassVar
+from typing import IO, Any, ClassVar, Literal, cast
 
 import msgspec
 import xxhash
-import zstandard
 
-from forebay.errors import ForebayError, FunctionFailed, SourceInvalid, SourceNeeded
-from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
+from forebay.errors import ForebayError, SourceInvalid
+from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, Source, SourceFile, Unit
+from forebay.sources.compression import zstd
 from forebay.sources.jsonl import JsonlSource, jsonl
 from forebay.store.base import is_url
 
@@ -36,12 +35,14 @@ def documents(
     ones can be grown into a cache if the file is a `.jsonl`. A file that holds anything else is never overwritten.
     """
     if is_url(os.fspath(spool)):
-        raise SourceInvalid(f"documents are spooled to a file, not to the URL '{os.fspath(spool)}'; pass a path")
+        raise SourceInvalid(f"documents are spooled to a file, not to the URL '{os.fspath(spool)}'", hint="pass a path")
     path = os.path.abspath(spool)
     if not path.endswith(_SUFFIXES):
         raise SourceInvalid(f"documents are spooled to a {' or '.join(_SUFFIXES)} file, not to '{spool}'")
     if isinstance(documents, str | bytes | Mapping):
-        raise SourceInvalid(f"one {type(documents).__name__} is not an iterable of documents; put it into a list")
+        raise SourceInvalid(
+            f"one {type(documents).__name__} is not an iterable of documents", hint="put it into a list"
+        )
     source = jsonl(path, text=text)
     with _written_aside(path) as file:
         for number, document in enumerate(documents):
@@ -52,39 +53,40 @@ def documents(
 def _line(document: str | Mapping[str, Any], field: str, number: int) -> bytes:
     """A line that reads as the document, or fails for the reason that the document does."""
     if isinstance(document, str):
-        kept: dict[str, Any] = {field: document}
+        fields: dict[str, Any] = {field: document}
     elif isinstance(document, Mapping):
-        kept = {field: document[field]} if field in document else {}
+        fields = {field: document[field]} if field in document else {}
     else:
         raise SourceInvalid(
             f"document {number} is {type(document).__name__}; expected a str, or a mapping with '{field}'"
         )
-    if not isinstance(kept.get(field), _JSON_VALUES):
-        kind = type(kept[field]).__name__
+    if not isinstance(fields.get(field), _JSON_VALUES):
+        kind = type(fields[field]).__name__
         raise SourceInvalid(f"the field '{field}' of document {number} is {kind}; expected a str")
     try:
-        return msgspec.json.encode(kept) + b"\n"
+        return msgspec.json.encode(fields) + b"\n"
     except UnicodeEncodeError:
-        return json.dumps(kept).encode() + b"\n"  # half of a surrogate pair can be written, and is refused when read
+        return json.dumps(fields).encode() + b"\n"  # half of a surrogate pair can be written, but not read
 
 
 @contextmanager
 def _written_aside(path: str) -> Iterator[IO[bytes]]:
-    """Open a file that gets its name when it is complete; raise if a file of that name is not its beginning."""
+    """Open a file that gets its name when it is complete; raise if a file of that name does not begin it."""
     folder, name = os.path.split(path)
     os.makedirs(folder, exist_ok=True)
     aside = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.part")
     try:
         with open(aside, "xb") as file:
-            with _compressed(file, path) as writer:
+            with _unpacked(file, path, "wb") as writer:
                 yield writer
             file.flush()
             os.fsync(file.fileno())
         if not os.path.lexists(path):
-            _place(aside, path)
+            _name(aside, path)
         elif not _continues(aside, path):
             raise SourceInvalid(
-                f"'{path}' exists and does not begin these documents; delete it, or name another file to spool them to"
+                f"'{path}' exists and does not begin these documents",
+                hint="delete it, or name another file to spool them to",
             )
         elif not filecmp.cmp(aside, path, shallow=False):
             os.replace(aside, path)
@@ -93,7 +95,7 @@ def _written_aside(path: str) -> Iterator[IO[bytes]]:
             os.unlink(aside)
 
 
-def _place(aside: str, path: str) -> None:
+def _name(aside: str, path: str) -> None:
     """Rename a file unless the name is taken; a file system without links may replace the other file."""
     try:
         os.link(aside, path)
@@ -107,37 +109,29 @@ def _continues(new: str, old: str) -> bool:
     """Whether a file begins with all that a regular file holds, both decompressed."""
     if os.path.islink(old) or not os.path.isfile(old):
         return False
-    with _plain(new, old) as longer, _plain(old, old) as shorter:
+    with (
+        open(new, "rb") as new_file,
+        open(old, "rb") as old_file,
+        _unpacked(new_file, old, "rb") as longer,
+        _unpacked(old_file, old, "rb") as shorter,
+    ):
         try:
             while piece := shorter.read(_PIECE):
                 if longer.read(len(piece)) != piece:
                     return False
-        except zstandard.ZstdError:
+        except (EOFError, zstd.ZstdError):
             return False
     return True
 
 
-@contextmanager
-def _plain(path: str, name: str) -> Iterator[IO[bytes]]:
-    with open(path, "rb") as file:
-        if not name.endswith(".zst"):
-            yield file
-            return
-        with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=False) as reader:
-            yield io.BufferedReader(reader)
-
-
-@contextmanager
-def _compressed(file: IO[bytes], path: str) -> Iterator[IO[bytes]]:
+def _unpacked(file: IO[bytes], path: str, mode: Literal["rb", "wb"]) -> AbstractContextManager[IO[bytes]]:
+    """A file as it reads or is written decompressed, by the suffix of `path`."""
     if not path.endswith(".zst"):
-        yield file
-        return
-    with zstandard.ZstdCompressor(write_checksum=True).stream_writer(file, closefd=False) as writer:
-        yield writer
-
-
-_MOST_REMEMBERED = 1 << 16
-_just_read: dict[tuple["FunctionSource", str], int] = {}  # digests of slices, until they are asked for
+        return nullcontext(file)
+    if mode == "rb":
+        return cast(AbstractContextManager[IO[bytes]], zstd.ZstdFile(file))
+    checksum = {int(zstd.CompressionParameter.checksum_flag): 1}
+    return cast(AbstractContextManager[IO[bytes]], zstd.ZstdFile(file, "wb", options=checksum))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +153,12 @@ class FunctionSource(Source):
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "FunctionSource":
-        raise SourceNeeded(str(description["function"]), int(description["slices"]))
+        name, slices = str(description["function"]), int(description["slices"])
+        called = f"fb.sources.function({name.replace(':', '.')}, slices={slices})"
+        raise SourceInvalid(
+            f"the source is the Python function '{name}'; forebay runs no code that only a cache names",
+            hint=f"pass it from Python, for instance fb.repair(root, source={called})",
+        )
 
     def files(self) -> list[SourceFile]:
         return [self._file(number) for number in range(self.slices)]
@@ -176,22 +175,16 @@ class FunctionSource(Source):
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         return iter([] if start else [1])
 
-    def read(self, part: Part) -> Iterable[Sample | Failure]:
-        """The documents of a slice; its digest is remembered, as it is asked for next."""
+    def read(
+        self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
+    ) -> Iterable[Sample | Failure | SampleBatch]:
         running = xxhash.xxh3_64()
         yield from self._documents(part.file.path, running)
-        while len(_just_read) >= _MOST_REMEMBERED:
-            _just_read.pop(next(iter(_just_read)))
-        _just_read[self, part.file.path] = running.intdigest()
-
-    def glance(self, part: Part) -> Iterable[Sample | Failure]:
-        return self._documents(part.file.path, xxhash.xxh3_64())
+        if digest is not None:
+            digest.value = running.intdigest()
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
-        """A hash of the documents: of those just read, if they were."""
-        remembered = _just_read.pop((self, file.path), None)
-        if remembered is not None:
-            return remembered
+        """A hash of the documents."""
         running = xxhash.xxh3_64()
         for _ in self._documents(file.path, running):
             pass
@@ -210,17 +203,20 @@ class FunctionSource(Source):
             raise
         except OSError as error:  # it may be over soon: such a chunk is tried again
             raise OSError(f"the function '{self.function}' failed for slice {number}: {error!r}") from error
-        except Exception as error:  # it may raise anything
-            raise FunctionFailed(self.function, number, repr(error)) from error
+        except Exception as error:  # a function of the user may raise anything
+            raise SourceInvalid(
+                f"the function '{self.function}' failed for slice {number}: {error!r}",
+                hint="fix it and build again",
+            ) from error
 
     def _made(self, number: int) -> Iterable[object]:
-        made: object = _resolve(self.function)(number)
-        if isinstance(made, str | bytes) or not isinstance(made, Iterable):
-            kind = type(made).__name__
+        returned: object = _resolve(self.function)(number)
+        if isinstance(returned, str | bytes) or not isinstance(returned, Iterable):
+            kind = type(returned).__name__
             raise SourceInvalid(
-                f"'{self.function}' returned {kind} for slice {number}; return an iterable of documents"
+                f"'{self.function}' returned {kind} for slice {number}", hint="return an iterable of documents"
             )
-        return made
+        return returned
 
 
 def function(function: Callable[[int], Iterable[str]], slices: int, version: str = "") -> FunctionSource:
@@ -232,7 +228,9 @@ def function(function: Callable[[int], Iterable[str]], slices: int, version: str
     name = f"{getattr(function, '__module__', None)}:{getattr(function, '__qualname__', repr(function))}"
     problem = _why_not_importable(function, name)
     if problem:
-        raise SourceInvalid(f"'{name}' {problem}; define it with `def` at the top of a module that workers can import")
+        raise SourceInvalid(
+            f"'{name}' {problem}", hint="define it with `def` at the top of a module that workers can import"
+        )
     if slices < 1:
         raise SourceInvalid(f"a function source has at least one slice, not {slices}")
     return FunctionSource(name, slices, version)
@@ -246,19 +244,19 @@ def _why_not_importable(function: object, name: str) -> str:
     if "<locals>" in name:
         return "is defined inside another function"
     try:
-        found = _resolve(name)
+        imported = _resolve(name)
     except (ImportError, AttributeError, ValueError) as error:
         return f"cannot be imported ({error})"
-    return "" if found == function else "is not what its name imports"
+    return "" if imported == function else "is not what its name imports"
 
 
 @lru_cache(maxsize=64)
 def _resolve(name: str) -> Callable[[int], Iterable[str]]:
     module, _, qualname = name.partition(":")
-    found: Any = import_module(module)
+    resolved_part: Any = import_module(module)
     for part in qualname.split("."):
-        found = getattr(found, part)
-    resolved: Callable[[int], Iterable[str]] = found
+        resolved_part = getattr(resolved_part, part)
+    resolved: Callable[[int], Iterable[str]] = resolved_part
     return resolved
 
 

@@ -19,17 +19,10 @@ from forebay.source import Source, not_read
 from forebay.sources.image_files import Labels, images
 from forebay.sources.jsonl import jsonl, lines
 from forebay.sources.manifests import image_manifest
-from forebay.sources.paths import (
-    MAX_SAMPLE_BYTES,
-    STREAM_SUFFIXES,
-    found_files,
-    full_path,
-    list_files,
-    named_below,
-    suffix_of,
-    without_stream_suffix,
-)
+from forebay.sources.opening import full_path
+from forebay.sources.paths import MAX_SAMPLE_BYTES, list_files, named_below
 from forebay.sources.text import files, text
+from forebay.sources.walking import STREAM_SUFFIXES, found_files, suffix_of, without_stream_suffix
 from forebay.store.base import is_url
 
 HUB = "hub:"
@@ -106,7 +99,8 @@ class RawSettings(PathSettings, frozen=True, kw_only=True):
             return files(*self.paths, suffixes=self.suffix, max_sample_bytes=limit)
         if self.suffix:
             raise SourceInvalid(
-                f"--suffix selects whole files in folders; for lines, pass a glob like 'folder/**/*{self.suffix[0]}'"
+                "--suffix selects whole files in folders",
+                hint=f"for lines, pass a glob like 'folder/**/*{self.suffix[0]}'",
             )
         return lines(*self.paths, max_sample_bytes=limit)
 
@@ -140,6 +134,7 @@ class TextSettings(PathSettings, frozen=True, kw_only=True):
             extra={"format": "escaped", "default": "one document per file"},
         ),
     ] = None
+    json_as_text: Annotated[bool, Meta(description="Tokenize .jsonl files as text, JSON syntax included.")] = False
     suffix: Suffixes = ()
     max_sample_bytes: Annotated[Size | None, Meta(description="Fail longer documents.", extra={"default": "64MiB"})] = (
         None
@@ -163,11 +158,17 @@ class TextSettings(PathSettings, frozen=True, kw_only=True):
         limit = self._passed("max_sample_bytes")
         if chosen == "text":
             self._refuse("is a field of JSON lines or a column of Parquet; plain text has none", "text")
-            return text(*self.paths, separator=self.separator, suffixes=self._suffixes(), **limit)
-        self._refuse(f"is for plain text; the format here is {chosen}", "separator", "suffix")
+            return text(
+                *self.paths,
+                separator=self.separator,
+                suffixes=self._suffixes(),
+                json_as_text=self.json_as_text,
+                **limit,
+            )
+        self._refuse(f"is for plain text; the format here is {chosen}", "separator", "suffix", "json_as_text")
         make = _lazily("parquet") if chosen == "parquet" else jsonl
-        found: Source = make(*self.paths, **limit, **self._passed("text"))
-        return found
+        source: Source = make(*self.paths, **limit, **self._passed("text"))
+        return source
 
     def _suffixes(self) -> tuple[str, ...]:
         """The suffixes of text files in folders; with --format text, globs match every file."""
@@ -179,14 +180,19 @@ class TextSettings(PathSettings, frozen=True, kw_only=True):
         if len(self.paths) > 1:
             raise SourceInvalid(f"a build reads one data set of the hub, or files, but {len(self.paths)} were passed")
         self._refuse(
-            "is for files; data sets on the hub are Parquet", "format", "separator", "suffix", "max_sample_bytes"
+            "is for files; data sets on the hub are Parquet",
+            "format",
+            "separator",
+            "suffix",
+            "max_sample_bytes",
+            "json_as_text",
         )
-        found: Source = _lazily("hub")(
+        source: Source = _lazily("hub")(
             self.paths[0].removeprefix(HUB),
             self.subset,
             **self._passed("split", "text", "revision", "spool", "download_retries", "download_timeout"),
         )
-        return found
+        return source
 
 
 class ImageSettings(PathSettings, frozen=True, kw_only=True):
@@ -231,11 +237,11 @@ class ImageSettings(PathSettings, frozen=True, kw_only=True):
         fields = self._passed("image", "max_sample_bytes")
         if chosen == "parquet":
             self._refuse("is for manifests; Parquet files contain the images", "root")
-            found: Source = _lazily("parquet_images")(*self.paths, **fields)
-            return found
+            source: Source = _lazily("parquet_images")(*self.paths, **fields)
+            return source
         if len(self.paths) > 1:
             raise SourceInvalid(
-                f"a build reads one manifest, but {len(self.paths)} were passed; join them into one file"
+                f"a build reads one manifest, but {len(self.paths)} were passed", hint="join them into one file"
             )
         return image_manifest(self.paths[0], root=self.root, **fields)
 
@@ -255,21 +261,21 @@ def text_format(paths: Sequence[str]) -> TextFormat:
     lists the files and their times.
     """
     root, patterns = named_below(paths, None)
-    found: dict[TextFormat, str] = {}
+    formats: dict[TextFormat, str] = {}
     others: Counter[str] = Counter()
     for pattern in patterns:
         for name in _names_below(root, pattern):
             known = _by_suffix(name, TEXT_SUFFIXES) or ("text" if name == pattern else None)
             if known is not None:
-                found.setdefault(known, name)
+                formats.setdefault(known, name)
             else:
                 others[suffix_of(name)] += 1
     choice = f"--format {'|'.join(dict.fromkeys(TEXT_SUFFIXES.values()))}"
-    if not found:
+    if not formats:
         raise SourceInvalid(
-            f"no file below '{root}' has a known suffix ({not_read(others)}); pass {choice}, or --suffix"
+            f"no file below '{root}' has a known suffix ({not_read(others)})", hint=f"pass {choice}, or --suffix"
         )
-    return _only(found, f"choose one with {choice}")
+    return _only(formats, f"choose one with {choice}")
 
 
 def _names_below(root: str, pattern: str) -> Iterator[str]:
@@ -289,21 +295,21 @@ def image_format(paths: Sequence[str]) -> ImageFormat:
     >>> image_format(["photos", "more/*.png"]), image_format(["all.jsonl.gz"]), image_format(["data/*.parquet"])
     ('files', 'manifest', 'parquet')
     """
-    found: dict[ImageFormat, str] = {}
+    formats: dict[ImageFormat, str] = {}
     for path in paths:
-        found.setdefault(_by_suffix(path, IMAGE_SUFFIXES) or "files", path)
-    return _only(found, "build one cache for each")
+        formats.setdefault(_by_suffix(path, IMAGE_SUFFIXES) or "files", path)
+    return _only(formats, "build one cache for each")
 
 
 def _by_suffix(path: str, known: Mapping[str, Format]) -> Format | None:
     return known.get(os.path.splitext(without_stream_suffix(path))[1].lower())
 
 
-def _only(found: Mapping[Format, str], advice: str) -> Format:
-    if len(found) > 1:
-        examples = ", ".join(f"{path} is {known}" for known, path in found.items())
-        raise SourceInvalid(f"the sources have several formats ({examples}); {advice}")
-    return next(iter(found))
+def _only(formats: Mapping[Format, str], advice: str) -> Format:
+    if len(formats) > 1:
+        examples = ", ".join(f"{path} is {known}" for known, path in formats.items())
+        raise SourceInvalid(f"the sources have several formats ({examples})", hint=advice)
+    return next(iter(formats))
 
 
 def _lazily(name: str) -> Any:

@@ -4,18 +4,19 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from io import BufferedReader, BytesIO, RawIOBase
+from dataclasses import dataclass, field
+from io import BytesIO
 from itertools import islice
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from forebay.errors import ForebayError, SourceChanged, SourceInvalid
-from forebay.source import Failure, Part, PartDigest, Sample, SourceFile, TextBatch
-from forebay.sources.compression import OpenStream, preview_stream, stream_at
+from forebay.errors import ForebayError, SourceInvalid
+from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, SourceFile, files_changed
+from forebay.sources.compression import DecompressedStream, stream_at
+from forebay.sources.opening import full_path, read_planned
 from forebay.sources.paths import (
     BOM,
     MAX_SAMPLE_BYTES,
@@ -23,15 +24,12 @@ from forebay.sources.paths import (
     check_readable,
     checked_limit,
     empty,
-    full_path,
     named_below,
     not_utf8,
-    open_file,
     too_large,
-    with_stream_suffixes,
-    without_stream_suffix,
 )
 from forebay.sources.pieces import Block, LongPiece, Reading, cut_between_pieces, handed_out, piece_bounds, piece_ends
+from forebay.sources.walking import with_stream_suffixes, without_stream_suffix
 from forebay.store.base import is_url
 
 _PIECE = 1 << 20
@@ -42,11 +40,11 @@ def cut_whole(root: str, file: SourceFile, start: int, max_sample_bytes: int) ->
     """The end of a file; of a stream, after decompression."""
     check_readable(root, file)
     if start:
-        raise SourceChanged(root, {file.path: "grew, but it is one sample and cannot be appended to"})
+        raise files_changed(root, {file.path: "grew, but it is one sample and cannot be appended to"})
     if not file.stream:
         yield file.size
         return
-    with preview_stream(full_path(root, file.path), file, 0, max_sample_bytes) as stream:
+    with DecompressedStream(full_path(root, file.path), file, max_sample_bytes) as stream:
         while stream.read(_PIECE):
             pass
         yield stream.position
@@ -56,30 +54,28 @@ def read_whole(
     root: str,
     part: Part,
     max_sample_bytes: int,
-    stream_at: OpenStream = stream_at,
     digest: PartDigest | None = None,
 ) -> bytes | Failure:
     """All that a file holds, which must be as much as was planned; a failure where that is too much."""
     if part.stop > max_sample_bytes:
         return too_large(part.file.path, part.stop, max_sample_bytes)
-    content = _decompressed(root, part, max_sample_bytes, stream_at) if part.file.stream else _stored(root, part)
+    path = full_path(root, part.file.path)
+    if part.file.stream:
+        content = _decompressed(path, part, max_sample_bytes)
+    else:
+        content = read_planned(path, part.file, part.stop + 1)
     if len(content) != part.stop:
         size = f"{len(content):,}" if len(content) < part.stop else f"more than {part.stop:,}"
         how = f"has {size} bytes, {part.stop:,} were planned, and it is one sample"
-        raise SourceChanged(root, {part.file.path: how})
+        raise files_changed(root, {part.file.path: how})
     if digest is not None and not part.file.stream:
         digest.value = xxhash.xxh3_64_intdigest(content)
     return content
 
 
-def _stored(root: str, part: Part) -> bytes:
-    with BufferedReader(cast(RawIOBase, open_file(full_path(root, part.file.path)))) as file:
-        return file.read(part.stop + 1)
-
-
-def _decompressed(root: str, part: Part, max_sample_bytes: int, stream_at: OpenStream) -> bytes:
+def _decompressed(path: str, part: Part, max_sample_bytes: int) -> bytes:
     content = BytesIO()
-    with stream_at(full_path(root, part.file.path), part.file, 0, max_sample_bytes) as stream:
+    with stream_at(path, part.file, 0, max_sample_bytes) as stream:
         while piece := stream.read(min(_PIECE, part.stop + 1 - content.tell())):
             content.write(piece)
     return content.getvalue()
@@ -103,6 +99,7 @@ class TextSource(LocalFiles):
     separator: str | None = None
     suffixes: tuple[str, ...] = ()
     max_sample_bytes: int = MAX_SAMPLE_BYTES
+    json_as_text: bool = field(default=False, kw_only=True, compare=False)  # allows a token recipe on JSON lines
 
     @property
     def files_grow(self) -> bool:
@@ -131,7 +128,7 @@ class TextSource(LocalFiles):
         with suppress(OSError, ForebayError):  # planning names a file that cannot be read
             for file in islice(files, _LOOKED_FILES):
                 path = full_path(self.root, file.path)
-                with preview_stream(path, file, 0, self.max_sample_bytes) if file.stream else open(path, "rb") as raw:
+                with DecompressedStream(path, file, self.max_sample_bytes) if file.stream else open(path, "rb") as raw:
                     begin = raw.read(_PIECE)
                 if separator.encode() not in begin and windows.encode() in begin:
                     return (
@@ -150,20 +147,13 @@ class TextSource(LocalFiles):
         separator = self.separator
         return None if separator is None else piece_ends(self.root, separator.encode(), file, self.max_sample_bytes)
 
-    def read(self, part: Part) -> Iterable[Sample | Failure]:
-        return self._read(part, stream_at)
-
-    def read_hashed(self, part: Part, digest: PartDigest) -> Iterable[Sample | Failure | TextBatch]:
-        return self._read(part, stream_at, digest)
-
-    def glance(self, part: Part) -> Iterable[Sample | Failure]:
-        return self._read(part, preview_stream)
-
-    def _read(self, part: Part, stream_at: OpenStream, digest: PartDigest | None = None) -> Iterator[Sample | Failure]:
+    def read(
+        self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
+    ) -> Iterable[Sample | Failure | SampleBatch]:
         if self.separator is None:
-            return _only_document(self.root, part, self.max_sample_bytes, stream_at, digest)
+            return _only_document(self.root, part, self.max_sample_bytes, digest)
         separator = self.separator.encode()
-        reading = Reading(self.root, part, separator, self.max_sample_bytes, stream_at, digest)
+        reading = Reading(self.root, part, separator, self.max_sample_bytes, digest)
         return _documents(reading, part.file.path, separator)
 
 
@@ -173,11 +163,13 @@ def text(
     suffixes: Iterable[str] = (".txt", ".md"),
     root: str | None = None,
     max_sample_bytes: int = MAX_SAMPLE_BYTES,
+    json_as_text: bool = False,
 ) -> TextSource:
     r"""The documents of text files, folders or globs: one per file, or with a separator between.
 
     Files that end in `.gz`, `.zst`, `.bz2` or `.xz` as well are decompressed while they are read. A separator is found
     as it is written: in files with Windows line ends, `"\r\n---\r\n"` separates and `"\n---\n"` does not.
+    `json_as_text` lets a token recipe read `.jsonl` files this way.
 
     >>> text("/data/books/*.txt.zst", separator="<|endoftext|>").patterns
     ('*.txt.zst',)
@@ -185,15 +177,13 @@ def text(
     '\n---\n'
     """
     if separator is not None and not separator.encode():
-        raise SourceInvalid("a separator has at least one character; leave it out for one document per file")
+        raise SourceInvalid("a separator has at least one character", hint="leave it out for one document per file")
     limit = checked_limit(max_sample_bytes)
-    return TextSource(*named_below(paths, root), separator, tuple(suffixes), limit)
+    return TextSource(*named_below(paths, root), separator, tuple(suffixes), limit, json_as_text=json_as_text)
 
 
-def _only_document(
-    root: str, part: Part, limit: int, stream_at: OpenStream, digest: PartDigest | None
-) -> Iterator[Sample | Failure]:
-    content = read_whole(root, part, limit, stream_at, digest)
+def _only_document(root: str, part: Part, limit: int, digest: PartDigest | None) -> Iterator[Sample | Failure]:
+    content = read_whole(root, part, limit, digest)
     yield content if isinstance(content, Failure) else _whole_document(content, part.file.path)
 
 
@@ -213,9 +203,9 @@ def _documents(reading: Reading, path: str, separator: bytes) -> Iterator[Sample
         if isinstance(block, LongPiece):
             yield reading.long_piece(block)
             continue
-        found = deque(_in_block(reading, block, path, separator))
+        samples = deque(_in_block(reading, block, path, separator))
         del block
-        yield from handed_out(found)
+        yield from handed_out(samples)
 
 
 def _in_block(reading: Reading, block: Block, path: str, separator: bytes) -> Iterator[Sample | Failure]:
@@ -241,9 +231,9 @@ class _Lines:
         self._reading, self._block = reading, block
         self._counted = self._newlines = 0
 
-    def at(self, place: int) -> int:
-        self._newlines += self._block.count(b"\n", self._counted, place)
-        self._counted = place
+    def at(self, offset: int) -> int:
+        self._newlines += self._block.count(b"\n", self._counted, offset)
+        self._counted = offset
         return self._reading.first_line() + self._newlines
 
 
@@ -265,10 +255,9 @@ class FileSource(LocalFiles):
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         return cut_whole(self.root, file, start, self.max_sample_bytes)
 
-    def read(self, part: Part) -> Iterable[Sample | Failure]:
-        return self.read_hashed(part, PartDigest())
-
-    def read_hashed(self, part: Part, digest: PartDigest) -> Iterator[Sample | Failure]:
+    def read(
+        self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
+    ) -> Iterable[Sample | Failure | SampleBatch]:
         content = read_whole(self.root, part, self.max_sample_bytes, digest=digest)
         yield content if isinstance(content, Failure) else Sample(part.file.path, content)
 

@@ -1,32 +1,22 @@
-"""The contract of a store, the store of a path or URL, one in memory, and what stores share: reading in pieces, owners.
-
-A process has a unique name, `Owner`, by which others on its host check whether it is alive. It has the host (name, boot
-and pid namespace), the pid and the start time, so that a reused pid, a restarted machine or another container is not
-mistaken for it. What a process writes aside is named after it.
-"""
+"""The contract of a store, the store of a path or URL, and reading a value in pieces."""
 
 import errno
 import hashlib
 import os
 import re
-import secrets
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cache, cached_property, lru_cache
+from functools import cached_property
 from importlib.metadata import entry_points
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
-import psutil
 
-from forebay.errors import DiskFull, IndexCorrupt, NotForebay, StoreFull, StoreRefused
+from forebay.errors import CacheNotFound, Damaged, IndexCorrupt, KeyRefused, StoreFull, StoreRefused
 
 Buffer = bytes | bytearray | memoryview
 MAX_KEY_PARTS = 4  # keys of a cache have at most three
@@ -77,7 +67,7 @@ class Store(Protocol):
     or none, and creating an existing key returns False.
 
     Every method raises `StoreRefused` if the store cannot be used at all (permissions, a missing bucket),
-    `StoreUnavailable` if a retry may succeed, and `StoreFull` if there is no room. All but the first are `OSError`s.
+    `StoreUnavailable` if a retry may succeed, and `StoreFull` if it is full. All but the first are `OSError`s.
     """
 
     address: str
@@ -103,6 +93,13 @@ class Store(Protocol):
         A value that this call wrote counts as created even if the store's reply was lost. One that is not `durable` may
         be lost in a power cut, but is never half-written.
         """
+
+    def link(self, key: str, other: "Store") -> bool:
+        """Create a key with the value that another store has under it: a hard link, or a copy made by the service.
+
+        Returns False and writes nothing if the store cannot, or the key exists.
+        """
+        return False
 
     def replace(self, key: str, data: Sequence[Buffer], *, if_etag: str | None = None, durable: bool = True) -> bool:
         """Publish the joined buffers under a new or existing key, atomically.
@@ -153,34 +150,34 @@ class Store(Protocol):
         return None
 
 
+RETRY_PAUSES = (0.05, 0.2, 0.8, 2.0)  # seconds between attempts
+_TRANSIENT = frozenset({errno.ESTALE, errno.EIO, errno.EBUSY, errno.EINTR, errno.EAGAIN, errno.ETIMEDOUT})
+T = TypeVar("T")
+
+
+def with_retries(action: Callable[[], T]) -> T:
+    """Return what the action returns; a transient I/O error is raised only after the last pause."""
+    for pause in RETRY_PAUSES:
+        try:
+            return action()
+        except OSError as error:
+            if error.errno not in _TRANSIENT:
+                raise
+            time.sleep(pause)
+    return action()
+
+
 def holds(store: Store, key: str) -> bool:
     """Whether a key is published."""
     return store.head(key) is not None
 
 
 def read_document(store: Store, key: str) -> bytes:
-    """The value of a small document: `cache.json`, a recipe, a claim. A huge one raises `NotForebay`."""
+    """The value of a small document: `cache.json`, a recipe, a claim. A huge one raises `Damaged`."""
     value = store.read(key, 0, MAX_DOCUMENT_BYTES + 1)
     if len(value) > MAX_DOCUMENT_BYTES:
-        raise NotForebay(key, f"it has more than {MAX_DOCUMENT_BYTES:,} bytes")
+        raise not_forebay(key, f"it has more than {MAX_DOCUMENT_BYTES:,} bytes")
     return value
-
-
-PAUSES = (0.05, 0.2, 0.8, 2.0)  # seconds, one after the other
-TRANSIENT = frozenset({errno.ESTALE, errno.EIO, errno.EBUSY, errno.EINTR, errno.EAGAIN, errno.ETIMEDOUT})
-T = TypeVar("T")
-
-
-def with_retries(action: Callable[[], T]) -> T:
-    """What an action returns; an I/O error that may pass is waited for, a few seconds in all, before it is raised."""
-    for pause in PAUSES:
-        try:
-            return action()
-        except OSError as error:
-            if error.errno not in TRANSIENT:
-                raise
-            time.sleep(pause)
-    return action()
 
 
 def wait_until_listed(store: Store, key: str) -> None:
@@ -194,14 +191,19 @@ def wait_until_listed(store: Store, key: str) -> None:
             return
         time.sleep(pause)
     problem = f"'{key}' exists but is not in the listing of its folder"
-    raise StoreRefused(store.address, problem, "check what it is and move it away")
+    raise StoreRefused(
+        f"'{store.address}' cannot be used as a store: {problem}", hint="check what it is and move it away"
+    )
 
 
 def check_key(address: str, key: str) -> None:
     """Reject a key that could leave the root on some system."""
     problem = _key_problem(key)
     if problem is not None:
-        raise StoreRefused(address, f"the key {key[:80]!r} {problem}", "keys are relative names with / between them")
+        raise StoreRefused(
+            f"'{address}' cannot be used as a store: the key {key[:80]!r} {problem}; keys are "
+            "relative names with / between them"
+        )
 
 
 def is_key(key: str) -> bool:
@@ -227,25 +229,24 @@ def _key_problem(key: str) -> str | None:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether an error means that there is no room for a value."""
+    """True if an error means that the store is full."""
     return isinstance(error, StoreFull) or error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
 def naming_full_disk(store: Store, needed: Callable[[], int]) -> Iterator[None]:
-    """Raise `DiskFull` with the bytes that are needed and free, where an action finds no room."""
+    """Raise `StoreFull` with the bytes that are needed and free, if the disk is full."""
     try:
         yield
     except OSError as error:
         if not is_full(error):
             raise
-        raise DiskFull(store.address, needed(), store.free_bytes() or 0) from error
+        raise disk_full(store.address, needed(), store.free_bytes() or 0) from error
 
 
 PIECE_BYTES = 4 << 20
 IN_MEMORY_BYTES = 4 << 20  # of an index file; planning millions of samples must not hold their numbers
 MAX_INDEX_BYTES = 8 << 30  # of an index file: a hundred million source files; a sparse file can have any size
-_PAUSES = (0.1, 0.5)  # seconds between attempts to read
 
 
 class View(Protocol):
@@ -285,10 +286,13 @@ class Pieces:
         if self._whole is not None:
             return hashlib.sha256(self._whole).digest()
         digest = hashlib.sha256()
-        for start in range(0, self._size, PIECE_BYTES):
-            digest.update(self._read(start, min(start + PIECE_BYTES, self._size)))
-        if self._store.read(self._key, self._size, self._size + 1):
-            raise OSError(f"'{self._key}' became longer while it was read")
+        for start in range(0, max(1, self._size), PIECE_BYTES):
+            stop = min(start + PIECE_BYTES, self._size)
+            piece = self._store.read(self._key, start, stop + (stop == self._size))  # at the end, one byte more
+            if len(piece) != stop - start:
+                how = "longer" if len(piece) > stop - start else "shorter"
+                raise OSError(f"'{self._key}' became {how} while it was read")
+            digest.update(piece)
         return digest.digest()
 
     def __len__(self) -> int:
@@ -320,24 +324,18 @@ def load_index(store: Store, key: str, in_memory: int = IN_MEMORY_BYTES) -> memo
     """
     if store.local_path(key) is None:
         return store.view(key)
-    for pause in (*_PAUSES, None):
-        try:
-            return _read_through(store, key, in_memory)
-        except OSError as error:
-            if error.errno not in (errno.EIO, errno.ESTALE, errno.EBUSY) or (
-                pause is None and error.errno != errno.EIO
-            ):
-                raise
-            if pause is None:
-                raise IndexCorrupt(store.address, key, f"it cannot be read: {error.strerror}") from error
-            time.sleep(pause)
-    raise AssertionError("the last attempt returns or raises")
+    try:
+        return with_retries(lambda: _read_through(store, key, in_memory))
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise index_corrupt(store.address, key, f"it cannot be read: {error.strerror}") from error
 
 
 def _read_through(store: Store, key: str, in_memory: int) -> memoryview:
     entry = store.head(key)
     if entry is not None and entry.size > MAX_INDEX_BYTES:
-        return store.view(key)  # whoever decodes it refuses it by its size
+        return store.view(key)  # its decoder rejects it by its size
     pieces: list[bytes] = []
     size = 0
     while piece := store.read(key, size, size + PIECE_BYTES):
@@ -360,110 +358,6 @@ def cut(view: View, start: int, stop: int) -> Iterator[Buffer]:
     return (view[at : min(at + PIECE_BYTES, stop)] for at in range(start, stop, PIECE_BYTES))
 
 
-OWNER = re.compile(r"([^-/]{1,64})-([1-9][0-9]{0,9})-(0|[1-9][0-9]{0,18})")
-_GONE = frozenset("ZXx")
-_TEMPORARY = re.compile(r"\.tmp-([0-9a-f]{12}-[0-9]{1,10}-[0-9]{1,19})-[0-9a-f]{8}")
-_FOREIGN_LEFTOVER_SECONDS = 24 * 3600
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    host: str
-    pid: int
-    started: int
-
-    def __str__(self) -> str:
-        return f"{self.host}-{self.pid}-{self.started}"
-
-    @classmethod
-    def parse(cls, text: str) -> "Owner | None":
-        found = OWNER.fullmatch(text)
-        return cls(found[1], int(found[2]), int(found[3])) if found else None
-
-    def is_dead(self) -> bool:
-        """True only if this host is sure: there is no such process, or another one with the same pid."""
-        if self.host != this_host():
-            return False
-        try:
-            return _start_time(self.pid) != self.started
-        except PermissionError:  # alive, but hidden from this user
-            return False
-
-
-def this_process() -> Owner:
-    return _living(os.getpid())
-
-
-@lru_cache(maxsize=1)  # a forked child has another pid
-def _living(pid: int) -> Owner:
-    return Owner(this_host(), pid, _start_time(pid) or 0)
-
-
-def temporary_name() -> str:
-    """A new name for what this process writes aside."""
-    return f".tmp-{this_process()}-{secrets.token_hex(4)}"
-
-
-def is_temporary(key: str) -> bool:
-    return _TEMPORARY.fullmatch(key.rpartition("/")[2]) is not None
-
-
-def is_left_behind(key: str, written: float | None) -> bool:
-    """Whether a key is the temporary name of a dead process, or a day old and of another host."""
-    found = _TEMPORARY.fullmatch(key.rpartition("/")[2])
-    owner = Owner.parse(found[1]) if found else None
-    if owner is None:
-        return False
-    if owner.host == this_host():
-        return owner.is_dead()
-    return written is not None and time.time() - written > _FOREIGN_LEFTOVER_SECONDS
-
-
-@cache
-def this_host() -> str:
-    facts = [socket.gethostname(), _text("/proc/sys/kernel/random/boot_id"), _link("/proc/self/ns/pid")]
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
-
-
-def _start_time(pid: int) -> int | None:
-    """The start time of a live process in a unit of this host; None if it is dead or a zombie."""
-    stat = _text(f"/proc/{pid}/stat")
-    if stat:
-        after_name = stat[stat.rindex(")") + 2 :].split()
-        return None if after_name[0] in _GONE else int(after_name[19])
-    if Path("/proc/self/stat").exists():
-        _no_process(pid)
-        return None
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else int(process.create_time())
-    except psutil.Error:
-        return None
-
-
-def _no_process(pid: int) -> None:
-    """Return if there is no such process; raise `PermissionError` if it is hidden (`hidepid`)."""
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return
-    raise PermissionError(f"process {pid} cannot be inspected")
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text("utf-8", "replace")  # a process name may have any bytes
-    except OSError:
-        return ""
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
-
-
 class Transfers(msgspec.Struct, frozen=True, kw_only=True):
     """Counts since a store was opened by this process."""
 
@@ -484,79 +378,6 @@ class Fetching(Protocol):
     def transfers(self) -> Transfers:
         """What was fetched so far."""
         ...
-
-
-_STAYS = "a MemoryStore lives in one process and cannot be sent to another; use a folder, or workers=0"
-
-
-class MemoryStore(Store):
-    """Values in a dictionary of this process: build into it with `workers=0`."""
-
-    def __init__(self, address: str = "memory") -> None:
-        self.address = address
-        self._values: dict[str, bytes] = {}
-        self._etags: dict[str, str] = {}
-        self._written = 0
-        self._lock = threading.Lock()
-
-    def view(self, key: str, *, expect: Expected | None = None) -> memoryview:
-        return memoryview(self._value(key))
-
-    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
-        return self._value(key)[start:stop]
-
-    def create(self, key: str, data: Sequence[Buffer], *, durable: bool = True) -> bool:
-        check_key(self.address, key)
-        value = b"".join(data)
-        with self._lock:
-            if key in self._values:
-                return False
-            self._put(key, value)
-            return True
-
-    def replace(self, key: str, data: Sequence[Buffer], *, if_etag: str | None = None, durable: bool = True) -> bool:
-        check_key(self.address, key)
-        value = b"".join(data)
-        with self._lock:
-            if if_etag is not None and self._etags.get(key) != if_etag:
-                return False
-            self._put(key, value)
-            return True
-
-    def entries(self, prefix: str) -> Iterator[Entry]:
-        with self._lock:
-            found = sorted(key for key in self._values if key.startswith(prefix))
-            entries = [Entry(key, len(self._values[key]), self._etags[key]) for key in found]
-        yield from entries
-
-    def head(self, key: str) -> Entry | None:
-        check_key(self.address, key)
-        with self._lock:
-            return Entry(key, len(self._values[key]), self._etags[key]) if key in self._values else None
-
-    def delete(self, key: str, *, if_etag: str | None = None) -> None:
-        check_key(self.address, key)
-        with self._lock:
-            if if_etag in (None, self._etags.get(key)):
-                self._values.pop(key, None)
-                self._etags.pop(key, None)
-
-    def _put(self, key: str, value: bytes) -> None:
-        self._written += 1
-        self._values[key], self._etags[key] = value, str(self._written)
-
-    def _value(self, key: str) -> bytes:
-        check_key(self.address, key)
-        try:
-            return self._values[key]
-        except KeyError as error:
-            raise Missing(key) from error
-
-    def document(self) -> Mapping[str, object]:
-        raise TypeError(_STAYS)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        raise TypeError(_STAYS)
 
 
 Root = str | os.PathLike[str] | Store
@@ -607,9 +428,15 @@ def open_store(root: Root) -> Store:
     if scheme.lower() not in known:
         shown = _PASSWORD.sub("", path.partition("?")[0])
         rest = shown.partition(":/")[2]
-        raise StoreRefused(shown, f"no store has the scheme '{scheme}'", _advice(scheme.lower(), rest, list(known)))
+        raise StoreRefused(
+            f"'{shown}' cannot be used as a store: no store has the scheme '{scheme}'",
+            hint=_advice(scheme.lower(), rest, list(known)),
+        )
     if meant := meant_url(root):
-        raise StoreRefused(path, "a URL has two slashes", f"did you mean {meant}? (a folder of that name is ./{path})")
+        raise StoreRefused(
+            f"'{path}' cannot be used as a store: a URL has two slashes",
+            hint=f"did you mean {meant}? (a folder of that name is ./{path})",
+        )
     return _opened(known[scheme.lower()], path)
 
 
@@ -629,3 +456,43 @@ def _advice(scheme: str, rest: str, known: list[str]) -> str:
     if meant:
         return f"did you mean {meant[0]}://{rest.lstrip('/')}?"
     return f"use a path, or one of {', '.join(f'{name}://' for name in sorted(known))}"
+
+
+def cache_not_found(root: str) -> CacheNotFound:
+    hint = f"build one with `forebay build … --into {root}`"
+    if os.path.isfile(root):
+        hint = "it is a file; pass the folder that `forebay build … --into` created"
+    if root.startswith("memory://"):
+        hint = "memory:// only holds what this process built; pass a folder or a bucket"
+    return CacheNotFound(f"there is no cache at '{root}'", hint=hint, root=root)
+
+
+def nothing_published(root: str, generation: int | None = None) -> CacheNotFound:
+    what = "no generation" if generation is None else f"no generation {generation}"
+    return CacheNotFound(
+        f"the cache at '{root}' has {what}",
+        hint=f"finish its build, or run `forebay repair {root} --from COPY`",
+        root=root,
+    )
+
+
+def not_forebay(where: str, problem: str, hint: str = "run `forebay repair` on the cache") -> Damaged:
+    return Damaged(f"'{where}' is not a file forebay wrote: {problem}", hint=hint, problem=problem)
+
+
+def index_corrupt(root: str, key: str, problem: str) -> IndexCorrupt:
+    message = f"'{key}' of the cache at '{root}' is corrupt: {problem}"
+    return IndexCorrupt(message, hint=f"run `forebay repair {root}`", root=root, key=key, problem=problem)
+
+
+def key_refused(root: str, key: str, problem: str) -> KeyRefused:
+    message = f"'{key}' of the cache at '{root}' is rejected: {problem}"
+    return KeyRefused(message, root=root, key=key, problem=problem)
+
+
+def disk_full(root: str, needed: int, free: int) -> StoreFull:
+    why = f"about {needed:,} bytes are needed, {free:,} are free"
+    if free >= needed:  # a quota, no free inodes, or files that take whole blocks
+        why = f"a write failed although {free:,} bytes are free (check the quota and `df -i`)"
+    hint = "free some space and run the same command to resume; published chunks stay valid"
+    return StoreFull(f"not enough disk space at '{root}': {why}", hint=hint, root=root, needed=needed, free=free)

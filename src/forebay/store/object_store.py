@@ -7,87 +7,45 @@ server has acted, and a service may answer "conflict" although nothing was writt
      └────▶ anything else ──▶ whose object is there?  mine ──▶ created     another's ──▶ not created
                                                       none ──▶ put again
 
-Every object carries the name of its write and the SHA-256 of its bytes as metadata. The first says whose it is, the
-second lets a whole value be checked where it arrives. A large value is sent in parts and then copied. Where a service
-can only copy in parts, too, the copy has no metadata, and its bytes say whose it is: of two writers of equal bytes,
-both may then get True, which is as good.
+Every object has the name of its write and the SHA-256 of its bytes as metadata. The first says whose it is, the second
+lets a whole value be checked where it arrives.
 """
 
 import hashlib
-import logging
 import os
 import random
-import re
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import xxhash
 
-from forebay.errors import LibraryMissing, StoreFull, StoreRefused, StoreUnavailable
-from forebay.first_answer import FIRST_ATTEMPTS, awaited, has_answered, note_answer, report_retry
-from forebay.store.base import (
-    IN_MEMORY_BYTES,
-    BadCopy,
-    Buffer,
-    Entry,
-    Expected,
-    Missing,
-    Store,
-    check_key,
-    is_full,
-    is_key,
-    is_left_behind,
-    is_temporary,
-    temporary_name,
-)
-from forebay.store.bucket_client import (
-    ASIDE,
-    MOST_BYTES,
-    NOWHERE,
-    PART_BYTES,
-    PARTS_AT_ONCE,
-    PARTS_FROM_BYTES,
-    SHA256,
-    TO_LOG_IN,
-    VARIABLES,
-    WRITER,
-    Upload,
-    copy_ways,
-    endpoint,
-    first_line,
-    open_client,
-    parse_url,
-    upload_minutes,
-)
-from forebay.store.local import map_file
-
-try:
-    from obstore import exceptions
-except ModuleNotFoundError as missing:
-    raise LibraryMissing("obstore", "reading and writing buckets", "remote") from missing
+from forebay.errors import StoreFull, StoreRefused, StoreUnavailable
+from forebay.store.base import BadCopy, Buffer, Entry, Expected, Missing, Store, check_key, is_key
+from forebay.store.bucket_client import VARIABLES, endpoint, exceptions, first_line, open_client, parse_url
+from forebay.store.bucket_errors import REQUEST_ERRORS, check_lasting, is_certain, is_out_of_range, unreached
+from forebay.store.first_answer import FIRST_ATTEMPTS, awaited, has_answered, note_answer, report_retry
+from forebay.store.object_bodies import MOST_BYTES, SHA256, WRITER, Download, Upload, upload_minutes
+from forebay.store.owners import is_left_behind, is_temporary, temporary_name
 
 READ_BYTES = 1 << 30  # of one object that is read into memory without a range; a chunk is viewed, not read
 STALLED_SECONDS = 30.0  # without a byte, until a download is resumed
 ROUNDS = 6  # of a request whose outcome is in doubt, or of a download that breaks off
 PIECE_BYTES = 8 << 20
+PROBES = ".uploads/"  # objects by which a service is tried
 MOST_ENTRIES = 4_000_000  # of a cache: a listing that is sorted in memory
 MOST_LISTED = 100_000_000  # objects of one listing
 PAGE_ENTRIES = 1000
 LISTING_SECONDS = 300.0  # without a page, after all retries of its requests
-_honours_conditions: set[str] = set()  # addresses that were probed in this process
-_ways_to_copy: dict[str, str | None] = {}  # address -> the way that a probe in this process found, None: there is none
-_unanswered_probes: dict[str, int] = {}  # address -> probes of copies in this process that errors left open
-_log = logging.getLogger("forebay")
+_honors_conditions: set[str] = set()  # addresses that were probed in this process
 T = TypeVar("T")
 
 
 class _Process:
-    """The client's threads do not survive a fork, and its locks may be taken for ever in the child."""
+    """The client's threads do not survive a fork, and a lock of it may be held forever in the child."""
 
     used = forked = False
 
@@ -106,9 +64,9 @@ class ObjectStore(Store):
         self.scheme, self._bucket, self._prefix = parse_url(url)
         self.address = f"{self.scheme}://{self._bucket}" + (f"/{self._prefix}" if self._prefix else "")
         self._service = endpoint(self.scheme) or f"{self.scheme}://{self._bucket}"
-        self._writers: dict[tuple[int, str], Any] = {}
+        self._writers: dict[int, Any] = {}  # by minutes
         if probed:
-            _honours_conditions.add(self.address)
+            _honors_conditions.add(self.address)
             note_answer(self._service)
 
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
@@ -120,7 +78,10 @@ class ObjectStore(Store):
             value = self._whole(key, READ_BYTES + 1 if stop is None else stop)
             if stop is None and len(value) > READ_BYTES:
                 problem = f"'{key}' has more than {READ_BYTES:,} bytes, too many to read into memory at once"
-                raise StoreRefused(self.address, problem, "read it in ranges, or check who wrote it")
+                raise StoreRefused(
+                    f"'{self.address}' cannot be used as a store: {problem}",
+                    hint="read it in ranges, or check who wrote it",
+                )
             return bytes(value)
         return bytes(self._fetch(key, start, stop)[0].view())
 
@@ -136,12 +97,22 @@ class ObjectStore(Store):
 
     def create(self, key: str, data: Sequence[Buffer], *, durable: bool = True) -> bool:
         check_key(self.address, key)
-        if self.address not in _honours_conditions:
+        if self.address not in _honors_conditions:
             self._probe()
         upload = Upload(self.address, key, data)
-        if upload.size >= PARTS_FROM_BYTES and (copying := self._way_to_copy()) is not None:
-            return self._create_in_parts(upload, copying)
         return self._create(upload)
+
+    def link(self, key: str, other: Store) -> bool:
+        """A copy that the service makes within one bucket; it replaces a value that exists."""
+        if not isinstance(other, ObjectStore) or self.scheme == "memory":
+            return False
+        if (other.scheme, other._bucket) != (self.scheme, self._bucket):
+            return False
+        self._check_process()
+        client = open_client(self.scheme, self._bucket, "", {"timeout": f"{60 * upload_minutes(READ_BYTES)}s"})
+        source, target = (f"{prefix}/{key}" if prefix else key for prefix in (other._prefix, self._prefix))
+        self._retried("copy", key, lambda: self._asked(client.copy, source, target))
+        return True
 
     def replace(self, key: str, data: Sequence[Buffer], *, if_etag: str | None = None, durable: bool = True) -> bool:
         check_key(self.address, key)
@@ -152,22 +123,22 @@ class ObjectStore(Store):
         for pause in _pauses():
             meta = self._meta_or_none(key)
             if meta is None or _etag(meta) != if_etag:
-                return self._writer_of(key) == upload.writer  # changed by an earlier round, or by somebody else
+                return self._writer_of(key) == upload.writer  # changed by an earlier round, or by another writer
             try:
                 self._put(upload, {name: meta[name] for name in ("e_tag", "version") if meta[name] is not None})
                 return True
             except exceptions.PreconditionError:
                 continue
-            except Exception as error:
+            except REQUEST_ERRORS as error:
                 self._refuse_or_wait(error, "write", key, pause)
-        raise StoreUnavailable(self.address, f"replace '{key}'", f"{ROUNDS} attempts failed")
+        raise self._unavailable("replace", key, f"{ROUNDS} attempts failed")
 
     def entries(self, prefix: str) -> Iterator[Entry]:
         folder = prefix.rpartition("/")[0]
         if folder:
             check_key(self.address, folder)
-        found = (entry for entry in self._listed(folder, MOST_ENTRIES) if entry.key.startswith(prefix))
-        yield from sorted((one for one in found if is_key(one.key) and not is_temporary(one.key)), key=_key)
+        below = (entry for entry in self._listed(folder, MOST_ENTRIES) if entry.key.startswith(prefix))
+        yield from sorted((one for one in below if is_key(one.key) and not is_temporary(one.key)), key=_key)
 
     def folders(self, prefix: str) -> list[str]:
         folder = prefix.rstrip("/")
@@ -192,7 +163,7 @@ class ObjectStore(Store):
             self._retried("delete", key, lambda: self._reader.delete(key))
 
     def leftovers(self) -> Iterator[Entry]:
-        return (entry for entry in self._listed(ASIDE, MOST_ENTRIES) if is_left_behind(entry.key, entry.written))
+        return (entry for entry in self._listed(PROBES, MOST_ENTRIES) if is_left_behind(entry.key, entry.written))
 
     def fetch(self, key: str, start: int, stop: int) -> tuple[bytes, str]:
         """A range and the etag of any object of the bucket, also of one whose name a cache would not use."""
@@ -228,7 +199,7 @@ class ObjectStore(Store):
                         self._refuse_listing(prefix, f"repeats '{page[0]['path'][:80]}'")
                     firsts.update(meta["path"] for meta in page[:1])
                 return
-            except Exception as error:
+            except REQUEST_ERRORS as error:
                 # A listing that is not sorted cannot be resumed after its last key.
                 self._refuse_or_wait(error, "list", prefix, pause if is_sorted else _PAUSES[-1])
 
@@ -237,20 +208,26 @@ class ObjectStore(Store):
 
         The client asks for the next page until it has an object, and cannot be interrupted; so it runs in a thread.
         """
-        found: list[Any] = []
-        thread = threading.Thread(target=_take_page, args=(pages, found), name="forebay-listing", daemon=True)
+        results: list[Any] = []
+        thread = threading.Thread(target=_take_page, args=(pages, results), name="forebay-listing", daemon=True)
         thread.start()
         thread.join(LISTING_SECONDS)
-        if not found:
+        if not results:
             what = f"list '{prefix}'" if prefix else "list the objects"
-            raise StoreUnavailable(self.address, what, f"no page with an object came in {LISTING_SECONDS:g} s")
-        if isinstance(found[0], Exception):
-            raise found[0]
-        return found[0]
+            raise StoreUnavailable(
+                f"cannot {what} in '{self.address}': no page with an object came in {LISTING_SECONDS:g} s",
+                hint="check the network and try again",
+            )
+        if isinstance(results[0], Exception):
+            raise results[0]
+        return results[0]
 
     def _refuse_listing(self, prefix: str, problem: str) -> None:
         where = f"the listing of '{prefix}'" if prefix else "its listing"
-        raise StoreRefused(self.address, f"{where} {problem}", "check the service, or name a part of the bucket")
+        raise StoreRefused(
+            f"'{self.address}' cannot be used as a store: {where} {problem}",
+            hint="check the service, or name a part of the bucket",
+        )
 
     def document(self) -> Mapping[str, Any]:
         return {**super().document(), "arguments": self._arguments()}
@@ -262,23 +239,23 @@ class ObjectStore(Store):
         """Return constructor arguments for another process: the address, and whether it was probed already."""
         if self.scheme == "memory":
             raise TypeError("memory:// lives in one process and cannot be sent to another; use a bucket, or workers=0")
-        return self.address, self.address in _honours_conditions
+        return self.address, self.address in _honors_conditions
 
     @cached_property
     def _reader(self) -> Any:
         # `timeout` covers a whole request with its body, so it only bounds what `read_timeout` cannot see.
         return self._client({"read_timeout": f"{STALLED_SECONDS}s", "timeout": "24h"})
 
-    def _writer(self, size: int, copying: str = "") -> Any:
+    def _writer(self, size: int) -> Any:
         """A client for uploads of this size. It has no `read_timeout`, which would run while the body is sent."""
-        kind = (upload_minutes(size), copying)
-        if kind not in self._writers:
-            self._writers[kind] = self._client({"timeout": f"{60 * kind[0]}s"}, copying)
-        return self._writers[kind]
+        minutes = upload_minutes(size)
+        if minutes not in self._writers:
+            self._writers[minutes] = self._client({"timeout": f"{60 * minutes}s"})
+        return self._writers[minutes]
 
-    def _client(self, timeouts: dict[str, str], copying: str = "") -> Any:
+    def _client(self, timeouts: dict[str, str]) -> Any:
         _Process.used = True
-        return open_client(self.scheme, self._bucket, self._prefix, timeouts, copying)
+        return open_client(self.scheme, self._bucket, self._prefix, timeouts)
 
     def _whole(self, key: str, stop: int | None) -> memoryview:
         """The value up to `stop`, compared with the SHA-256 it was written with.
@@ -292,15 +269,15 @@ class ObjectStore(Store):
             value, written = body.view(), attributes.get(SHA256)
             if written is None or len(value) < meta["size"]:
                 break
-            found = hashlib.sha256(value).hexdigest()
-            if found in (written, before):
+            digest = hashlib.sha256(value).hexdigest()
+            if digest in (written, before):
                 break
-            before = found
+            before = digest
         return value
 
-    def _fetch(self, key: str, start: int, stop: int | None) -> tuple["_Body", Any, Any]:
+    def _fetch(self, key: str, start: int, stop: int | None) -> tuple[Download, Any, Any]:
         """A range with the object's metadata; a body that breaks off or stalls is resumed where it ended."""
-        value, meta, attributes, is_empty = _Body(key), None, {}, False
+        value, meta, attributes, is_empty = Download(key), None, {}, False
         for pause in _pauses():
             self._check_process()
             at = start + len(value)
@@ -319,10 +296,10 @@ class ObjectStore(Store):
                     if start + len(value) >= end:
                         break
             except exceptions.PreconditionError:  # replaced while it was fetched
-                value, meta = _Body(key), None
+                value, meta = Download(key), None
                 continue
-            except Exception as error:
-                if _status(error) == 416 or "Wanted range starting at" in str(error):  # it ends before
+            except REQUEST_ERRORS as error:
+                if is_out_of_range(error):  # it ends before
                     if start:
                         return value, meta, attributes
                     is_empty = True  # and has no range: ask for all of it
@@ -332,74 +309,47 @@ class ObjectStore(Store):
             if start + len(value) >= end:
                 value.cut(end - start)
                 return value, meta, attributes
-        raise StoreUnavailable(self.address, f"read '{key}'", f"the body broke off {ROUNDS} times")
+        raise self._unavailable("read", key, f"the body broke off {ROUNDS} times")
 
     def _check_size(self, key: str, size: int) -> None:
         """Refuse to fetch what is larger than anything that this store writes."""
         if size > MOST_BYTES:
             problem = f"'{key}' has {size:,} bytes, and forebay writes at most {MOST_BYTES:,} into one object"
-            raise StoreRefused(self.address, problem, "check who wrote it, and move it away")
+            raise StoreRefused(
+                f"'{self.address}' cannot be used as a store: {problem}", hint="check who wrote it, and move it away"
+            )
 
     def _create(self, upload: Upload) -> bool:
-        return self._created(upload, lambda: self._put(upload, "create"))
-
-    def _create_in_parts(self, upload: Upload, copying: str) -> bool:
-        if self._meta_or_none(upload.key) is not None:  # nothing is sent for nothing
-            return False
-        aside = f"{ASIDE}{temporary_name()}"
-        try:
-            self._retried("write", upload.key, lambda: self._put_parts(upload, aside))
-            return self._created(upload, lambda: self._put_in_place(upload, aside, copying))
-        finally:
-            with suppress(OSError):
-                self.delete(aside)
-
-    def _created(self, upload: Upload, put: Callable[[], None]) -> bool:
         """Whether the object under the key is that of this upload, after as many attempts as it takes to know."""
         in_doubt = False
         for pause in _pauses():
             try:
-                put()
+                self._put(upload, "create")
                 return True
             except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
-                if not in_doubt and _is_certain(error):
+                if not in_doubt and is_certain(error):
                     return False
-            except Exception as error:
+            except REQUEST_ERRORS as error:
                 self._refuse_or_wait(error, "create", upload.key, 0)
             in_doubt = True
-            there = self._owner(upload)
-            if there is not None:
-                return there
+            owns = self._owns(upload)
+            if owns is not None:
+                return owns
             time.sleep(pause)
-        raise StoreUnavailable(self.address, f"create '{upload.key}'", f"{ROUNDS} attempts failed")
+        raise self._unavailable("create", upload.key, f"{ROUNDS} attempts failed")
 
-    def _owner(self, upload: Upload) -> bool | None:
-        """Whether this upload wrote the object; None if there is none yet, or if it is still being copied."""
+    def _owns(self, upload: Upload) -> bool | None:
+        """Whether this upload wrote the object; None if there is none yet, or if it is not whole yet."""
         meta = self._meta_or_none(upload.key)
         if meta is None:
             return None
-        writer, has_its_size = self._writer_of(upload.key), meta["size"] == upload.size
-        if writer:
-            return (has_its_size or None) if writer == upload.writer else False
-        if not has_its_size:  # of a service that drops metadata
+        if self._writer_of(upload.key) != upload.writer:
             return False
-        with suppress(Missing):
-            return self._has_bytes(upload)
-        return None
-
-    def _has_bytes(self, upload: Upload) -> bool | None:
-        """Whether the object has the bytes of an upload: without metadata, one read may be wrong and two must agree."""
-        before = None
-        for _ in range(ROUNDS):
-            found = hashlib.sha256(self._fetch(upload.key, 0, None)[0].view()).digest()
-            if found == before:
-                return found == upload.sha256
-            before = found
-        return None
+        return meta["size"] == upload.size or None
 
     def _probe(self) -> None:
         """Refuse a service that overwrites an object which must not be overwritten."""
-        key = f"{ASIDE}{temporary_name()}"
+        key = f"{PROBES}{temporary_name()}"
         try:
             first, second = (self._create(Upload(self.address, key, [text])) for text in (b"first", b"second"))
         finally:
@@ -407,92 +357,11 @@ class ObjectStore(Store):
                 self.delete(key)
         if not first or second:
             raise StoreRefused(
-                self.address,
-                "it ignores `If-None-Match: *`, so two builders could overwrite each other's chunks",
-                "use one that honours conditional writes, or build into a folder and upload that with its own tool",
+                f"'{self.address}' cannot be used as a store: it ignores `If-None-Match: *`, so two "
+                "builders could overwrite each other's chunks",
+                hint="use one that honors conditional writes, or build into a folder and upload that with its own tool",
             )
-        _honours_conditions.add(self.address)
-
-    def _way_to_copy(self) -> str | None:
-        """How the service copies an object only if the other key is new; None to send large chunks whole.
-
-        Errors of a moment leave it open: the next chunk asks again, but not for ever where they last.
-        """
-        if self.address not in _ways_to_copy:
-            is_open = False
-            for way in copy_ways(self.scheme):
-                found = self._probe_copy(way)
-                if found:
-                    _ways_to_copy[self.address] = way
-                    return way
-                is_open |= found is None
-            probes = _unanswered_probes[self.address] = _unanswered_probes.get(self.address, 0) + is_open
-            if is_open and probes < _PROBES:
-                return None
-            _ways_to_copy[self.address] = None
-            problem = f"did not answer {probes} probes of copies" if is_open else "cannot copy an object"
-            _log.warning("%s %s on condition, so large chunks are sent whole, not in parts", self.address, problem)
-        return _ways_to_copy[self.address]
-
-    def _probe_copy(self, copying: str) -> bool | None:
-        """Whether a copy on condition is refused and changes nothing; None where errors hide the answer.
-
-        A conflict may mean anything, so one refusal of that kind is not enough.
-        """
-        first, other, copy = (f"{ASIDE}{temporary_name()}" for _ in range(3))
-        refusals = refusals_of_a_new_key = 0
-        try:
-            for key in (first, other):
-                self._create(Upload(self.address, key, [key.encode()]))
-            for pause in _pauses():
-                source = other if self._meta_or_none(copy) else first
-                try:
-                    self._copy(source, copy, 0, copying)
-                    if source == other:
-                        return False  # it has overwritten
-                    continue
-                except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
-                    refusals += source == other
-                    if refusals == _REFUSALS or (refusals and _is_certain(error)):
-                        return self._has_bytes(Upload(self.address, copy, [first.encode()]))
-                    refusals_of_a_new_key += source == first and _is_certain(error)
-                    if refusals_of_a_new_key == _REFUSALS_OF_A_NEW_KEY:
-                        return False  # it refuses whatever is copied on condition
-                except (exceptions.BaseError, OSError) as error:
-                    if not _may_pass(error):  # it does not know this request
-                        return False
-                time.sleep(pause * random.random())
-            return None
-        except Missing:
-            return False
-        finally:
-            for key in (first, other, copy):
-                with suppress(OSError):
-                    self.delete(key)
-
-    def _put_parts(self, upload: Upload, aside: str) -> None:
-        client = self._writer(PART_BYTES * PARTS_AT_ONCE)
-        options = {"use_multipart": True, "chunk_size": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
-        try:
-            client.put(aside, upload.pieces(), attributes=upload.attributes, **options)
-        except FileNotFoundError as error:  # also the answer to the end of an upload that is sent twice
-            meta = self._meta_or_none(aside)
-            if meta is None or meta["size"] != upload.size:
-                raise OSError("the service does not find the parts that were sent") from error
-
-    def _put_in_place(self, upload: Upload, aside: str, copying: str) -> None:
-        """Copy what is aside to its key if that is new; an `OSError` leaves in doubt whether it was."""
-        try:
-            self._copy(aside, upload.key, upload.size, copying)
-        except FileNotFoundError as error:  # also the answer to the end of a copy that is sent twice
-            raise OSError("the service does not find what it should copy") from error
-        meta = self._meta_or_none(upload.key)
-        if meta is None or meta["size"] != upload.size:  # Azure may copy after it has answered
-            raise OSError("the service has not finished copying")
-
-    def _copy(self, source: str, key: str, size: int, copying: str) -> None:
-        self._check_process()
-        self._asked(self._writer(size, copying).copy, source, key, overwrite=False)
+        _honors_conditions.add(self.address)
 
     def _put(self, upload: Upload, mode: Any) -> None:
         self._check_process()
@@ -520,9 +389,9 @@ class ObjectStore(Store):
             self._check_process()
             try:
                 return self._asked(act)
-            except Exception as error:
+            except REQUEST_ERRORS as error:
                 self._refuse_or_wait(error, what, key, pause)
-        raise StoreUnavailable(self.address, f"{what} '{key}'", f"{ROUNDS} attempts failed")
+        raise self._unavailable(what, key, f"{ROUNDS} attempts failed")
 
     def _asked(self, act: Callable[..., T], *arguments: Any, **options: Any) -> T:
         with awaited(self._service):
@@ -533,107 +402,33 @@ class ObjectStore(Store):
     def _check_process(self) -> None:
         if _Process.forked:
             raise StoreRefused(
-                self.address,
-                "this process was forked from one that had already used a bucket, where the client would hang",
-                "start workers with multiprocessing_context='spawn' or 'forkserver', or read through a tier or a copy",
+                f"'{self.address}' cannot be used as a store: this process was forked from one that had "
+                "already used a bucket, where the client would hang",
+                hint="start workers with multiprocessing_context='spawn' or 'forkserver', or fill a tier before the "
+                "fork (`forebay tier fill`)",
             )
 
     def _refuse_or_wait(self, error: Exception, what: str, key: str, pause: float) -> None:
         """Raise unless the error may pass; wait if it may."""
-        if isinstance(error, (StoreRefused, StoreUnavailable, StoreFull, Missing)):
+        if isinstance(error, (StoreUnavailable, StoreFull)):
             raise error
-        self._refuse(error, what, key)
-        if not isinstance(error, (exceptions.BaseError, OSError)):
-            raise error
-        unreached = _not_reached(error)
-        if not unreached:
+        check_lasting(error, what, key, self.address)
+        problem = unreached(error)
+        if not problem:
             note_answer(self._service)
         if pause >= (_PAUSES if has_answered(self._service) else _PAUSES[:FIRST_ATTEMPTS])[-1]:
-            if not unreached:
-                raise StoreUnavailable(self.address, f"{what} '{key}'", first_line(error)) from error
-            cause = f"no answer from {self._service}: {unreached}"
+            if not problem:
+                raise self._unavailable(what, key, first_line(error)) from error
             advice = f"check the network and the endpoint in {VARIABLES[self.scheme]}, and try again"
-            raise StoreUnavailable(self.address, f"{what} '{key}'", cause, advice) from error
+            raise self._unavailable(what, key, f"no answer from {self._service}: {problem}", advice) from error
         if pause:
-            report_retry(self._service, unreached, _PAUSES.index(pause) + 2, FIRST_ATTEMPTS)
+            report_retry(self._service, problem, _PAUSES.index(pause) + 2, FIRST_ATTEMPTS)
         time.sleep(pause * random.random())
 
-    def _refuse(self, error: Exception, what: str, key: str) -> None:
-        """Raise what an error means, where it means anything but "try again"."""
-        text, status, variables = str(error), _status(error), VARIABLES.get(self.scheme, "")
-        problem = advice = ""
-        if _NO_BUCKET.search(text) or (status == 404 and what in ("list", "create", "write")):
-            kind = "container" if self.scheme == "az" else "bucket"
-            problem, advice = f"there is no {kind} '{self._bucket}'", "create it, or check the name and the endpoint"
-        elif isinstance(error, FileNotFoundError):
-            raise Missing(key) from error
-        elif _NO_ROOM.search(text) or status == 507:
-            raise StoreFull(self.address, key, first_line(error)) from error
-        elif NOWHERE.removeprefix("http://") + "," in text or status in (302, 303, 307, 308):
-            problem = "the server at its endpoint redirects to a host that you did not name"
-            advice = f"set the endpoint in {variables} to the host that serves the bucket"
-        elif _OTHER_REGION.search(text) or status == 301:
-            named = _REGION.search(text)
-            problem = "the bucket is in another region"
-            advice = f"set AWS_REGION={named[1] or named[2]}" if named else "set AWS_REGION to the region of the bucket"
-        elif _NO_CREDENTIALS.search(text):
-            problem, advice = "no credentials were found", TO_LOG_IN[self.scheme]
-        elif _NOT_ALLOWED.search(text) or isinstance(error, _DENIED):
-            doing = "write to" if what in ("create", "write", "delete") else "read"
-            problem = f"the credentials do not allow to {doing} it"
-            advice = f"ask for that permission, or check {variables} in the environment"
-        elif "BadScheme" in text:
-            problem, advice = "its endpoint is not HTTPS", "set AWS_ALLOW_HTTP=true if you trust the network"
-        elif status == 501 or isinstance(error, exceptions.NotSupportedError):
-            problem = "the service does not support conditional writes"
-            advice = "use one that honours `If-None-Match: *`, or build into a folder and upload that with its own tool"
-        elif isinstance(error, (exceptions.InvalidPathError, ValueError)):
-            problem, advice = f"the key {key[:80]!r} is not accepted", "keys are relative names with / between them"
-        if problem:
-            raise StoreRefused(self.address, problem, advice) from error
-
-
-class _Body:
-    """The bytes of an answer as they arrive: in memory, or in a file without a name when there are many."""
-
-    def __init__(self, key: str) -> None:
-        self._key, self._memory, self._size = key, bytearray(), 0
-        self._file: IO[bytes] | None = None
-
-    def __len__(self) -> int:
-        return self._size
-
-    def add(self, piece: Any) -> None:
-        try:
-            if self._file is None and self._size + len(piece) > IN_MEMORY_BYTES:
-                self._file = tempfile.TemporaryFile(prefix="forebay-", buffering=0)  # noqa: SIM115, see __del__
-                _write_all(self._file, self._memory)
-                self._memory = bytearray()
-            if self._file is None:
-                self._memory += piece
-            else:
-                _write_all(self._file, piece)
-        except OSError as error:
-            if not is_full(error):
-                raise
-            problem = "the folder of temporary files is full; set TMPDIR to another, or read through a tier"
-            raise StoreFull(tempfile.gettempdir(), self._key, problem) from error
-        self._size += len(piece)
-
-    def __del__(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def cut(self, size: int) -> None:
-        """Drop what is beyond a size."""
-        if self._size > size:
-            del self._memory[size:]
-            if self._file is not None:
-                self._file.truncate(size)
-            self._size = size
-
-    def view(self) -> memoryview:
-        return memoryview(self._memory).toreadonly() if self._file is None else map_file(self._file.fileno())
+    def _unavailable(
+        self, what: str, key: str, problem: str, hint: str = "check the network and try again"
+    ) -> StoreUnavailable:
+        return StoreUnavailable(f"cannot {what} '{key}' in '{self.address}': {problem}", hint=hint)
 
 
 def mismatch(value: Buffer, expect: Expected | None) -> str | None:
@@ -643,62 +438,20 @@ def mismatch(value: Buffer, expect: Expected | None) -> str | None:
     if len(value) != expect.size:
         return f"it has {len(value):,} bytes, {expect.size:,} were published"
     if expect.sha256 is not None:
-        found = hashlib.sha256(value).digest()
-        return None if found == expect.sha256 else f"its SHA-256 is {found.hex()}, {expect.sha256.hex()} was published"
+        digest = hashlib.sha256(value).digest()
+        return (
+            None if digest == expect.sha256 else f"its SHA-256 is {digest.hex()}, {expect.sha256.hex()} was published"
+        )
     if expect.head is not None and xxhash.xxh3_128_digest(memoryview(value)[: expect.head[0]]) != expect.head[1]:
         return f"its first {expect.head[0]:,} bytes disagree with their digest"
     return None
 
 
-_REFUSALS = 3  # of copies, none of them certain, that say together that a service honours the condition
-_REFUSALS_OF_A_NEW_KEY = 2  # certain ones: the first may be of a copy that appears later
-_PROBES = 2  # of copies that errors leave open, until large chunks are sent whole without another
 _PAUSES = (0.1, 0.3, 1.0, 2.0, 4.0, 8.0)
-_DENIED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
-_UNREACHED = {
-    "kind: ConnectionRefused": "connection refused",
-    "dns error": "its host name is not known",
-    "kind: Timeout": "no connection in time",
-    "kind: Connect": "no connection",
-}
-_STATUS = re.compile(r"status code: (\d{3})|status: (\d{3})")
-_RETRIED = re.compile(r"after \d+ retries")
-_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist|specified container does not exist")
-_NO_ROOM = re.compile(r"QuotaExceeded|InsufficientStorage|EntityTooLarge|StorageFull|XMinioStorageFull")
-_OTHER_REGION = re.compile(
-    r"PermanentRedirect|AuthorizationHeaderMalformed|IllegalLocationConstraint|configured region"
-)
-_REGION = re.compile(r"expecting '([a-z0-9-]{1,40})'|<Region>([a-z0-9-]{1,40})</Region>")
-_NO_CREDENTIALS = re.compile(
-    r"169\.254\.169\.254|/latest/api/token|/latest/meta-data|computeMetadata|metadata\.google\.internal"
-    r"|metadata/identity|NoCredential|MissingCredential"
-)
-_NOT_ALLOWED = re.compile(r"AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|AuthenticationFailed|AuthorizationF")
 
 
 def _pauses() -> tuple[float, ...]:
     return _PAUSES[:ROUNDS]
-
-
-def _is_certain(error: Exception) -> bool:
-    """Whether "it exists" is the answer to the only request that was sent, and not a conflict of two in flight."""
-    return _RETRIED.search(str(error)) is None and _status(error) in (None, 412)
-
-
-def _may_pass(error: Exception) -> bool:
-    """Whether the same request may have another answer: after errors of the service or of the line.
-
-    "Not found" is also the answer to the end of a copy in parts that is sent twice.
-    """
-    if isinstance(error, (StoreRefused, exceptions.NotSupportedError, *_DENIED)):
-        return False
-    status = _status(error)
-    return status is None or status in (404, 408, 409, 429) or (status >= 500 and status != 501)
-
-
-def _status(error: Exception) -> int | None:
-    found = _STATUS.search(str(error))
-    return int(found[1] or found[2]) if found else None
 
 
 def _entry(key: str, meta: Any) -> Entry:
@@ -710,23 +463,12 @@ def _etag(meta: Any) -> str:
     return str(meta["e_tag"] or meta["version"] or meta["last_modified"]).strip('"')
 
 
-def _take_page(pages: Any, found: list[Any]) -> None:
+def _take_page(pages: Any, results: list[Any]) -> None:
     try:
-        found.append(next(pages, None))
-    except Exception as error:
-        found.append(error)
-
-
-def _write_all(file: IO[bytes], data: Any) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]
+        results.append(next(pages, None))
+    except Exception as error:  # raised again by the thread that waits for the page
+        results.append(error)
 
 
 def _key(entry: Entry) -> str:
     return entry.key
-
-
-def _not_reached(error: Exception) -> str:
-    """Why no connection was made, empty if one was."""
-    return next((why for sign, why in _UNREACHED.items() if sign in str(error)), "")

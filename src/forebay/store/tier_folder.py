@@ -2,7 +2,7 @@
 
     tier/
       forebay-tier.json                     says that this folder is a tier
-      tier.lock                             locked while room is taken; holds the bytes taken
+      tier.lock                             locked while space is reserved; holds the bytes reserved
       caches/<cache id>/chunks/<sha256>     a chunk whose SHA-256 was right when it was linked here
       caches/<cache id>/parts/<sha256>      one being fetched, locked by the process that fetches it
       addresses/<hash of address>/<name>    documents of the cache at an address, each after its own SHA-256
@@ -26,10 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from forebay.errors import StoreFull, TierUnusable
-from forebay.store.base import Buffer, Missing, is_temporary, is_url
+from forebay.store.base import Buffer, Missing, is_url
 from forebay.store.local import LocalStore, sync_folder
+from forebay.store.owners import is_temporary
 
 MARKER = "forebay-tier.json"
 LOCK = "tier.lock"
@@ -39,7 +41,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CACHE = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _ADDRESS = re.compile(r"[0-9a-f]{32}")
 _NETWORK = re.compile(
-    r"nfs\d?|cifs|smb\d?|smbfs|lustre|ceph|gpfs|beegfs|9p|glusterfs|afs|fuse\.(?:sshfs|s3fs|gcsfuse|.*mount.*)"
+    r"nfs\d?|cifs|smb\d?|smbfs|lustre|ceph|gpfs|gfs2|ocfs2|beegfs|9p|virtiofs|glusterfs|afs|davfs|wekafs|orangefs|"
+    r"fuse\.(?:sshfs|s3fs|gcsfuse|juicefs|rclone|goofys|.*mount.*)"
 )
 _NO_ALLOCATION = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 _MOST_ADDRESS_BYTES = 64 << 10
@@ -70,7 +73,11 @@ class TierFolder:
         self, path: str | os.PathLike[str], limit_bytes: int | None = None, reserve_bytes: int | None = None
     ) -> None:
         if is_url(os.fspath(path)):
-            raise TierUnusable(os.fspath(path), "it is a URL, and a tier is a folder", "pass the path of a folder")
+            raise TierUnusable(
+                f"'{os.fspath(path)}' cannot be used as a tier: it is a URL, and a tier is a folder",
+                hint="pass the path of a folder",
+                path=os.fspath(path),
+            )
         self.path = os.path.abspath(os.fspath(path))
         self.limit_bytes = limit_bytes
         self.files = LocalStore(self.path)
@@ -83,7 +90,9 @@ class TierFolder:
         if self.files.head(MARKER) is None:  # nothing is written into a tier that is one: its disk may be full
             if not all(map(is_temporary, there)):  # another process may be writing the marker now, aside
                 raise TierUnusable(
-                    self.path, "it has files and is not a tier", "choose an empty folder, or one that does not exist"
+                    f"'{self.path}' cannot be used as a tier: it has files and is not a tier",
+                    hint="choose an empty folder, or one that does not exist",
+                    path=self.path,
                 )
             self.files.create(MARKER, [json.dumps({"tier": 1}).encode() + b"\n"])
         with self._taken() as taken:
@@ -93,7 +102,11 @@ class TierFolder:
     def opened(self) -> "TierFolder":
         """The tier, if the folder is one."""
         if not os.path.isfile(os.path.join(self.path, MARKER)):
-            raise TierUnusable(self.path, "it is not a tier of chunks", "pass the folder that was passed as tier=")
+            raise TierUnusable(
+                f"'{self.path}' cannot be used as a tier: it is not a tier of chunks",
+                hint="pass the folder that was passed as tier=",
+                path=self.path,
+            )
         return self
 
     def chunk(self, cache_id: str, sha256: bytes) -> str:
@@ -114,7 +127,7 @@ class TierFolder:
             _unlock(descriptor)
 
     def admit(self, part: int, size: int) -> bool:
-        """Take room for a part, unless the tier or the disk is too full."""
+        """Reserve space for a part, unless the tier or the disk is too full."""
         with self._taken() as taken:
             had = os.fstat(part).st_size  # counted before, for a process that died
             wanted = taken.read() - had + size
@@ -128,16 +141,16 @@ class TierFolder:
     def publish(self, cache_id: str, sha256: bytes) -> None:
         """Give a verified part its final name; its lock is held."""
         part, chunk = self._part(cache_id, sha256), self.chunk(cache_id, sha256)
-        with self.files.writing(part) as (parts, name), self.files.writing(chunk) as (chunks, _):
-            with self._taken():  # not while somebody counts: it would be in neither folder
+        with self.files.writing(part) as part_path, self.files.writing(chunk) as chunk_path:
+            with self._taken():  # not while another process counts: it would be in neither folder
                 try:
-                    os.replace(name, name, src_dir_fd=parts, dst_dir_fd=chunks)
+                    os.replace(part_path, chunk_path)
                 except IsADirectoryError as error:
                     raise self._not_ours(chunk) from error
-            sync_folder(chunks)
+            sync_folder(os.path.dirname(chunk_path))
 
     def discard_part(self, cache_id: str, sha256: bytes) -> None:
-        """Remove a part and give its room back; its lock is held."""
+        """Remove a part and free its space; its lock is held."""
         with self._taken() as taken:
             self._remove(self._part(cache_id, sha256), taken)
 
@@ -148,10 +161,10 @@ class TierFolder:
 
     def _remove(self, key: str, taken: "_Taken") -> bool:
         """Remove a file, if it exists, and count its bytes as free; of a link, remove the link itself."""
-        with self.files.writing(key) as (folder, name):
+        with self.files.writing(key) as path:
             try:
-                size = os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
-                os.unlink(name, dir_fd=folder)
+                size = os.lstat(path).st_size
+                os.unlink(path)
             except FileNotFoundError:
                 return False
             taken.write(max(0, taken.read() - size))
@@ -165,7 +178,7 @@ class TierFolder:
             return frozenset()
 
     def keep_document(self, address: str, name: str, value: Buffer) -> bool:
-        """Keep a document for times without the far store; return False if the disk has no room for it."""
+        """Store a document for use while the far store is away; return False if the disk is full."""
         key, digest = _document_key(address, name), hashlib.sha256(value).digest()
         with suppress(Missing):
             if self.files.read(key, 0, len(digest)) == digest:
@@ -176,25 +189,25 @@ class TierFolder:
 
     def document(self, address: str, name: str) -> memoryview:
         """A kept document; raises `Missing` where there is none or it is damaged."""
-        kept = self.files.view(_document_key(address, name))
-        if hashlib.sha256(kept[32:]).digest() != kept[:32]:
+        stored = self.files.view(_document_key(address, name))
+        if hashlib.sha256(stored[32:]).digest() != stored[:32]:
             raise Missing(name)
-        return kept[32:]
+        return stored[32:]
 
     def documents(self, address: str) -> list[tuple[str, int]]:
         """(name, size) of the kept documents of an address."""
         folder = f"{_address_folder(address)}/"
-        found = self.files.entries(folder)
-        return sorted((entry.key.removeprefix(folder).replace("~", "/"), entry.size - 32) for entry in found)
+        entries = self.files.entries(folder)
+        return sorted((entry.key.removeprefix(folder).replace("~", "/"), entry.size - 32) for entry in entries)
 
     def caches(self) -> list[TierCache]:
         """What is kept, cache by cache."""
         addresses = self._addresses()
-        found = []
+        caches = []
         for cache_id in sorted(self.files.folders("caches/")):
             sizes = [entry.size for entry in self.files.entries(f"caches/{cache_id}/chunks/")]
-            found.append(TierCache(cache_id, tuple(addresses.get(cache_id, ())), len(sizes), sum(sizes)))
-        return found
+            caches.append(TierCache(cache_id, tuple(addresses.get(cache_id, ())), len(sizes), sum(sizes)))
+        return caches
 
     def clean(self, cache_id: str | None = None) -> int:
         """Remove the chunks, dead parts and documents of one cache, or of all; return the bytes of the chunks."""
@@ -234,15 +247,15 @@ class TierFolder:
 
     def _addresses(self) -> dict[str, list[str]]:
         """cache id -> the addresses it was read from."""
-        found: dict[str, list[str]] = {}
+        addresses: dict[str, list[str]] = {}
         for folder in self.files.folders("addresses/"):
             if not _ADDRESS.fullmatch(folder):
                 continue
             with suppress(Missing, ValueError, RecursionError, msgspec.DecodeError):
-                kept = self.files.read(f"addresses/{folder}/address", 0, _MOST_ADDRESS_BYTES)
-                known = msgspec.json.decode(kept[32:], type=_KnownAddress)
-                found.setdefault(_folder_name(known.cache_id), []).append(known.address)
-        return found
+                stored = self.files.read(f"addresses/{folder}/address", 0, _MOST_ADDRESS_BYTES)
+                known = msgspec.json.decode(stored[32:], type=_KnownAddress)
+                addresses.setdefault(_folder_name(known.cache_id), []).append(known.address)
+        return addresses
 
     def _allocate(self, part: int, size: int, had: int) -> bool:
         disk = shutil.disk_usage(self.path)
@@ -264,8 +277,8 @@ class TierFolder:
         return True
 
     def _count(self) -> int:
-        found = ((entry.key.split("/"), entry.size) for entry in self.files.entries("caches/"))
-        return sum(size for parts, size in found if len(parts) == 4 and parts[2] in ("chunks", "parts"))
+        files = ((entry.key.split("/"), entry.size) for entry in self.files.entries("caches/"))
+        return sum(size for parts, size in files if len(parts) == 4 and parts[2] in ("chunks", "parts"))
 
     @contextmanager
     def _taken(self) -> Iterator["_Taken"]:
@@ -286,30 +299,34 @@ class TierFolder:
                 with suppress(FileNotFoundError):
                     if os.path.samestat(os.fstat(descriptor), os.lstat(os.path.join(self.path, key))):
                         return descriptor
-            except BaseException:
+            except BaseException:  # cleaned up also on Ctrl+C
                 os.close(descriptor)
                 raise
             os.close(descriptor)
 
     def _open_own(self, key: str) -> int:
         """A file of the tier to write to, made if missing; nothing is written through a link."""
-        with self.files.writing(key) as (folder, name):
+        with self.files.writing(key) as path:
             try:
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-                descriptor = os.open(name, flags, 0o666, dir_fd=folder)
+                descriptor = os.open(path, flags, 0o666)
             except OSError as error:
                 if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
                     raise
                 raise self._not_ours(key) from error
-        found = os.fstat(descriptor)
-        if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:  # by another name it may be a file that is not ours
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:  # by another name it may be a file that is not ours
             return descriptor
         os.close(descriptor)
         raise self._not_ours(key)
 
     def _not_ours(self, key: str) -> TierUnusable:
         problem = f"'{key}' is a link or not a regular file"
-        return TierUnusable(self.path, problem, "remove it, or choose another folder")
+        return TierUnusable(
+            f"'{self.path}' cannot be used as a tier: {problem}",
+            hint="remove it, or choose another folder",
+            path=self.path,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +351,7 @@ def _unlock(descriptor: int) -> None:
 
 
 def _folder_name(cache_id: str) -> str:
-    """A cache id as the name of a folder; it is what a stranger's cache says."""
+    """A cache id as the name of a folder; an untrusted cache may contain any."""
     return cache_id if _CACHE.fullmatch(cache_id) else hashlib.sha256(cache_id.encode()).hexdigest()[:32]
 
 
@@ -352,29 +369,26 @@ def _remove_empty(folder: str) -> None:
 
 
 def _refuse_network(path: str) -> None:
-    kind = file_system(path)
-    if kind is not None and _NETWORK.fullmatch(kind):
+    kind = network_file_system(path)
+    if kind:
         raise TierUnusable(
-            path,
-            f"it is on a network file system ({kind}), and a tier is a local disk",
-            "choose a folder on a local disk",
+            f"'{path}' cannot be used as a tier: it is on a network file system ({kind}), and a tier is a local disk",
+            hint="choose a folder on a local disk",
+            path=path,
         )
 
 
-def file_system(path: str) -> str | None:
-    """The type of the file system that a path is, or would be, on; None where the system does not say."""
-    try:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return None
-    real, best = os.path.realpath(path), ("", "")
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        mounted = before.split()[4].encode().decode("unicode_escape")
-        inside = real == mounted or real.startswith(mounted.rstrip("/") + "/")
-        if inside and len(mounted) >= len(best[0]):
-            best = (mounted, after.split()[0])
-    return best[1] or None
+def network_file_system(path: str) -> str:
+    """Return the type of the network file system that a path is on, empty if it is on a local disk."""
+    kind = file_system(path)
+    return kind if _NETWORK.fullmatch(kind) else ""
+
+
+def file_system(path: str) -> str:
+    """The type of the file system that a path is, or would be, on; empty if unknown."""
+    real = Path(os.path.realpath(path))
+    mounts = [part for part in psutil.disk_partitions(all=True) if real.is_relative_to(part.mountpoint)]
+    return str(max(mounts, key=lambda part: len(part.mountpoint)).fstype) if mounts else ""
 
 
 def _forked() -> None:

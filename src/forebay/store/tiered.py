@@ -6,7 +6,7 @@
                  lock its part ──▶ fetched meanwhile by another process? ── yes ──▶ map it
                         │ no
                         ▼
-                 room? ── yes ──▶ fetch into the part, hash, sync, rename ──▶ map it
+                space? ── yes ──▶ fetch into the part, hash, sync, rename ──▶ map it
                         │ no
                         ▼
                  fetch into a file without a name, hash ──▶ map it; the kernel frees it after its last use
@@ -14,24 +14,12 @@
 The tier keeps what it has and admits nothing more when it is full: every chunk is used once an epoch, so replacing one
 chunk by another gains nothing. Documents (generations, plans, recipes) are fetched once by each process and kept for
 times when the far store does not answer.
-
-Read a store from a forked process through the process that opened it.
-
-Libraries that run their own threads hang in a forked process. So the process that opened the store answers for it: a
-thread there listens on a socket, from the first fork on.
-
-    forked process ── {"method": "read", "key": …} ──▶ socket ──▶ thread of the parent ──▶ store
-                   ◀── {"size": n} and n bytes, or {"error": …} ──
 """
 
-import atexit
 import errno
 import hashlib
-import itertools
 import json
 import os
-import shutil
-import socket
 import tempfile
 import threading
 import time
@@ -39,10 +27,9 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
-from forebay import errors
-from forebay.errors import ForebayError, IndexCorrupt, StoreFull, StoreRefused, StoreUnavailable
+from forebay.errors import StoreFull, StoreUnavailable
 from forebay.store.base import (
     MAX_DOCUMENT_BYTES,
     BadCopy,
@@ -52,15 +39,15 @@ from forebay.store.base import (
     Missing,
     Store,
     Transfers,
+    index_corrupt,
     is_full,
-    is_url,
     load_index,
 )
-from forebay.store.local import LocalStore, map_file
+from forebay.store.file_map import map_file
+from forebay.store.local import LocalStore
 from forebay.store.tier_folder import TierFolder
 
 RANGE_BYTES = 32 << 20  # of one request
-_PAUSES = (0.5,)  # seconds before a range is asked for again; a store of objects has retried before
 _AWAY_SECONDS = 60.0  # without asking a far store again that did not answer, where the tier has a document
 _CACHE = "cache.json"
 _open_stores: "weakref.WeakSet[TieredStore]" = weakref.WeakSet()
@@ -77,12 +64,12 @@ class TieredStore(Store):
         self, near: LocalStore, far: Store, *, limit_bytes: int | None = None, reserve_bytes: int | None = None
     ) -> None:
         self.address = far.address
-        self._near, self._original = near, far
+        self._near, self._far = near, far
         self._options = {"limit_bytes": limit_bytes, "reserve_bytes": reserve_bytes}
-        self._far: Store = ThroughParent(far) if is_url(far.address) else far
         self.tier = TierFolder(near.local_path(""), limit_bytes, reserve_bytes).begin()
         self._digests: dict[str, bytes] = {}  # key of a chunk -> SHA-256 that was expected of it
         self._known_id: str | None = None
+        self._current: set[str] = set()  # documents that this process, or the one that it was forked from, has fetched
         self._counts: Counter[str] = Counter()
         self._forget()
         _open_stores.add(self)
@@ -92,7 +79,6 @@ class TieredStore(Store):
         self._lock, self._identifying = threading.Lock(), threading.Lock()
         self._flights: dict[bytes, _Flight] = {}
         self._passing: weakref.WeakValueDictionary[bytes, memoryview] = weakref.WeakValueDictionary()
-        self._current: set[str] = set()  # documents that this process has fetched
         self._away_until = 0.0
 
     def transfers(self) -> Transfers:
@@ -139,18 +125,18 @@ class TieredStore(Store):
         return bytes(self._document(key)[start:stop])
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        kept = []
+        entries = []
         if self._is_away:
-            kept = self._kept_entries(prefix)
-        if not kept:
+            entries = self._kept_entries(prefix)
+        if not entries:
             try:
-                kept = list(self._far.entries(prefix))
+                entries = list(self._far.entries(prefix))
             except StoreUnavailable:
                 self._note_away()
-                kept = self._kept_entries(prefix)
-                if not kept:
+                entries = self._kept_entries(prefix)
+                if not entries:
                     raise
-        yield from kept
+        yield from entries
 
     def folders(self, prefix: str) -> list[str]:
         try:
@@ -189,10 +175,10 @@ class TieredStore(Store):
 
     def document(self) -> Mapping[str, Any]:
         """That of the store behind: a worker that makes chunks reads each input once."""
-        return self._original.document()
+        return self._far.document()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_reopened, (self._near, self._original, self._options))
+        return (_reopened, (self._near, self._far, self._options))
 
     @property
     def _cache_id(self) -> str:
@@ -204,13 +190,13 @@ class TieredStore(Store):
 
     def _read_id(self) -> str:
         try:
-            found = str(json.loads(bytes(self._document(_CACHE)))["cache_id"])
+            cache_id = str(json.loads(bytes(self._document(_CACHE)))["cache_id"])
         except Missing:
             raise
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise IndexCorrupt(self.address, _CACHE, "it has no cache id") from error
-        self.identify(found)
-        return found
+            raise index_corrupt(self.address, _CACHE, "it has no cache id") from error
+        self.identify(cache_id)
+        return cache_id
 
     def identify(self, cache_id: str) -> None:
         """Use the id that a generation has, instead of asking for `cache.json`."""
@@ -278,7 +264,7 @@ class TieredStore(Store):
         return view
 
     def _admitted(self, key: str, expect: Expected, digest: bytes) -> memoryview | None:
-        """Fetch a chunk into the tier, unless another process does so first; None if there is no room."""
+        """Fetch a chunk into the tier, unless another process does so first; None if there is no space."""
         with self.tier.filling(self._cache_id, digest) as part:
             view = self._kept(expect)
             if view is not None:  # another process has fetched it
@@ -288,7 +274,7 @@ class TieredStore(Store):
                 try:
                     self._fetch(key, expect, part)
                     os.fsync(part)
-                except BaseException:
+                except BaseException:  # cleaned up also on Ctrl+C
                     self.tier.discard_part(self._cache_id, digest)
                     raise
                 self.tier.publish(self._cache_id, digest)
@@ -306,21 +292,23 @@ class TieredStore(Store):
                 if not is_full(error) and error.errno != errno.EFBIG:
                     raise
                 problem = f"the disk of the tier is full, and {expect.size:,} bytes must pass through it"
-                raise StoreFull(self.tier.path, key, problem) from error
+                raise StoreFull(
+                    f"'{self.tier.path}' has no space for '{key}': {problem}", hint="free some space and try again"
+                ) from error
 
     def _fetch(self, key: str, expect: Expected, descriptor: int) -> None:
         """Write a chunk into a file; fetch it a second time where its SHA-256 is wrong, then raise `BadCopy`."""
-        found = b""
+        digest = b""
         for attempt in range(2):
             if attempt:
                 self._count("retries")
-            found = self._fetch_once(key, expect.size, descriptor)
-            if found == expect.sha256:
+            digest = self._fetch_once(key, expect.size, descriptor)
+            if digest == expect.sha256:
                 self._count("fetched")
                 return
         assert expect.sha256 is not None
         problem = (
-            f"'{self.address}/{key}' was fetched twice, and its SHA-256 is {found.hex()}, not {expect.sha256.hex()}"
+            f"'{self.address}/{key}' was fetched twice, and its SHA-256 is {digest.hex()}, not {expect.sha256.hex()}"
         )
         raise BadCopy(key, problem)
 
@@ -328,26 +316,13 @@ class TieredStore(Store):
         digest = hashlib.sha256()
         os.ftruncate(descriptor, size)
         for start in range(0, size, RANGE_BYTES):
-            piece = self._range(key, start, min(start + RANGE_BYTES, size))
+            piece = self._far.read(key, start, min(start + RANGE_BYTES, size))
+            self._count("bytes_fetched", len(piece))
             digest.update(piece)
             _write_at(descriptor, piece, start)
             if start + len(piece) < min(start + RANGE_BYTES, size):
                 break  # the object ends here, and a forged size could ask for millions of ranges
         return digest.digest()
-
-    def _range(self, key: str, start: int, stop: int) -> bytes:
-        for pause in (*_PAUSES, None):
-            try:
-                piece = self._far.read(key, start, stop)
-            except StoreUnavailable:
-                if pause is None:
-                    raise
-                self._count("retries")
-                time.sleep(pause)
-            else:
-                self._count("bytes_fetched", len(piece))
-                return piece
-        raise AssertionError("the last attempt returns or raises")
 
     def _count(self, name: str, more: int = 1) -> None:
         with self._lock:
@@ -402,187 +377,3 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
-
-
-_process = object()  # identifies this process
-_numbers = itertools.count()  # of stores; an `id` is used again, and a forked process would read another store
-_stores: "weakref.WeakValueDictionary[int, ThroughParent]" = weakref.WeakValueDictionary()
-_server: "_Server | None" = None
-_SECONDS = 600.0  # to wait for an answer; a slow line may take long for one range
-
-
-class ThroughParent(Store):
-    """A store as its own process and the forked ones use it; forked ones cannot write."""
-
-    def __init__(self, store: Store) -> None:
-        self.address = store.address
-        self._store = store
-        self._process = _process
-        self._server: str | None = None  # path of the socket, known to forked processes
-        self._number = next(_numbers)
-        _stores[self._number] = self
-
-    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
-        if self._is_here:
-            return self._store.read(key, start, stop)
-        return self._ask("read", key, start, stop)
-
-    def view(self, key: str, *, expect: Expected | None = None) -> memoryview:
-        return self._store.view(key, expect=expect) if self._is_here else super().view(key, expect=expect)
-
-    def entries(self, prefix: str) -> Iterator[Entry]:
-        if self._is_here:
-            return self._store.entries(prefix)
-        return (Entry(*each) for each in json.loads(self._ask("entries", prefix)))
-
-    def folders(self, prefix: str) -> list[str]:
-        return self._store.folders(prefix) if self._is_here else super().folders(prefix)
-
-    def head(self, key: str) -> Entry | None:
-        return self._store.head(key) if self._is_here else super().head(key)
-
-    def create(self, key: str, data: Sequence[Buffer], *, durable: bool = True) -> bool:
-        return self._writable().create(key, data, durable=durable)
-
-    def replace(self, key: str, data: Sequence[Buffer], *, if_etag: str | None = None, durable: bool = True) -> bool:
-        return self._writable().replace(key, data, if_etag=if_etag, durable=durable)
-
-    def delete(self, key: str, *, if_etag: str | None = None) -> None:
-        self._writable().delete(key, if_etag=if_etag)
-
-    def leftovers(self) -> Iterator[Entry]:
-        return self._store.leftovers() if self._is_here else iter(())
-
-    def free_bytes(self) -> int | None:
-        return self._store.free_bytes() if self._is_here else None
-
-    @property
-    def _is_here(self) -> bool:
-        return self._process is _process
-
-    def _writable(self) -> Store:
-        if not self._is_here:
-            problem = "this process was forked from the one that opened it, and can only read"
-            raise StoreRefused(self.address, problem, "start the process with the method 'spawn', and open it there")
-        return self._store
-
-    def _ask(self, method: str, *arguments: Any) -> bytes:
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-                connection.settimeout(_SECONDS)
-                connection.connect(self._server or "")
-                request = {"store": self._number, "method": method, "arguments": arguments}
-                with connection.makefile("rwb") as file:
-                    file.write(json.dumps(request).encode() + b"\n")
-                    file.flush()
-                    answer = json.loads(file.readline())
-                    if "error" not in answer:
-                        return _exactly(file, answer["size"])
-        except (OSError, ValueError) as error:
-            raise StoreUnavailable(
-                self.address,
-                "read",
-                f"the process that opened it, and reads it for this forked one, has ended ({error})",
-                "keep that process running, or start this one with the method 'spawn'",
-            ) from error
-        raise _raised(self.address, answer)
-
-
-class _Server:
-    """Answers forked processes, one thread for each request."""
-
-    def __init__(self) -> None:
-        self.folder = tempfile.mkdtemp(prefix="forebay-")
-        self.path = os.path.join(self.folder, "store")
-        self.process = os.getpid()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.bind(self.path)
-        self._socket.listen(64)
-        threading.Thread(target=self._listen, name="forebay-parent", daemon=True).start()
-        atexit.register(self.close)
-
-    def close(self) -> None:
-        if os.getpid() == self.process:
-            shutil.rmtree(self.folder, ignore_errors=True)
-
-    def close_copy(self) -> None:
-        """Close a forked process's copy of the socket."""
-        self._socket.close()
-
-    def _listen(self) -> None:
-        while True:
-            with suppress(OSError):
-                connection, _ = self._socket.accept()
-                threading.Thread(target=_answer, args=(connection,), name="forebay-answer", daemon=True).start()
-
-
-def _answer(connection: socket.socket) -> None:
-    with suppress(OSError, ValueError, KeyError), connection, connection.makefile("rwb") as file:
-        request = json.loads(file.readline())
-        store = _stores[request["store"]]
-        try:
-            value = _performed(store, request["method"], request["arguments"])
-        except (ForebayError, Missing, OSError) as error:
-            file.write(json.dumps(_described(error)).encode() + b"\n")
-            return
-        file.write(json.dumps({"size": len(value)}).encode() + b"\n")
-        file.write(value)
-
-
-def _performed(store: ThroughParent, method: str, arguments: list[Any]) -> bytes:
-    if method == "entries":
-        found = [[entry.key, entry.size, entry.etag, entry.written] for entry in store.entries(*arguments)]
-        return json.dumps(found).encode()
-    return store.read(*arguments)
-
-
-def _described(error: BaseException) -> dict[str, Any]:
-    if isinstance(error, StoreUnavailable):
-        return {"error": "StoreUnavailable", "arguments": [error.address, error.what, error.cause, error.advice]}
-    if isinstance(error, StoreRefused):
-        return {"error": "StoreRefused", "arguments": [str(error)]}
-    detail = error.args[0] if isinstance(error, Missing) else error  # a KeyError puts quotes around its text
-    return {"error": type(error).__name__, "arguments": [str(detail)]}
-
-
-def _raised(address: str, answer: dict[str, Any]) -> Exception:
-    name, arguments = answer["error"], answer["arguments"]
-    if name == "Missing":
-        return Missing(*arguments)
-    if name == "StoreUnavailable":
-        return errors.StoreUnavailable(*arguments)
-    return StoreRefused(address, f"{name}: {arguments[0]}", "see the message of the process that opened it")
-
-
-class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-
-
-def _exactly(file: _Readable, size: int) -> bytes:
-    value = file.read(size)
-    if len(value) != size:
-        raise OSError("the answer was cut short")
-    return value
-
-
-def _before_fork() -> None:
-    global _server
-    here = [store for store in list(_stores.values()) if store._is_here]
-    if not here:
-        return
-    if _server is None:
-        _server = _Server()
-    for store in here:
-        store._server = _server.path
-
-
-def _after_fork() -> None:
-    global _process, _server
-    _process = object()
-    if _server is not None:
-        _server.close_copy()
-    _server = None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_child=_after_fork)

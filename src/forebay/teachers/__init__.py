@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forebay.teachers.align import Alignment, LayerAlignment, check_alignment
-    from forebay.teachers.batched_forward import SharedColumn, shared, unload
+    from forebay.teachers.batched_forward import unload
     from forebay.teachers.built_in import (
         SOL_STATS,
         T5,
@@ -26,25 +26,28 @@ if TYPE_CHECKING:
         geometric_spatial,
         geometric_stats,
     )
-    from forebay.teachers.feature_reader import Between, Features, features, weights_of_latents
+    from forebay.teachers.estimate import TeacherEstimate, estimate_teachers
+    from forebay.teachers.feature_reader import Between, Features, Timed, features, weights_of_latents
     from forebay.teachers.hook import Hook, HookPoint, ImageInput, LatentInput, PromptInput, TokenInput
+    from forebay.teachers.pipelines import encodings, pipeline
+    from forebay.teachers.prompt_columns import empty_prompt
     from forebay.teachers.protocol import Batch, Loaded, Output, Teacher
-    from forebay.teachers.recipe import TeacherEstimate, TeacherRecipe, encodings, estimate_teachers, pipeline
+    from forebay.teachers.recipe import TeacherRecipe
     from forebay.teachers.teacher_samples import BUCKETS, Neighbours, neighbours
 # Where each public name lives.
 _HOMES = {
     **dict.fromkeys(("Clip", "Latents", "T5"), "built_in"),
-    **dict.fromkeys(("Between", "Features", "features"), "feature_reader"),
+    **dict.fromkeys(("Between", "Features", "Timed", "features"), "feature_reader"),
     **dict.fromkeys(("GeometricSol", "geometric_spatial", "geometric_stats"), "built_in"),
     **dict.fromkeys(("Alignment", "LayerAlignment", "check_alignment"), "align"),
-    **dict.fromkeys(("encodings", "pipeline"), "recipe"),
+    **dict.fromkeys(("encodings", "pipeline"), "pipelines"),
     "LogProbs": "built_in",
     **dict.fromkeys(("Hook", "HookPoint", "ImageInput", "LatentInput", "PromptInput", "TokenInput"), "hook"),
     "weights_of_latents": "feature_reader",
     **dict.fromkeys(("Batch", "Loaded", "Output", "Teacher"), "protocol"),
     "TeacherRecipe": "recipe",
-    **dict.fromkeys(("SharedColumn", "shared"), "batched_forward"),
-    **dict.fromkeys(("TeacherEstimate", "estimate_teachers"), "recipe"),
+    "empty_prompt": "prompt_columns",
+    **dict.fromkeys(("TeacherEstimate", "estimate_teachers"), "estimate"),
     "unload": "batched_forward",
     **dict.fromkeys(("BUCKETS", "Neighbours", "neighbours"), "teacher_samples"),
     **dict.fromkeys(("SOL_STATS", "Lune", "Sol"), "built_in"),
@@ -52,9 +55,9 @@ _HOMES = {
 __all__ = [
     "BUCKETS", "SOL_STATS", "T5", "Alignment", "Batch", "Between", "Clip", "Features", "GeometricSol", "Hook",
     "HookPoint", "ImageInput", "LatentInput", "Latents", "LayerAlignment", "Loaded", "LogProbs", "Lune", "Neighbours",
-    "Output", "PromptInput", "SharedColumn", "Sol", "Teacher", "TeacherEstimate", "TeacherRecipe", "TokenInput",
-    "check_alignment", "encodings", "estimate_teachers", "features", "geometric_spatial", "geometric_stats",
-    "neighbours", "pipeline", "shared", "unload", "weights_of_latents",
+    "Output", "PromptInput", "Sol", "Teacher", "TeacherEstimate", "TeacherRecipe", "Timed", "TokenInput",
+    "check_alignment", "empty_prompt", "encodings", "estimate_teachers", "features", "geometric_spatial",
+    "geometric_stats", "neighbours", "pipeline", "unload", "weights_of_latents",
 ]  # fmt: skip
 
 

@@ -10,216 +10,43 @@ middles        .10     .20               held out: the teacher is run there, and
 
 With noise drawn for each bucket, the teacher gets a new draw at a middle: the error includes what draws change.
 
-What a student expects of teacher layers, as lines that a check can fail: `lune.dim=1280`.
-
-    lune.dim=1280                        width of the features: the last axis of the layer's columns of floats
-    sol.spatial=8x8                      shape of the column sol_spatial, at one bucket
-    lune.t=linspace(0.05,0.95,10)        buckets; also as a list, 0.1,0.5,0.9
-    lune.range=-5..5                     smallest and largest value, of a layer or a column
-    lune.present=99%                     share of rows that are present, at least
-    lune.dtype=float16                   type on disk
-    lune.direction=t0_noise              end of t that is noise
-    t=same                               equal buckets in all layers that have some
-
-A profile is the name of a list below, or a file with one expectation per line; `#` begins a comment.
+The record has shapes, buckets, ranges, types and shares, for assertions on any student's needs; `expect="tinyflux"` has
+those of the TinyFlux document.
 """
 
-import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from forebay.cache.catalog import presence_name
-from forebay.cache.records import Record
-from forebay.columns import Array, Columns, Ragged
+from forebay.columns import Array, Column, Columns, Ragged
 from forebay.errors import (
-    HookSilent,
-    HubNotFound,
-    HubUnreachable,
     LibraryMissing,
+    ModelUnusable,
     RecipeInvalid,
-    RecipeNotContacted,
-    TeacherOutputInvalid,
-    TeacherRaised,
-    TeacherUnusable,
-    UnknownKind,
+    SourceInvalid,
+    SourceNotFound,
+    StoreUnavailable,
+    choice_error,
 )
-from forebay.read.cache import Cache, open_cache
+from forebay.read.cache import Cache
+from forebay.read.opening import open_cache
 from forebay.recipe import RecipeDocument, differing_fields, is_same_recipe
-from forebay.teachers.batched_forward import PROMPT
+from forebay.records import Record
+from forebay.teachers.prompt_columns import PROMPT
 from forebay.teachers.recipe import T_BUCKETS, TeacherRecipe
 from forebay.teachers.teacher_samples import BUCKETS, NOT_FINITE, Prompts, prompt_hash
 
-_LINSPACE = re.compile(r"linspace\(([^,]+),([^,]+),(\d+)\)")
-_LINE = re.compile(r"(?:(?P<subject>[\w-]+)\.)?(?P<fact>\w+)=(?P<value>\S.*)")
-PROFILES: dict[str, tuple[str, ...]] = {
-    "tinyflux": (
-        "lune.dim=1280", "lune.t=linspace(0.05,0.95,10)", "lune.range=-10..10", "sol.stats=4", "sol.spatial=8x8",
-        "sol.t=linspace(0.05,0.95,10)", "sol_stats.range=0..1", "sol_spatial.range=0..1", "t=same",
-    ),
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class LayerFacts:
-    """What is known of a layer: shapes, types and ranges by column."""
-
-    shapes: Mapping[str, tuple[int, ...]]  # of one row, buckets first
-    dtypes: Mapping[str, str]
-    ranges: Mapping[str, tuple[float, float]]
-    buckets: tuple[float, ...]
-    direction: str
-    present: float
-
-    def shape(self, column: str) -> tuple[int, ...]:
-        """Return the shape of a column at one bucket."""
-        return self.shapes[column][1 if self.buckets else 0 :]
-
-    def features(self) -> list[str]:
-        """Return the columns of floats, if there are any: not masks, and not what says where prompts are stored."""
-        return [name for name, dtype in self.dtypes.items() if "float" in dtype] or list(self.shapes)
-
-
-@dataclass(frozen=True, slots=True)
-class Expectation:
-    text: str
-    subject: str  # a layer or a column; empty for all layers
-    fact: str
-    value: str
-
-
-def read_expectations(texts: Iterable[str]) -> tuple[Expectation, ...]:
-    """Return expectations from lines, names of profiles and paths of files."""
-    return tuple(_parsed(line) for text in texts for line in _lines(text))
-
-
-def _lines(text: str) -> Sequence[str]:
-    if text in PROFILES:
-        return PROFILES[text]
-    if "=" in text:
-        return [text]
-    if not os.path.isfile(text):
-        raise ValueError(
-            f"'{text}' is neither an expectation, such as lune.dim=1280, nor a file, nor a profile: "
-            f"{', '.join(PROFILES)}"
-        )
-    with open(text, encoding="utf-8") as file:
-        lines = [line.partition("#")[0].strip() for line in file]
-    return [line for line in lines if line]
-
-
-def _parsed(line: str) -> Expectation:
-    found = _LINE.fullmatch(line.strip())
-    if found is None:
-        raise ValueError(f"an expectation is LAYER.FACT=VALUE, such as lune.dim=1280 (got '{line}')")
-    one = Expectation(line.strip(), found["subject"] or "", found["fact"], found["value"].strip())
-    if not one.subject and one.text != "t=same":
-        raise ValueError(f"an expectation names a layer or a column, except for t=same (got '{line}')")
-    if not one.subject:
-        return one
-    try:
-        _READERS.get(one.fact, _shape)(one.value)
-    except ValueError as error:
-        facts = f"{', '.join(_READERS)}, or the name of a column with a shape such as 8x8"
-        raise ValueError(f"'{line}' cannot be read: {error}; facts are {facts}") from error
-    return one
-
-
-def unmet(expected: Iterable[Expectation], layers: Mapping[str, LayerFacts]) -> list[str]:
-    """Return a problem for each expectation that the layers do not meet."""
-    return [f"{one.text}: {problem}" for one in expected if (problem := _problem(one, layers)) is not None]
-
-
-def _problem(one: Expectation, layers: Mapping[str, LayerFacts]) -> str | None:
-    if not one.subject:
-        grids = {name: facts.buckets for name, facts in layers.items() if facts.buckets}
-        return None if len(set(grids.values())) < 2 else f"buckets differ between {', '.join(sorted(grids))}"
-    layer = next((name for name, facts in layers.items() if one.subject in (name, *facts.shapes)), None)
-    if layer is None:
-        return f"there is no teacher layer or column '{one.subject}'; there are {', '.join(layers) or 'none'}"
-    facts = layers[layer]
-    columns = [one.subject] if one.subject in facts.shapes else facts.features()
-    if one.fact in _CHECKS:
-        return _CHECKS[one.fact](one.value, facts, columns)
-    column = f"{layer}_{one.fact}"
-    if column not in facts.shapes:
-        return f"layer '{layer}' has no column '{column}'; it has {', '.join(facts.shapes)}"
-    return _differs("its shape", facts.shape(column), _shape(one.value))
-
-
-def _dim(value: str, facts: LayerFacts, columns: Sequence[str]) -> str | None:
-    found = (_differs(f"'{column}'", facts.shape(column)[-1:], (int(value),)) for column in columns)
-    return next((problem for problem in found if problem), None)
-
-
-def _t(value: str, facts: LayerFacts, columns: Sequence[str]) -> str | None:
-    wanted = _buckets(value)
-    if len(wanted) == len(facts.buckets) and np.allclose(wanted, facts.buckets, atol=1e-6):
-        return None
-    return f"its buckets are {', '.join(f'{t:g}' for t in facts.buckets) or 'none'}"
-
-
-def _range(value: str, facts: LayerFacts, columns: Sequence[str]) -> str | None:
-    low, high = _interval(value)
-    found = [facts.ranges[column] for column in columns if column in facts.ranges]
-    if not found:
-        return "no value was read"
-    least, most = min(one[0] for one in found), max(one[1] for one in found)
-    return None if low <= least and most <= high else f"its values are from {least:g} to {most:g}"
-
-
-def _present(value: str, facts: LayerFacts, columns: Sequence[str]) -> str | None:
-    return None if facts.present >= _share(value) else f"{facts.present:.2%} of the rows are present"
-
-
-def _dtype(value: str, facts: LayerFacts, columns: Sequence[str]) -> str | None:
-    others = {facts.dtypes[column] for column in columns} - {value}
-    return f"it is stored as {', '.join(sorted(others))}" if others else None
-
-
-def _direction(value: str, facts: LayerFacts, columns: Sequence[str]) -> str | None:
-    return None if facts.direction == value else f"it is {facts.direction or 'not recorded'}"
-
-
-def _differs(what: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> str | None:
-    return None if found == wanted else f"{what} is {'x'.join(map(str, found)) or 'a number'}"
-
-
-def _shape(value: str) -> tuple[int, ...]:
-    return tuple(int(side) for side in value.split("x"))
-
-
-def _buckets(value: str) -> tuple[float, ...]:
-    spaced = _LINSPACE.fullmatch(value.replace(" ", ""))
-    if spaced:
-        return tuple(np.linspace(float(spaced[1]), float(spaced[2]), int(spaced[3])).tolist())
-    return tuple(float(t) for t in value.split(","))
-
-
-def _interval(value: str) -> tuple[float, float]:
-    low, _, high = value.partition("..")
-    return float(low), float(high)
-
-
-def _share(value: str) -> float:
-    return float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
-
-
-_READERS: dict[str, Callable[[str], object]] = {
-    "dim": int, "t": _buckets, "range": _interval, "present": _share,
-    "dtype": str, "direction": str,
-}  # fmt: skip
-_CHECKS: dict[str, Callable[[str, LayerFacts, Sequence[str]], str | None]] = {
-    "dim": _dim, "t": _t, "range": _range, "present": _present, "dtype": _dtype, "direction": _direction,
-}  # fmt: skip
-
-
+Expected = Literal["tinyflux"]
+# Layer -> column -> the shape at one bucket that the document's student takes.
+TINYFLUX: dict[str, dict[str, tuple[int, ...]]] = {
+    "lune": {"lune": (1280,)},
+    "sol": {"sol_stats": (4,), "sol_spatial": (8, 8)},
+}
 SAMPLED_CHUNKS = 4  # chunks from which rows are recomputed
 
 
@@ -258,18 +85,18 @@ def interpolation_errors(
         return ()
     middles = tuple((low + high) / 2 for low, high in pairwise(recipe.buckets))
     # Chunk by chunk: values that are stored once for equal prompts are at rows of their chunk.
-    given = (cache.read(rows, recipe.reads) for rows in sampled_rows(cache, most_rows))
-    made = _joined(recipe.run_at((*recipe.buckets, *middles), rows) for rows in given)
-    return tuple(_errors(layer, made, np.array(middles), len(recipe.buckets)))
+    chunks = (cache.read(rows, recipe.reads) for rows in sampled_rows(cache, most_rows))
+    outputs = _joined(recipe.run_at((*recipe.buckets, *middles), rows) for rows in chunks)
+    return tuple(_errors(layer, outputs, np.array(middles), len(recipe.buckets)))
 
 
 def _joined(parts: Iterable[dict[str, Array]]) -> dict[str, Array]:
-    found = [part for part in parts if part]
-    return {name: np.concatenate([part[name] for part in found]) for name in found[0]} if found else {}
+    some = [part for part in parts if part]
+    return {name: np.concatenate([part[name] for part in some]) for name in some[0]} if some else {}
 
 
-def _errors(layer: str, made: dict[str, Array], middles: Array, buckets: int) -> Iterator[InterpolationError]:
-    for column, values in made.items():
+def _errors(layer: str, outputs: dict[str, Array], middles: Array, buckets: int) -> Iterator[InterpolationError]:
+    for column, values in outputs.items():
         wide = values.astype(np.float64).reshape(len(values), buckets + len(middles), -1)
         nodes, computed = wide[:, :buckets], wide[:, buckets:]
         apart = np.square((nodes[:, :-1] + nodes[:, 1:]) / 2 - computed).sum(axis=(0, 2))
@@ -326,42 +153,51 @@ class Alignment(Record, frozen=True, kw_only=True):
 
 
 def check_alignment(
-    cache: Cache, *, recompute: int = 8, held_out: int = 0, check_source: bool = False, expect: Sequence[str] = ()
+    cache: Cache, *, recompute: int = 8, held_out: int = 0, allow_network: bool = False, expect: Expected | None = None
 ) -> Alignment:
     """Check every teacher layer; `recompute` rows of each are computed again and compared.
 
     On `held_out` rows, timed teachers are also run halfway between buckets, to measure the error of interpolation.
-    `expect` are expectations such as "lune.dim=1280", names of profiles such as "tinyflux", or files of them.
+    `expect="tinyflux"` also checks shapes and buckets against the TinyFlux document.
 
-    A model that is not on this disk is downloaded only with `check_source`, because the cache chose its name.
+    A model that is not on this disk is downloaded only with `allow_network`, because the cache chose its name.
     """
-    expected = read_expectations(expect)
+    if expect not in (None, "tinyflux"):
+        raise choice_error("expect", expect, (None, "tinyflux"))
     kept = [cache.recipe(layer) for layer in cache.generation.recipes]
-    found = [
-        _aligned(cache, one, recompute, held_out, check_source)
+    layers = [
+        _aligned(cache, one, recompute, held_out, allow_network)
         for one in kept
         if one.kind in (TeacherRecipe.kind, IMPORTED)
     ]
-    return Alignment(root=cache.root, layers=tuple(found), unmet=tuple(unmet(expected, _facts(found))))
+    return Alignment(root=cache.root, layers=tuple(layers), unmet=tuple(_unmet(layers)) if expect else ())
 
 
-def _facts(layers: Sequence[LayerAlignment]) -> dict[str, LayerFacts]:
-    return {
-        one.layer: LayerFacts(one.columns, one.dtypes, one.ranges, one.buckets, one.direction, one.present)
-        for one in layers
-    }
+def _unmet(layers: Sequence[LayerAlignment]) -> Iterator[str]:
+    """Yield the differences from the TinyFlux document."""
+    known = {one.layer: one for one in layers}
+    for layer, shapes in TINYFLUX.items():
+        if layer not in known:
+            yield f"there is no teacher layer '{layer}'; there are {', '.join(known) or 'none'}"
+            continue
+        if not known[layer].usual_buckets:
+            yield f"the buckets of '{layer}' must be linspace(0.05, 0.95, 10) (found {known[layer].buckets})"
+        for column, shape in shapes.items():
+            stored_shape = known[layer].columns.get(column, (0,))[1:]
+            if stored_shape != shape:
+                yield f"'{column}' must have the shape {shape} at a bucket (found {stored_shape})"
 
 
-def _aligned(cache: Cache, kept: RecipeDocument, recompute: int, held_out: int, check_source: bool) -> LayerAlignment:
+def _aligned(cache: Cache, kept: RecipeDocument, recompute: int, held_out: int, allow_network: bool) -> LayerAlignment:
     whole = open_cache(cache.store, generation=cache.generation.number, layers=[kept.layer])
     constants = whole.constants(kept.layer)
     buckets = tuple(float(t) for t in constants.pop(T_BUCKETS, np.empty(0)))
-    look = _Look(kept.fields)
+    look = _Look(kept)
     for columns in whole.chunks([*_names(kept), *_base_names(kept), presence_name(kept.layer)]):
         look.take(kept, columns)
     for name, values in constants.items():
         look.values(name, values.astype(np.float32))
-    again = _recomputed(whole, kept, recompute, held_out if buckets else 0, check_source)
+    again = _recomputed(whole, kept, recompute, held_out if buckets else 0, allow_network)
     absent = [f"none of its {len(whole):,} rows is present"] if len(whole) and not look.rows else []
     return LayerAlignment(
         layer=kept.layer,
@@ -370,7 +206,7 @@ def _aligned(cache: Cache, kept: RecipeDocument, recompute: int, held_out: int, 
         | {name: tuple(values.shape) for name, values in constants.items()},
         dtypes={column.name: column.dtype for column in kept.columns}
         | {name: str(values.dtype) for name, values in constants.items()},
-        direction=str(look.teacher.get("time_direction") or "") if buckets else "",
+        direction=str(look.teacher.get("time_direction") or kept.fields.get("time_direction") or "") if buckets else "",
         present=look.rows / max(1, len(whole)),
         buckets=buckets,
         usual_buckets=bool(buckets) and len(buckets) == len(BUCKETS) and bool(np.allclose(buckets, BUCKETS)),
@@ -379,18 +215,20 @@ def _aligned(cache: Cache, kept: RecipeDocument, recompute: int, held_out: int, 
         recomputed_rows=again.rows,
         interpolation=again.interpolation,
         problems=(*absent, *_bucket_problems(kept, buckets), *look.problems, *again.problems),
-        notes=again.notes,
+        notes=(*look.notes, *again.notes),
     )
 
 
 class _Look:
     """Collects ranges and problems of a layer, chunk by chunk."""
 
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        self.fields = fields
-        self.teacher: Mapping[str, Any] = fields.get("teacher") or {"kind": fields.get("part")}
+    def __init__(self, kept: RecipeDocument) -> None:
+        self.fields = kept.fields
+        self.is_imported = kept.kind == IMPORTED
+        self.teacher: Mapping[str, Any] = kept.fields.get("teacher") or {"kind": kept.fields.get("part")}
         self.ranges: dict[str, tuple[float, float]] = {}
         self.problems: list[str] = []
+        self.notes: tuple[str, ...] = ()
         self.rows = 0
 
     def take(self, kept: RecipeDocument, columns: Columns) -> None:
@@ -421,7 +259,12 @@ class _Look:
         return name in {f"{prefix}{ending}" for prefix in ("sol", self.teacher.get("name")) for ending in SOL_COLUMNS}
 
     def _sol(self, name: str, values: NDArray[np.float32], low: float, high: float) -> None:
-        if low < 0 or high > 1:
+        if low < 0 <= high <= 1 and self.is_imported and name.endswith("_spatial"):
+            self.notes = (
+                f"'{name}' has values outside of the documented range 0 to 1, down to {self.ranges[name][0]:g}: the "
+                "document's formula is negative in the corners; loss weights count them as 0",
+            )
+        elif low < 0 or high > 1:
             self._add(f"'{name}' must be from 0 to 1 (found {low:g} to {high:g})")
         if name.endswith("_spatial"):
             off = float(np.abs(values.sum(axis=(-2, -1)) - 1).max())
@@ -453,31 +296,38 @@ class _Again(msgspec.Struct, frozen=True):
     interpolation: tuple[InterpolationError, ...] = ()
 
 
-def reopened(kept: RecipeDocument, root: str, verb: str, check_source: bool) -> TeacherRecipe:
+def reopened(kept: RecipeDocument, root: str, verb: str, allow_network: bool) -> TeacherRecipe:
     """Return the recipe of a teacher layer; raise if its files would be downloaded or have changed."""
     recipe = msgspec.convert(kept.fields, TeacherRecipe)
-    on_hub = () if check_source else recipe.on_hub()
+    on_hub = () if allow_network else recipe.on_hub()
     if on_hub:
-        raise RecipeNotContacted(root, kept.layer, on_hub[0], verb)
+        raise SourceInvalid(
+            f"layer '{kept.layer}' of '{root}' needs '{on_hub[0]}' from the hub; forebay does not "
+            "contact a machine that only a cache names",
+            hint=f"allow it with `forebay {verb} {root} --allow-network`",
+            repository=on_hub[0],
+        )
     if not is_same_recipe(kept, recipe):
         changed = ", ".join(differing_fields(kept, recipe))
         raise RecipeInvalid(f"the teacher of layer '{kept.layer}' has changed (differs in: {changed})")
     return recipe
 
 
-def _recomputed(cache: Cache, kept: RecipeDocument, most: int, held_out: int, check_source: bool) -> _Again:
+def _recomputed(cache: Cache, kept: RecipeDocument, most: int, held_out: int, allow_network: bool) -> _Again:
     """Recompute and compare a few rows, if the teacher is available."""
     if not (most or held_out) or not kept.columns:
         return _Again()
     if kept.kind == IMPORTED:
         return _Again(notes=("no row was recomputed: an imported layer does not record its teacher",))
     try:
-        recipe = msgspec.structs.replace(reopened(kept, cache.root, "verify --align", check_source), device="auto")
+        recipe = msgspec.structs.replace(reopened(kept, cache.root, "verify --align", allow_network), device="auto")
         return _compared(cache, kept, recipe, most, held_out)
-    except (RecipeNotContacted, TeacherUnusable, UnknownKind, HubNotFound, HubUnreachable, LibraryMissing) as absent:
-        return _Again(notes=(f"no row was recomputed: {absent}",))
-    except (RecipeInvalid, TeacherRaised, TeacherOutputInvalid, HookSilent) as other:
-        return _Again(problems=(str(other),))
+    except (SourceInvalid, ModelUnusable, LibraryMissing, SourceNotFound, StoreUnavailable) as error:
+        if "sample" in error.facts:
+            return _Again(problems=(error.message,))
+        return _Again(notes=(f"no row was recomputed: {error.message}",))
+    except RecipeInvalid as error:
+        return _Again(problems=(error.message,))
 
 
 def _compared(cache: Cache, kept: RecipeDocument, recipe: TeacherRecipe, most: int, held_out: int) -> _Again:
@@ -492,18 +342,19 @@ def _compared(cache: Cache, kept: RecipeDocument, recipe: TeacherRecipe, most: i
             if lost and np.count_nonzero(np.asarray(again.present)) < np.count_nonzero(before):
                 problems[f"recomputed, sample '{lost[0].sample}' has {lost[0].detail}"] = None
                 continue
-            found = (_difference(column.name, again.columns, stored, column.dtype) for column in kept.columns)
-            problems |= dict.fromkeys(problem for problem in found if problem)
+            if not np.array_equal(np.asarray(again.present), before):
+                problems["other rows are present where they are recomputed"] = None
+            differences = (_difference(column, again.columns, stored, before) for column in kept.columns)
+            problems |= dict.fromkeys(problem for problem in differences if problem)
         errors = interpolation_errors(kept.layer, recipe, cache, held_out)
     finally:
         recipe.release()
     return _Again(count, tuple(problems), interpolation=errors)
 
 
-def _difference(name: str, made: Columns, stored: Columns, dtype: str) -> str | None:
-    ours, theirs = made[name], stored[name]
-    one = ours.values if isinstance(ours, Ragged) else np.asarray(ours)
-    other = theirs.values if isinstance(theirs, Ragged) else np.asarray(theirs)
+def _difference(column: Column, computed: Columns, stored: Columns, present: NDArray[np.bool_]) -> str | None:
+    name, dtype = column.name, column.dtype
+    one, other = (_present_values(column, columns, np.flatnonzero(present)) for columns in (computed, stored))
     if dtype not in TOLERANCES or one.shape != other.shape:
         return None if np.array_equal(one, other) else f"recomputed values of '{name}' differ"
     apart = np.abs(one.astype(np.float32) - other.astype(np.float32))
@@ -511,6 +362,15 @@ def _difference(name: str, made: Columns, stored: Columns, dtype: str) -> str | 
     if (apart <= allowed).all():
         return None
     return f"recomputed values of '{name}' differ by up to {float(apart.max(initial=0)):g}"
+
+
+def _present_values(column: Column, columns: Columns, rows: NDArray[np.int64]) -> Array:
+    """Return the values of some rows, one after the other; a dictionary column has them at the rows that hold them."""
+    values = columns[column.name]
+    if not isinstance(values, Ragged):
+        return np.asarray(values)[rows]
+    holders = np.asarray(columns[column.index])[rows] if column.index else rows
+    return np.concatenate([values.values[:0], *(values[row] for row in holders.tolist())])
 
 
 def _bucket_problems(kept: RecipeDocument, buckets: tuple[float, ...]) -> Iterator[str]:

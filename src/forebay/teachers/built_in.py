@@ -1,14 +1,10 @@
 """The built-in teachers as data: encoders, UNets, language models; and how a teacher is found by its name.
 
-First the kinds of VAEs and denoisers that are supported, and the shapes of each, from its configuration. How a denoiser
-is called is in `forebay.torch.teachers.run_denoiser`; which parts a pipeline has, in `PIPELINES` of the recipe.
-
 `forebay.torch.teachers` runs them. A class that was passed in Python is known to this process from then on, so that its
 recipe can be read back. No class is imported because a file names it.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,8 +14,9 @@ from msgspec import Meta
 from numpy.typing import ArrayLike, NDArray
 
 from forebay.columns import Array, Columns
-from forebay.errors import RecipeInvalid, TeacherUnusable, UnknownKind
+from forebay.errors import LibraryMissing, ModelUnusable, RecipeInvalid
 from forebay.teachers.hook import Hook
+from forebay.teachers.model_families import DENOISERS, DenoiserFamily, check_text_model, denoiser_class, latent_shape
 from forebay.teachers.protocol import (
     Loaded,
     Output,
@@ -33,140 +30,6 @@ from forebay.teachers.protocol import (
     tokenizer_of,
 )
 from forebay.teachers.teacher_samples import SHARED_ROW_SUFFIX, class_in
-
-
-@dataclass(frozen=True, slots=True)
-class VaeFamily:
-    """A kind of VAE: the settings that give the shape of its latents."""
-
-    channels: str
-    levels: str  # a list with one entry for each resolution, each half of the one before
-    of_videos: bool = False  # an image is a video of one frame
-
-
-VAES = {
-    "AutoencoderKL": VaeFamily("latent_channels", "block_out_channels"),
-    "AutoencoderKLQwenImage": VaeFamily("z_dim", "dim_mult", of_videos=True),
-    "AutoencoderKLWan": VaeFamily("z_dim", "dim_mult", of_videos=True),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class DenoiserFamily:
-    """A kind of denoiser: what it reads besides latents and t, and the shapes of its parts."""
-
-    texts: tuple[int, ...]  # the numbers of text columns that it may read
-    needs_pooled: bool | None  # None: its configuration decides
-    fields: str  # the fields of a teacher that name what it reads, as an example
-    middle: Callable[[str], str]  # the name of its middle block
-    width: Callable[[str], int]  # the channels of that block's output
-    latents: Callable[[str, int], tuple[int, int]]  # channels and side, for a size of images or 0
-    attends_to: str = "image"  # what its self-attention is over
-
-
-def _number(model: str, name: str) -> int:
-    return int(setting(model, name))
-
-
-def _inner_width(model: str) -> int:
-    return _number(model, "num_attention_heads") * _number(model, "attention_head_dim")
-
-
-def _sampled(model: str, image_size: int) -> tuple[int, int]:
-    return _number(model, "in_channels"), _number(model, "sample_size")
-
-
-def _packed(model: str, image_size: int) -> tuple[int, int]:
-    """Latents of which four neighbouring cells are one token. The pipeline's own size of images is 1024."""
-    return _number(model, "in_channels") // 4, (image_size or 1024) // 8
-
-
-def _middle_block(model: str) -> str:
-    return f"transformer_blocks.{_number(model, 'num_layers') // 2}"
-
-
-def _middle_of_both(model: str) -> str:
-    """The middle of all blocks, of which those with two streams come first."""
-    double = _number(model, "num_layers")
-    middle = (double + _number(model, "num_single_layers")) // 2
-    return f"transformer_blocks.{middle}" if middle < double else f"single_transformer_blocks.{middle - double}"
-
-
-DENOISERS = {
-    "DiTTransformer2DModel": DenoiserFamily(
-        texts=(0,),
-        needs_pooled=False,
-        fields="text='', labels='metadata.class'",
-        middle=_middle_block,
-        width=_inner_width,
-        latents=_sampled,
-    ),
-    "FluxTransformer2DModel": DenoiserFamily(
-        texts=(1,),
-        needs_pooled=True,
-        fields="text='t5_states', pooled='clip_pooled'",
-        middle=_middle_of_both,
-        width=_inner_width,
-        latents=_packed,
-        attends_to="text and image",
-    ),
-    "SD3Transformer2DModel": DenoiserFamily(
-        texts=(2, 3),
-        needs_pooled=True,
-        fields="text='clip_l_states+clip_g_states+t5_states', pooled='clip_l_pooled+clip_g_pooled'",
-        middle=_middle_block,
-        width=_inner_width,
-        latents=_sampled,
-        attends_to="text and image",
-    ),
-    "UNet2DConditionModel": DenoiserFamily(
-        texts=(1, 2),
-        needs_pooled=None,
-        fields="text='clip_states', or of the SDXL kind text='clip_l_states+clip_g_states', pooled='clip_g_pooled'",
-        middle=lambda model: "mid_block",
-        width=lambda model: int(setting(model, "block_out_channels")[-1]),
-        latents=_sampled,
-    ),
-}
-
-
-def vae_class(vae: str) -> str:
-    return _known(vae, VAES, "VAEs", "AutoencoderKL")
-
-
-def denoiser_class(model: str) -> str:
-    return _known(model, DENOISERS, "denoisers", "UNet2DConditionModel")
-
-
-def latent_shape(vae: str, size: int) -> tuple[int, int, int]:
-    """Return the shape of the latents of square images."""
-    family = VAES[vae_class(vae)]
-    side = size // 2 ** (len(setting(vae, family.levels)) - 1) // int(config_of(vae).get("patch_size") or 1)
-    return _number(vae, family.channels), side, side
-
-
-def check_text_model(model: str, types: Collection[str], what: str) -> None:
-    """Raise for a text encoder of another kind than `types`, if its configuration says which it is."""
-    config = config_of(model)
-    found = config.get("model_type")
-    if found is not None and found not in types:
-        named = (config.get("architectures") or [found])[0]
-        raise TeacherUnusable(
-            model, f"its class is {named}, of the kind '{found}'; {what} must be one of {', '.join(types)}"
-        )
-
-
-def _known(model: str, known: Collection[str], what: str, default: str) -> str:
-    """Return the class that a model's configuration names; raise TeacherUnusable unless it is supported."""
-    config = config_of(model)
-    found = str(config.get("_class_name") or (config.get("architectures") or [default])[0])
-    if found in known:
-        return found
-    raise TeacherUnusable(
-        model,
-        f"its class is {found}; supported {what} are {', '.join(known)}; for another, use Hook or a Teacher class",
-    )
-
 
 MODEL = {"format": "file", "metavar": "MODEL"}  # a folder written by save_pretrained, or a name on the hub
 
@@ -201,9 +64,7 @@ class Latents(Teacher, frozen=True, kw_only=True, tag="latents"):
         return (Output(self.name, latent_shape(self.vae, self.size)),)
 
     def files(self) -> Mapping[str, str]:
-        # Revision 1 ignored these, so latents of such a VAE need a new layer.
-        normalized = {"latents_normalized": "per channel"} if config_of(self.vae).get("latents_mean") else {}
-        return {**hashes("vae", self.vae), **normalized}
+        return hashes("vae", self.vae)
 
     def versions(self) -> Mapping[str, str]:
         return library_versions("torch", "diffusers")
@@ -218,11 +79,10 @@ class Latents(Teacher, frozen=True, kw_only=True, tag="latents"):
 class T5(Teacher, frozen=True, kw_only=True, tag="t5"):
     """The last hidden states of a T5 encoder, and a mask, True for tokens that are not padding.
 
-    With `ragged` only the states of tokens that are not padding are stored; `fb.teachers.shared` fills them up with
+    With `ragged` only the states of tokens that are not padding are stored; `forebay.torch.Padded` fills them up with
     zeros. `masked=False` runs the encoder without its attention mask, as Flux and SD3 do.
     """
 
-    added: ClassVar[tuple[str, ...]] = ("ragged", "masked")
     prompted: ClassVar[bool] = True
     depends_on: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
     located: ClassVar[tuple[str, ...]] = ("model", "tokenizer")
@@ -267,7 +127,6 @@ class Clip(Teacher, frozen=True, kw_only=True, tag="clip"):
     stores the pooled output after the model's text projection, as SDXL's and SD3's pipelines read it.
     """
 
-    added: ClassVar[tuple[str, ...]] = ("states_layer", "projected")
     prompted: ClassVar[bool] = True
     depends_on: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
     located: ClassVar[tuple[str, ...]] = ("model", "tokenizer")
@@ -331,11 +190,7 @@ class DenoiserTeacher(Teacher, frozen=True, kw_only=True):
     images with one tag each, or a key of JSON such as "metadata.class"; "" is the class that stands for none.
     """
 
-    added: ClassVar[tuple[str, ...]] = (
-        "noise_per", "pooled", "image_size", "guidance", "labels", "noise_timestep", "data_timestep",
-    )  # fmt: skip
     timed: ClassVar[bool] = True
-    revision: ClassVar[int] = 2  # 1 passed t · 1000 in both directions
     located: ClassVar[tuple[str, ...]] = ("unet", "weights")
 
     unet: Annotated[str, Meta(description="UNet or diffusion transformer.", extra=MODEL)]
@@ -383,14 +238,14 @@ class DenoiserTeacher(Teacher, frozen=True, kw_only=True):
         return library_versions("torch", "diffusers")
 
     def check_inputs(self) -> DenoiserFamily:
-        """Return the family of the model; raise TeacherUnusable if it reads other columns than the fields name."""
+        """Return the family of the model; raise ModelUnusable if it reads other columns than the fields name."""
         kind = denoiser_class(self.unet)
         family = DENOISERS[kind]
         wrong_pooled = family.needs_pooled is not None and family.needs_pooled != bool(self.pooled)
         wrong_labels = bool(self.labels) and 0 not in family.texts
         if len(self.texts) not in family.texts or wrong_pooled or wrong_labels:
-            found = f"text={self.text!r}, pooled={self.pooled!r}, labels={self.labels!r}"
-            raise TeacherUnusable(self.unet, f"a {kind} takes {family.fields} (got {found})")
+            named = f"text={self.text!r}, pooled={self.pooled!r}, labels={self.labels!r}"
+            raise ModelUnusable(f"the model '{self.unet}' cannot be used: a {kind} takes {family.fields} (got {named})")
         return family
 
     def unusable(self, rows: Columns) -> Mapping[int, str]:
@@ -399,9 +254,9 @@ class DenoiserTeacher(Teacher, frozen=True, kw_only=True):
         column, _, key = self.labels.partition(".")
         most = int(setting(self.unet, "num_embeds_ada_norm"))  # the number after the classes stands for none
         values = rows[column]
-        found = {row: class_in(values[row], key) for row in range(len(values))}
+        labels = {row: class_in(values[row], key) for row in range(len(values))}
         wrong = f"'{self.labels}' is not one whole number from 0 to {most}"
-        return {row: f"{wrong}: {label}" for row, label in found.items() if label is None or not 0 <= label <= most}
+        return {row: f"{wrong}: {label}" for row, label in labels.items() if label is None or not 0 <= label <= most}
 
     @property
     def latent_shape(self) -> tuple[int, int, int]:
@@ -571,11 +426,14 @@ def teacher_class(kind: str) -> type[Teacher]:
     if kind in BUILT_IN:
         return BUILT_IN[kind]
     for entry in entry_points(group="forebay.teachers", name=kind):
-        found: type[Teacher] = entry.load()
-        return found
+        loaded_class: type[Teacher] = entry.load()
+        return loaded_class
     if kind in _passed:
         return _passed[kind]
-    raise UnknownKind("teacher", kind, sorted(BUILT_IN))
+    raise LibraryMissing(
+        f"no teacher of kind '{kind}' is installed (known: {', '.join(sorted(BUILT_IN))})",
+        hint="install the package that provides it, or pass the teacher itself",
+    )
 
 
 def _checked(cls: type[Teacher], fields: Mapping[str, Any]) -> Teacher:

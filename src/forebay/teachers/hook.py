@@ -114,11 +114,10 @@ class Hook(Teacher, frozen=True, kw_only=True, tag="hook"):
     as it is. Pooling is over all axes between the first and the channels, which are the last axis, or the second for
     "spatial_mean"; "first" and "last" take one position of the second axis. Padding of prompts and tokens does not
     count. If a submodule runs more than once, its first output is stored. For your own module or pooling, write a
-    `Teacher` whose `load` returns `forebay.torch.teachers.HookedModule(module, submodule, pool)`.
+    `Teacher` whose `load` uses `forebay.torch.teachers.Captures`.
     """
 
     located: ClassVar[tuple[str, ...]] = ("model", "weights", "tokenizer")
-    added: ClassVar[tuple[str, ...]] = ("images", "prompts", "tokens", "latents", "time_direction", "points")
 
     model: str
     architecture: str
@@ -149,9 +148,11 @@ class Hook(Teacher, frozen=True, kw_only=True, tag="hook"):
         if self.latents and bool(self.latents.column) == bool(self.latents.shape):
             raise RecipeInvalid("latents need either the column that holds them, or with column='' a shape of noise")
         if twice := _repeated([one.name for one in self.points]):
-            raise RecipeInvalid(f"two points are named '{twice}', and would fill one column; name each HookPoint apart")
+            raise RecipeInvalid(
+                f"two points are named '{twice}', and would fill one column", hint="name each HookPoint apart"
+            )
         if twice := _repeated([*self.arguments, *self._made_arguments()]):
-            raise RecipeInvalid(f"two inputs fill the argument '{twice}' of the model; leave one of them out")
+            raise RecipeInvalid(f"two inputs fill the argument '{twice}' of the model", hint="leave one of them out")
         if unknown := [column for column in self.shared if column not in self.argument_columns]:
             raise RecipeInvalid(f"shared names '{unknown[0]}', which is not the column of an argument")
 
@@ -188,22 +189,22 @@ class Hook(Teacher, frozen=True, kw_only=True, tag="hook"):
         return self.name
 
     def inputs(self) -> tuple[str, ...]:
-        found = [*self.argument_columns, *(f"{column}{SHARED_ROW_SUFFIX}" for column in self.shared)]
-        found += self.images.columns if self.images else ()
-        found += ("tokens", "seq_lens") if self.tokens else ()
-        found += (self.latents.column,) if self.latents and self.latents.column else ()
-        return tuple(dict.fromkeys(found))
+        columns = [*self.argument_columns, *(f"{column}{SHARED_ROW_SUFFIX}" for column in self.shared)]
+        columns += self.images.columns if self.images else ()
+        columns += ("tokens", "seq_lens") if self.tokens else ()
+        columns += (self.latents.column,) if self.latents and self.latents.column else ()
+        return tuple(dict.fromkeys(columns))
 
     def fed_arguments(self) -> tuple[str, ...]:
         """Return the arguments that are made from the cache."""
         return (*(name for name, value in self.arguments.items() if isinstance(value, str)), *self._made_arguments())
 
     def _made_arguments(self) -> tuple[str, ...]:
-        found = [self.images.argument] if self.images else []
-        found += (self.latents.argument, self.latents.timestep) if self.latents else ()
+        arguments = [self.images.argument] if self.images else []
+        arguments += (self.latents.argument, self.latents.timestep) if self.latents else ()
         for each in (self.prompts, self.tokens):
-            found += (each.argument, each.mask) if each else ()
-        return tuple(name for name in found if name)
+            arguments += (each.argument, each.mask) if each else ()
+        return tuple(name for name in arguments if name)
 
     def hooked(self) -> tuple[HookPoint, ...]:
         """Return all submodules with the names of their columns."""

@@ -27,15 +27,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from forebay.columns import Array, Columns, Dtype, Ragged
-from forebay.errors import HubNotFound, HubUnreachable, LibraryMissing, TeacherUnusable
-from forebay.teachers.teacher_samples import normal
+from forebay.errors import LibraryMissing, ModelUnusable, SourceNotFound, StoreUnavailable
+from forebay.teachers.teacher_samples import SHARED_ROW_SUFFIX, normal
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,13 @@ class Batch:
         return None if self.t is None else float(self.t[0])
 
     def array(self, column: str) -> Array:
-        """Return a column whose rows have one shape, `(samples, …)`."""
+        """Return a column whose rows have one shape, `(samples, …)`, also if it is stored once for equal prompts."""
         values = self._column(column)
-        if isinstance(values, Ragged):
+        if not isinstance(values, Ragged):
+            return values
+        if f"{column}{SHARED_ROW_SUFFIX}" not in self.columns or (values.lengths != 1).any():
             raise TypeError(f"'{column}' is ragged; use batch.rows('{column}')")
-        return values
+        return values.values
 
     def rows(self, column: str) -> list[Array]:
         """Return a column row by row."""
@@ -103,13 +105,6 @@ TimeDirection = Literal["t0_noise", "t0_data"]  # the end of t that is noise
 Loaded = Callable[[Batch], Mapping[str, Array | Ragged]]
 
 
-@runtime_checkable
-class Closeable(Protocol):
-    """A loaded teacher that holds more than memory: it is closed when it is released."""
-
-    def close(self) -> None: ...
-
-
 class Teacher(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
     """The base class of teachers. A subclass has a `tag`, which names it in recipes and, by default, its layer.
 
@@ -122,11 +117,8 @@ class Teacher(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     prompted: ClassVar[bool] = False  # whether batches have prompts
     needs_ids: ClassVar[bool] = True  # whether the cache must have sample ids: for noise, and to name failed samples
     depends_on: ClassVar[Literal["sample", "prompt", "nothing"]] = "sample"
-    revision: ClassVar[int] = (
-        1  # increase it when code changes what is stored: layers of other revisions are not reused
-    )
+    revision: ClassVar[int] = 1  # increase it when code changes what is stored: other layers are not reused
     located: ClassVar[tuple[str, ...]] = ()
-    added: ClassVar[tuple[str, ...]] = ()  # fields that layers from before they existed have at their default
     reads: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
@@ -184,18 +176,22 @@ def runner(module: str) -> Any:
     try:
         return import_module(f"{ROOM}.{module}")
     except ModuleNotFoundError as missing:
-        raise LibraryMissing(str(missing.name), "running a teacher", "teachers") from missing
+        raise LibraryMissing(
+            f"running a teacher needs '{missing.name!s}', which is not installed",
+            hint="pip install 'forebay[teachers]'",
+            extra="teachers",
+        ) from missing
 
 
 def library_versions(*names: str) -> dict[str, str]:
     """Return the versions of those libraries that are installed."""
-    found = {}
+    versions = {}
     for name in names:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 CONFIG = "config.json"
@@ -222,7 +218,10 @@ def model_folder(model: str) -> str:
 def weights_file(weights: str) -> str:
     """Return the path of a single file of weights, downloaded from the hub if it is a name there."""
     if not weights.endswith(SUFFIX):
-        raise TeacherUnusable(weights, f"single weights are a {SUFFIX} file; anything else could run code when loaded")
+        raise ModelUnusable(
+            f"the model '{weights}' cannot be used: single weights are a {SUFFIX} file; anything else "
+            "could run code when loaded"
+        )
     if os.path.isfile(weights):
         return os.path.abspath(weights)
     return _from_hub(weights, "there is no such file")
@@ -245,7 +244,10 @@ def tokenizer_of(model: str, tokenizer: str | None) -> str:
     near = os.path.join(above, name.replace("text_encoder", "tokenizer"))
     if name.startswith("text_encoder") and (os.path.isdir(near) or not os.path.isdir(model)):
         return near
-    raise TeacherUnusable(model, "it has no tokenizer; save one into its folder, or pass tokenizer='…'")
+    raise ModelUnusable(
+        f"the model '{model}' cannot be used: it has no tokenizer",
+        hint="save one into its folder, or pass tokenizer='…'",
+    )
 
 
 def config_of(model: str) -> Mapping[str, Any]:
@@ -273,22 +275,24 @@ def _document(model: str, path: str, advice: str) -> Mapping[str, Any]:
     name = os.path.basename(path)
     try:
         with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+            document = json.load(file)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise TeacherUnusable(model, f"it has no {name}; {advice}") from error
+        raise ModelUnusable(f"the model '{model}' cannot be used: it has no {name}", hint=advice) from error
     except ValueError as error:
-        raise TeacherUnusable(model, f"its {name} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise TeacherUnusable(model, f"its {name} is not a JSON object")
-    return found
+        raise ModelUnusable(f"the model '{model}' cannot be used: its {name} is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise ModelUnusable(f"the model '{model}' cannot be used: its {name} is not a JSON object")
+    return document
 
 
 def setting(model: str, name: str, default: Any = None) -> Any:
     """Return one value of a model's configuration."""
-    found = config_of(model).get(name, default)
-    if found is None:
-        raise TeacherUnusable(model, f"its {CONFIG} has no '{name}'; it is another kind of model")
-    return found
+    value = config_of(model).get(name, default)
+    if value is None:
+        raise ModelUnusable(
+            f"the model '{model}' cannot be used: its {CONFIG} has no '{name}'; it is another kind of model"
+        )
+    return value
 
 
 def hashes(name: str, model: str, weights: str | None = None, tokenizer: str | None = None) -> dict[str, str]:
@@ -297,9 +301,9 @@ def hashes(name: str, model: str, weights: str | None = None, tokenizer: str | N
     config_of(model)  # raises for a folder that is not a model, before its weights are hashed
     files = [os.path.join(folder, CONFIG)] if weights else [*_weights_in(model, folder), *_there(folder, _BESIDE)]
     files += [weights_file(weights)] if weights else []
-    found = {f"{name}/{os.path.basename(path)}": file_hash(path) for path in dict.fromkeys(files)}
+    digests = {f"{name}/{os.path.basename(path)}": file_hash(path) for path in dict.fromkeys(files)}
     apart = _there(model_folder(tokenizer), _BESIDE) if tokenizer and (weights or tokenizer != model) else []
-    return found | {f"{name}/tokenizer/{os.path.basename(path)}": file_hash(path) for path in apart}
+    return digests | {f"{name}/tokenizer/{os.path.basename(path)}": file_hash(path) for path in apart}
 
 
 def file_hash(path: str) -> str:
@@ -316,23 +320,23 @@ def _hashed(path: str, size: int, mtime_ns: int, ctime_ns: int, inode: int) -> s
 
 def _weights_in(model: str, folder: str) -> list[str]:
     """Return the files that a library may read to load the folder: a whole one, or an index and its shards."""
-    found = _there(folder, tuple(f"{stem}{SUFFIX}" for stem in _STEMS))
+    weights = _there(folder, tuple(f"{stem}{SUFFIX}" for stem in _STEMS))
     for index in _there(folder, tuple(f"{stem}{INDEX}" for stem in _STEMS)):
-        found += [index, *_shards(model, folder, index)]
-    if found:
-        return found
+        weights += [index, *_shards(model, folder, index)]
+    if weights:
+        return weights
     names = sorted(os.listdir(folder))
     variants = [name for name in names if name.endswith(SUFFIX)]
     if variants:
-        raise TeacherUnusable(
-            model,
-            f"its weights have another name, '{variants[0]}': expected '{_STEMS[0]}{SUFFIX}', '{_STEMS[1]}{SUFFIX}' or "
-            f"an index of shards; link or rename the file to that, or save the model without variant=",
+        raise ModelUnusable(
+            f"the model '{model}' cannot be used: its weights have another name, '{variants[0]}': "
+            f"expected '{_STEMS[0]}{SUFFIX}', '{_STEMS[1]}{SUFFIX}' or an index of shards",
+            hint="link or rename the file to that, or save the model without variant=",
         )
     there = ", ".join(names[:6]) or "nothing"
-    raise TeacherUnusable(
-        model,
-        f"it has no {SUFFIX} weights (found: {there}); save it with safe_serialization: pickle files are never loaded",
+    raise ModelUnusable(
+        f"the model '{model}' cannot be used: it has no {SUFFIX} weights (found: {there})",
+        hint="save it with safe_serialization: pickle files are never loaded",
     )
 
 
@@ -341,11 +345,17 @@ def _shards(model: str, folder: str, index: str) -> Iterator[str]:
         with open(index, encoding="utf-8") as file:
             names = sorted({str(name) for name in json.load(file)["weight_map"].values()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TeacherUnusable(model, f"its {os.path.basename(index)} names no weights; save the model again") from error
+        raise ModelUnusable(
+            f"the model '{model}' cannot be used: its {os.path.basename(index)} names no weights",
+            hint="save the model again",
+        ) from error
     for name in names:
         path = os.path.join(folder, os.path.basename(name))
         if not os.path.isfile(path):
-            raise TeacherUnusable(model, f"its weights lack the file '{name}' that {os.path.basename(index)} names")
+            raise ModelUnusable(
+                f"the model '{model}' cannot be used: its weights lack the file '{name}' that "
+                f"{os.path.basename(index)} names"
+            )
         yield path
 
 
@@ -361,11 +371,15 @@ def _is_hub_name(name: str) -> bool:
 def _from_hub(name: str, problem: str) -> str:
     """Return the local copy of a hub name. Cached, so that a build does not change its model half way."""
     if not _is_hub_name(name):
-        raise TeacherUnusable(name, problem)
+        raise ModelUnusable(f"the model '{name}' cannot be used: {problem}")
     organisation, repository, *path = name.split("/", 2)
     hub: Any = import_module("forebay.hub")  # only a name on the hub needs its library
     try:
-        found: str = hub.model_files(f"{organisation}/{repository}", path[0] if path else "", (SUFFIX, INDEX, *_BESIDE))
-    except (HubNotFound, HubUnreachable) as error:
-        raise TeacherUnusable(name, f"nothing of that name is on this disk, and {error}") from error
-    return found
+        inner = path[0] if path else ""
+        local: str = hub.model_files(f"{organisation}/{repository}", inner, (SUFFIX, INDEX, *_BESIDE))
+    except (SourceNotFound, StoreUnavailable) as error:
+        raise ModelUnusable(
+            f"the model '{name}' cannot be used: nothing of that name is on this disk, and {error.message}",
+            hint=error.hint,
+        ) from error
+    return local

@@ -20,7 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from forebay.columns import Array, Columns, Ragged
 from forebay.errors import RecipeInvalid
-from forebay.order.orders import key_of, philox
+from forebay.order.coins import philox
+from forebay.order.shuffle import key_of
 from forebay.source import Failure
 
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -42,8 +43,8 @@ def normal(
     rows = keys[:, None]
     counter = (rows & _LOW, rows >> _HALF, buckets.astype(np.uint64)[:, None], draws)
     a, b, c, d = philox(counter, (key % 2**32, key >> 32))
-    found = np.stack([*_pair(a, b), *_pair(c, d)], axis=-1)
-    return found.reshape(len(keys), 4 * len(draws))[:, :count].reshape(len(keys), *shape)
+    numbers = np.stack([*_pair(a, b), *_pair(c, d)], axis=-1)
+    return numbers.reshape(len(keys), 4 * len(draws))[:, :count].reshape(len(keys), *shape)
 
 
 def _pair(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -72,22 +73,22 @@ class Prompts:
         """Return the prompt in a row's bytes; None if there is none."""
         try:
             text = row.tobytes().decode()
-            found = {self.key: text} if self.key is None else json.loads(text)
+            record = {self.key: text} if self.key is None else json.loads(text)
         except ValueError:
             return None
-        prompt = found.get(self.key) if isinstance(found, dict) else None
+        prompt = record.get(self.key) if isinstance(record, dict) else None
         return prompt if isinstance(prompt, str) else None
 
 
 def class_in(row: Array, key: str) -> int | None:
     """Return the class number in a row: its only number, or the value of a key of its JSON; None if there is none."""
     try:
-        found = json.loads(row.tobytes()) if key else row.reshape(-1).tolist()
+        values = json.loads(row.tobytes()) if key else row.reshape(-1).tolist()
     except ValueError:
         return None
     if key:
-        found = [found.get(key)] if isinstance(found, dict) else []
-    return found[0] if len(found) == 1 and type(found[0]) is int else None
+        values = [values.get(key)] if isinstance(values, dict) else []
+    return values[0] if len(values) == 1 and type(values[0]) is int else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,18 +115,16 @@ class TeacherSamples:
         return replace(self, present=present, failures=(*self.failures, *failed))
 
     def take(self, column: str, rows: Sequence[int]) -> Array | Ragged:
-        """Return a column at some rows; values stored once for equal prompts are repeated for every row."""
-        values = self.columns[column]
+        """Return a column at some rows: an array, or `Ragged` if the column is declared ragged, whatever its lengths.
+
+        Values stored once for equal prompts are repeated for every row.
+        """
+        values, numbers = self.columns[column], np.asarray(rows, np.int64)
         if not isinstance(values, Ragged):
-            return values[np.asarray(rows, np.int64)]
-        if f"{column}{SHARED_ROW_SUFFIX}" not in self.columns:
-            return Ragged.of([values[row] for row in rows], values.values.dtype, values.values.shape[1:])
-        holders = np.asarray(self.columns[f"{column}{SHARED_ROW_SUFFIX}"])[np.asarray(rows, np.int64)]
-        if (values.lengths > 1).any():  # states of real tokens only
-            return Ragged.of([values[row] for row in holders.tolist()], values.values.dtype, values.values.shape[1:])
-        held = values.values[values.offsets[holders].astype(np.int64)]
-        shared: Array = held.reshape(len(rows), *values.values.shape[1:])
-        return shared
+            return values[numbers]
+        pointer = self.columns.get(f"{column}{SHARED_ROW_SUFFIX}")
+        holders = numbers if pointer is None else np.asarray(pointer)[numbers]
+        return Ragged.of([values[row] for row in holders.tolist()], values.values.dtype, values.values.shape[1:])
 
 
 def read_samples(rows: Columns, ids: str, prompts: Prompts | None) -> TeacherSamples:
@@ -137,19 +136,21 @@ def read_samples(rows: Columns, ids: str, prompts: Prompts | None) -> TeacherSam
     texts = tuple(one.decode("utf-8", "surrogateescape") for one in raw)
     bits = [np.asarray(values, np.bool_) for name, values in rows.items() if name.endswith(_PRESENT)]
     present = np.logical_and.reduce([np.ones(len(raw), np.bool_), *bits])
-    found = [prompts.of(rows[prompts.column][row]) for row in range(len(raw))] if prompts else []
-    spoken = np.array([prompt is not None for prompt in found], np.bool_) if prompts else present
+    texts_found = [prompts.of(rows[prompts.column][row]) for row in range(len(raw))] if prompts else []
+    spoken = np.array([prompt is not None for prompt in texts_found], np.bool_) if prompts else present
     detail = f"no text in {prompts.where}" if prompts else ""
     failures = tuple(Failure(texts[row], "no-prompt", detail) for row in np.flatnonzero(present & ~spoken).tolist())
     return TeacherSamples(
-        texts, noise_keys(raw), rows, tuple(prompt or "" for prompt in found), present & spoken, failures
+        texts, noise_keys(raw), rows, tuple(prompt or "" for prompt in texts_found), present & spoken, failures
     )
 
 
 def _ids(rows: Columns, column: str) -> list[bytes]:
     names = rows[column]
     if not isinstance(names, Ragged) or names.values.dtype != np.uint8:
-        raise RecipeInvalid(f"column '{column}' does not hold sample ids; name the column that does, as in ids='id'")
+        raise RecipeInvalid(
+            f"column '{column}' does not hold sample ids", hint="name the column that does, as in ids='id'"
+        )
     return [names[row].tobytes() for row in range(len(names))]
 
 
@@ -158,7 +159,7 @@ def _count(rows: Columns) -> int:
 
 
 def prompt_hash(prompt: str) -> int:
-    """Return the hash of a prompt, which is stored beside its encoding."""
+    """Return the hash of a prompt, which is stored with its encoding."""
     value: int = xxhash.xxh3_64_intdigest(prompt.encode("utf-8", "surrogatepass"))
     return value
 

@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 
 from forebay.engine.base import Died, Done, Engine, Event, Failed, TaskDocument
-from forebay.errors import RecipeInvalid, SourceChanged
+from forebay.errors import RecipeInvalid
+from forebay.source import files_changed
 from forebay.testing.kind_contracts import check_names
 
 PATIENCE = 120.0  # seconds until a chunk counts as forgotten
 RAISED: dict[int, Exception] = {
     101: OSError(errno.EIO, "the disk says no"),
     102: OSError(errno.ENOSPC, "the disk is full"),
-    103: SourceChanged("cache", {"a.txt": "changed"}),
+    103: files_changed("cache", {"a.txt": "changed"}),
     104: ValueError("a recipe may raise anything"),
 }
 DEADLY = 200  # the chunk that kills the process which computes it, unless that is the one of the test
@@ -67,7 +68,7 @@ def _fail(chunk: int) -> None:
 
 
 def run_chunks(engine: Engine, chunks: Sequence[int], given: int = 0) -> dict[int, Event]:
-    """What became of each chunk, once all but the first `given` were submitted to whoever was free."""
+    """What became of each chunk, once all but the first `given` were submitted to idle slots."""
     waiting, heard, deadline = list(chunks[given:]), dict[int, Event](), time.monotonic() + PATIENCE
     while len(heard) < len(chunks):
         assert time.monotonic() < deadline, f"nothing was heard of chunks {sorted(set(chunks) - heard.keys())}"
@@ -134,15 +135,6 @@ class EngineContract:
             engine.submit(slot, 3)
             assert slot not in engine.idle()
             assert isinstance(run_chunks(engine, [3], given=1)[3], Done)
-
-    def test_every_idle_slot_has_a_machine_and_this_one_has_no_name(self, engine: Engine) -> None:
-        with _started(engine, 2):
-            places = {engine.place(slot) for slot in wait_for_slots(engine, 1)}
-            assert all(places) if engine.usage().elsewhere else places == {""}
-
-    def test_without_slots_a_task_is_opened_elsewhere_and_there_is_no_worker(self, engine: Engine) -> None:
-        with _started(engine, 0):
-            assert engine.usage().in_process or (engine.usage().workers, engine.idle()) == (0, [])
 
     def test_with_nothing_to_do_polling_ends_without_events(self, engine: Engine) -> None:
         with _started(engine, 1):

@@ -24,7 +24,6 @@ import pytest
 
 from forebay.format.chunk import encode_chunk
 from forebay.recipe import (
-    AnnotatedRecipe,
     AnyRecipe,
     LayerRecipe,
     Recipe,
@@ -36,7 +35,7 @@ from forebay.recipe import (
     fingerprint,
     hooks_of,
 )
-from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, Source, SourceFile
+from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, Source, SourceFile, samples_of
 
 
 def undeclared_names(kind: type[Any], declared: Iterable[type[Any]], helpers: Iterable[str] = ()) -> dict[str, str]:
@@ -61,7 +60,7 @@ def check_names(kind: type[Any], of: str, declared: Iterable[type[Any]], helpers
 
 def check_hooks(recipe: AnyRecipe, helpers: Iterable[str] = ()) -> None:
     """Fail where a public name of a recipe is not a declared hook, or a hook takes other arguments than are passed."""
-    declared = (RecipeHooks, Recipe, LayerRecipe, AnnotatedRecipe, RowRecipe)
+    declared = (RecipeHooks, Recipe, LayerRecipe, RowRecipe)
     check_names(type(recipe), "hooks of a recipe", declared, helpers)
     for name in (name for name in dir(RecipeHooks) if not name.startswith("_")):
         default, own = (getattr_static(kind, name, None) for kind in (RecipeHooks, type(recipe)))
@@ -88,7 +87,7 @@ class RecipeContract:
         return recipe
 
     def encoded(self, recipe: Recipe, samples: Iterable[Sample]) -> tuple[Rows, bytes]:
-        """Rows, and their bytes as a chunk: they are refused unless they are of the columns that are declared."""
+        """Rows, and their bytes as a chunk: other columns than the declared ones are an error."""
         rows = recipe.make(samples)
         ids = hooks_of(recipe).sample_ids
         chunk = encode_chunk(
@@ -340,23 +339,23 @@ class SourceContract:
         folder.mkdir()
         (folder / ("a" + self.suffix)).write_bytes(self.broken)
         source = self.open_source(folder)
-        seen = [one for part in parts_of(source, 1 << 40, 1 << 40) for one in source.read(part)]
+        seen = [one for part in parts_of(source, 1 << 40, 1 << 40) for one in samples_of(source, part)]
         assert {type(one) for one in seen} == {Sample, Failure}
         assert all(one.sample and one.reason and one.detail for one in seen if isinstance(one, Failure))
         ids = [one.sample if isinstance(one, Failure) else one.id for one in seen]
         assert len(set(ids)) == len(ids)
-        assert [one for part in parts_of(source, 1, 1) for one in source.read(part)] == seen
+        assert [one for part in parts_of(source, 1, 1) for one in samples_of(source, part)] == seen
 
     def test_a_glance_shows_what_reading_gives(self, folder: Path) -> None:
         source: Any = self.write(folder, {"a": LINES})
         for part in parts_of(source, 500, 700):
-            assert list(one_by_one(source.glance(part))) == list(source.read(part))
+            assert list(one_by_one(source.read(part, preview=True))) == list(samples_of(source, part))
 
     def test_reading_in_batches_gives_the_same_samples_and_the_digest_if_any(self, folder: Path) -> None:
         source = self.write(folder, {"a": LARGE, "b": b"", "c": LINES})
         for part in [*parts_of(source, 50_000, 70_000), *parts_of(source, 500, 700)[:3]]:
             digest = PartDigest()
-            assert list(one_by_one(source.read_hashed(part, digest))) == list(source.read(part))
+            assert list(one_by_one(source.read(part, digest=digest))) == list(samples_of(source, part))
             if self.hashes and not part.file.stream:
                 assert digest.value == source.digest(part.file, part.start, part.stop)
             else:
@@ -391,7 +390,7 @@ def parts_of(source: Source, first: int, every: int) -> list[Part]:
 
 def read_part(source: Source, part: Part) -> list[Sample]:
     """The samples of one part; a document without text may come as the failure `empty` too."""
-    return [as_sample(found) for found in source.read(part)]
+    return [as_sample(found) for found in samples_of(source, part)]
 
 
 def as_sample(found: Sample | Failure) -> Sample:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import xxhash
 
-from forebay.errors import NotForebay, StoreRefused
+from forebay.errors import Damaged, StoreRefused
 from forebay.store.base import (
     BadCopy,
     Buffer,
@@ -103,7 +103,7 @@ class StoreContract:
         store.create("small", [b"{}"])
         store.create("large", [bytes(1 << 20), b"x"])
         assert read_document(store, "small") == b"{}"
-        with pytest.raises(NotForebay, match="'large'"):
+        with pytest.raises(Damaged, match="'large'"):
             read_document(store, "large")
         with pytest.raises(Missing):
             read_document(store, "nothing")

@@ -1,61 +1,40 @@
 """The token recipe: documents to packed rows, with statistics."""
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
-import xxhash
 from msgspec import Meta
 
-from forebay.columns import DTYPES, Array, CodecField, Column, Dtype, LevelField
-from forebay.errors import RecipeInvalid
+from forebay.columns import DTYPES, Array
+from forebay.errors import RecipeInvalid, SourceInvalid
 from forebay.fields import Size
-from forebay.recipe import ChunkTarget, RecipeHooks, RecipeMeta, Rows, check_fields
-from forebay.source import Sample
-from forebay.tokens.packing import (
-    MAX_UNCUT_BYTES,
-    Documents,
-    Frame,
-    LongDocuments,
-    Packed,
-    PiecewiseEncoder,
-    cut_long,
-    encode_documents,
-    pack_rows,
-)
-from forebay.tokens.vocabulary import (
-    CONSTANT,
-    ENCODERS,
-    GPT2,
-    TOKENIZER_FILE,
-    EncoderName,
-    Vocabulary,
-    choose_encoder,
-    encoder_version,
-    is_installed,
-    is_on_hub,
-    load_vocabulary,
-    open_encoder,
-    vocabulary_in,
-)
+from forebay.recipe import Rows
+from forebay.source import Sample, Source, SourceFile
+from forebay.tokens.encoders import EncoderName, choose_encoder, is_installed, open_encoder
+from forebay.tokens.packing import Documents, Frame, LongDocuments, Packed, cut_long, encode_documents, pack_rows
+from forebay.tokens.piecewise import MAX_UNCUT_BYTES, PiecewiseEncoder
+from forebay.tokens.recipe_base import ChunkRows, SequenceLength, TokenizedRecipe
+from forebay.tokens.vocabulary import CONSTANT, GPT2, TOKENIZER_FILE, Vocabulary, vocabulary_in
 
-USE_BINS = 20  # histogram of used shares of rows: [0, 5 %), [5, 10 %), … [95, 100 %), and full rows
+_JSON_LINES = re.compile(r"\.(jsonl|ndjson)(\.\w+)?$", re.IGNORECASE)  # compressed or not
+USE_BINS = 20  # histogram of used shares of rows: [0, 5%), [5, 10%), … [95, 100%), and full rows
 
 
-def row_statistics(documents: Documents, kept: Array, packed: Packed, capacity: int) -> dict[str, int | list[int]]:
+def row_statistics(documents: Documents, lengths: Array, packed: Packed, capacity: int) -> dict[str, int | list[int]]:
     """The counts of one chunk, which are summed over chunks."""
     used = _used(packed)
     return {
-        "documents": int(np.count_nonzero(kept)),
-        "documents_dropped": int(np.count_nonzero(kept == 0)),
-        "documents_split": int(np.count_nonzero(kept > capacity)),
-        "documents_cut": int(np.count_nonzero((kept < documents.lengths) & (kept > 0))),
+        "documents": int(np.count_nonzero(lengths)),
+        "documents_dropped": int(np.count_nonzero(lengths == 0)),
+        "documents_split": int(np.count_nonzero(lengths > capacity)),
+        "documents_cut": int(np.count_nonzero((lengths < documents.lengths) & (lengths > 0))),
         "characters": documents.characters,
         "tokens_in": int(documents.lengths.sum()),
         "tokens": int(used.sum()),
-        "tokens_dropped": int((documents.lengths - kept).sum()),
+        "tokens_dropped": int((documents.lengths - lengths).sum()),
         "raw_bytes": sum(column.nbytes for column in (packed.tokens, packed.seq_lens, packed.documents)),
         "rows_by_use": np.bincount(used * USE_BINS // capacity, minlength=USE_BINS + 1).tolist(),
     }
@@ -104,8 +83,6 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-BLOCK_TOKENS = 128 * 1024  # compresses a fifth better than 16 K, decodes in a third of a millisecond
-MOST_TOKENS = 1 << 24  # of a row
 SAMPLE_CHARS = 16 * 1024  # of a document, for comparing two encoders
 
 
@@ -117,21 +94,7 @@ class Ids(NamedTuple):
     pad: int
 
 
-def check_token_ids(**tokens: str | int | None) -> None:
-    """Refuse negative ids when a recipe is made, before a vocabulary is loaded.
-
-    >>> check_token_ids(eos="auto", pad=-5)
-    Traceback (most recent call last):
-    forebay.errors.RecipeInvalid: pad must be a token or an id of at least 0 (got -5)
-    """
-    for name, token in tokens.items():
-        if isinstance(token, int) and token < 0:
-            raise RecipeInvalid(f"{name} must be a token or an id of at least 0 (got {token})")
-
-
-class TokenRecipe(
-    RecipeHooks, msgspec.Struct, metaclass=RecipeMeta, frozen=True, kw_only=True, forbid_unknown_fields=True
-):
+class TokenRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Pack text into rows of tokens: fixed length, best fit, with document boundaries.
 
     `tokenizer` is `"gpt2"`, a path to a `tokenizer.json` or a hub name. `eos` ends every document, `bos` begins it;
@@ -150,9 +113,9 @@ class TokenRecipe(
             extra={"format": "file", "metavar": "TOKENIZER"},
         ),
     ] = GPT2
-    sequence_length: Annotated[int, Meta(ge=1, le=MOST_TOKENS, description="Tokens per row.")] = 512
-    long_documents: Annotated[LongDocuments, Meta(description="How to treat documents longer than a row.")] = "split"
-    chunk_size: Annotated[int, Meta(ge=1, description="Rows per chunk.")] = 8000
+    sequence_length: SequenceLength = 512
+    long: Annotated[LongDocuments, Meta(description="How to treat documents longer than a row.")] = "split"
+    chunk_rows: ChunkRows = 8000
     eos: Annotated[
         str | int | None,
         Meta(description="Token that ends a document, or none.", extra={"default": "by vocabulary"}),
@@ -160,60 +123,39 @@ class TokenRecipe(
     bos: Annotated[
         str | int | None, Meta(description="Token that begins a document, or none.", extra={"default": "none"})
     ] = None
-    pad: Annotated[str | int, Meta(description="Padding token.", extra={"default": "by vocabulary, else 0"})] = "auto"
-    deduplicate: Annotated[
-        bool,
-        Meta(
-            description="Drop duplicate documents, or keep them.",
-            extra={"flags": ["--deduplicate/--keep-duplicates"], "default": "keep"},
-        ),
-    ] = False
-    codec: CodecField = "zstd"
-    level: LevelField = "fast"
-    rows_per_block: Annotated[int, Meta(ge=0, description="Rows per compressed block; 0: by row length.")] = 0
-    encoder: Annotated[
-        Literal["auto", "fastokens", "tokenizers"],
-        Meta(description="Tokenizer backend; auto uses fastokens if it matches the reference."),
-    ] = "auto"
     max_uncut_bytes: Annotated[  # unset, it is not part of the fingerprint
         Size | msgspec.UnsetType,
         Meta(
-            description="Fail documents with a longer part that has no place to cut for the tokenizer.",
+            description="Reject documents with an unsplittable run longer than this.",
             extra={"default": "4MB; with tokenizers 1.5MB"},
         ),
     ] = msgspec.UNSET
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.sequence_length <= (self.eos is not None) + (self.bos is not None):
             raise RecipeInvalid(f"sequence_length {self.sequence_length} leaves no room for text besides eos and bos")
-        check_token_ids(eos=self.eos, bos=self.bos, pad=self.pad)
-
-    def columns(self) -> tuple[Column, ...]:
-        rest = partial(Column, codec=self.codec, level=self.level, rows_per_block=self._rows_per_block())
-        return (
-            rest(name="tokens", dtype=self._dtype(), shape=(self.sequence_length,)),
-            rest(name="seq_lens", dtype="uint32", ragged=True),
-            rest(name="documents", dtype="uint32", shape=(2,), ragged=True),
-        )
-
-    def chunk_target(self) -> ChunkTarget:
-        return ChunkTarget(rows=self.chunk_size)
+        self._check_ids(eos=self.eos, bos=self.bos)
 
     def dependencies(self) -> Mapping[str, str]:
         return {TOKENIZER_FILE: self.vocabulary().sha256}
-
-    def versions(self) -> Mapping[str, str]:
-        return {name: version for name in ENCODERS if (version := encoder_version(name))}
 
     def constants(self) -> Mapping[str, Array]:
         """The tokenizer, so that a copied cache can be read as text."""
         return {CONSTANT: np.frombuffer(self.vocabulary().json, np.uint8)}
 
-    @property
-    def identity(self) -> Callable[[Sample], bytes | None] | None:
-        """With `deduplicate`, documents with the same text are duplicates."""
-        return text_identity if self.deduplicate else None
+    def check_source(self, source: Source, files: Sequence[SourceFile]) -> None:
+        """Reject JSON lines that the source reads as plain text, unless the caller asked for that."""
+        if source.kind not in ("files", "lines", "text") or getattr(source, "json_as_text", False):
+            return
+        path = next((file.path for file in files if _JSON_LINES.search(file.path)), None)
+        if path is not None:
+            raise SourceInvalid(
+                f"'{path}' holds JSON lines, and this source (kind '{source.kind}') reads them as plain text",
+                hint="read a field with fb.sources.jsonl (--format jsonl), or tokenize the JSON itself with "
+                "json_as_text=True (--json-as-text)",
+                path=path,
+            )
 
     def settled(
         self, kept: Mapping[str, Any] | None, samples: Callable[[], Iterable[Sample]]
@@ -232,19 +174,10 @@ class TokenRecipe(
         is_sound = own is not None and own.sha256 == dependencies.get(TOKENIZER_FILE)
         return msgspec.structs.replace(self, tokenizer=constants) if is_sound else self
 
-    def on_hub(self) -> tuple[str, ...]:
-        """The tokenizer, if it would be downloaded."""
-        return (self.tokenizer,) if is_on_hub(self.tokenizer) else ()
-
     def preload(self) -> None:
         """Load the encoder that will most likely be used."""
         likely: EncoderName = "fastokens" if is_installed("fastokens") else "tokenizers"
         open_encoder(likely if self.encoder == "auto" else self.encoder, self.vocabulary())
-
-    def rows_from(self, statistics: Mapping[str, Any]) -> float:
-        """In a large chunk nearly every row is full."""
-        tokens: int = statistics["tokens"]
-        return tokens / self.sequence_length
 
     def make(self, samples: Iterable[Sample]) -> Rows:
         vocabulary = self.vocabulary()
@@ -253,16 +186,13 @@ class TokenRecipe(
         most = MAX_UNCUT_BYTES[name] if self.max_uncut_bytes is msgspec.UNSET else self.max_uncut_bytes
         encoder = PiecewiseEncoder(open_encoder(name, vocabulary), vocabulary, most)
         documents = encode_documents(samples, encoder, frame)
-        cut = cut_long(documents, self.sequence_length, self.long_documents)
+        cut = cut_long(documents, self.sequence_length, self.long)
         packed = pack_rows(documents, cut.lengths, self.sequence_length, self._ids(vocabulary).pad)
         return Rows(
             {"tokens": packed.tokens, "seq_lens": packed.seq_lens, "documents": packed.documents},
             (*documents.failures, *cut.failures),
             row_statistics(documents, cut.lengths, packed, self.sequence_length),
         )
-
-    def vocabulary(self) -> Vocabulary:
-        return load_vocabulary(self.tokenizer)
 
     @staticmethod
     def figures(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
@@ -273,14 +203,6 @@ class TokenRecipe(
     def metadata(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
         """The same figures under the names that hand-made token caches use."""
         return old_metadata(fields, statistics, holds)
-
-    def _rows_per_block(self) -> int:
-        """Rows per block: large blocks compress better; without a codec, blocks are only units of checking."""
-        automatic = 0 if self.codec == "none" else max(1, BLOCK_TOKENS // self.sequence_length)
-        return self.rows_per_block or automatic
-
-    def _dtype(self) -> Dtype:
-        return "uint16" if self.vocabulary().size <= 1 << 16 else "uint32"
 
     def _frame(self, vocabulary: Vocabulary) -> Frame:
         ids = self._ids(vocabulary)
@@ -296,18 +218,6 @@ class TokenRecipe(
             pad=vocabulary.padding() if self.pad == "auto" else vocabulary.id_of(self.pad, "pad"),
         )
 
-    def _encoder(self) -> EncoderName:
-        if self.encoder != "auto":
-            return self.encoder
-        return choose_encoder("auto", self.vocabulary(), (), planned=False)[0]
-
 
 def _beginning(sample: Sample) -> str:
     return sample.data[:SAMPLE_CHARS] if isinstance(sample.data, str) else ""
-
-
-def text_identity(sample: Sample) -> bytes | None:
-    """A hash of the text; None for a sample that is not text or empty, which fails anyway."""
-    data = sample.data.encode("utf-8", "surrogatepass") if isinstance(sample.data, str) else sample.data
-    digest: bytes | None = xxhash.xxh3_128_digest(data) if isinstance(data, bytes) and data else None
-    return digest

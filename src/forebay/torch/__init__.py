@@ -13,92 +13,93 @@ try:
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError("forebay.torch needs PyTorch: pip install 'forebay[torch]'", name="torch") from missing
 if TYPE_CHECKING:
-    from forebay.feeding.mixture import Ingredient, Mixture, open_mixture
+    from forebay.feeding.mixture import Ingredient, Mixture
+    from forebay.feeding.mixture_file import open_mixture
     from forebay.feeding.selection import Present, Split, Where
     from forebay.feeding.statistics import LoaderStatistics
-    from forebay.feeding.stream import Growth, Located, Stream
-    from forebay.order.orders import Coins, ShuffleQuality, Window
-    from forebay.torch.assemble import Collate, FeaturesAt, Transform
+    from forebay.feeding.stream import Growth, Ranks, Stream
+    from forebay.order.coins import Coins
+    from forebay.order.window import ShuffleQuality, Window
+    from forebay.read.rows import Located, RowReader, Table
+    from forebay.read.views import Dequantized, Filled, Padded, Plan, View
+    from forebay.teachers.feature_reader import Timed
     from forebay.torch.attention.block_mask import (
         causal_block_mask,
         document_block_mask,
         image_block_mask,
         move_mask,
         prefix_block_mask,
-        register_block_masks,
         transformers_inputs,
     )
     from forebay.torch.attention.leaks import Leak, PaddingLeak, document_leaks, padding_leaks
-    from forebay.torch.attention.modules import (
-        BlockMaskCache,
-        BlockMaskStatistics,
-        MaskedViTBlock,
-        PackedSelfAttention,
-        SeedAttention,
-    )
+    from forebay.torch.attention.mask_cache import BlockMaskCache, BlockMaskStatistics
+    from forebay.torch.attention.packed_attention import PackedSelfAttention
     from forebay.torch.batches import BatchTable, LoadedBatch, MaskPicture, derive_on_device, show_batch, show_mask
+    from forebay.torch.collate import Collate, StoredBatch, Transform, usual_collate
     from forebay.torch.dataset import CacheDataset
     from forebay.torch.distill.timed_features import TorchFeatures, features
-    from forebay.torch.images.canvas import Canvases, JointTransform
-    from forebay.torch.images.image_batch import (
-        AspectBucket,
-        BucketLoader,
-        ImageBatch,
-        RandomResizedCrop,
-        aspect_buckets,
-    )
+    from forebay.torch.images.bucket_loader import BucketLoader
+    from forebay.torch.images.canvases import Canvases, JointTransform
+    from forebay.torch.images.crops import AspectBucket, RandomResizedCrop, aspect_buckets
+    from forebay.torch.images.image_batch import ImageBatch
     from forebay.torch.images.model_input import LetterboxModule, masks_on_device, normalize_on_device
+    from forebay.torch.images.torchvision_v2 import JointV2
     from forebay.torch.loader import Loader, change_weights
-    from forebay.torch.preference_batch import PackedBatch, PreferenceBatch
+    from forebay.torch.preference_batch import PreferenceBatch
+    from forebay.torch.ranks import current_ranks
     from forebay.torch.schedule import Schedule
+    from forebay.torch.token_batch import TokenBatch
 # Where each public name lives.
 _HOMES = {
-    "Coins": "forebay.order.orders",
-    "ShuffleQuality": "forebay.order.orders",
-    "Window": "forebay.order.orders",
-    **dict.fromkeys(("MaskedViTBlock", "PackedSelfAttention", "SeedAttention"), "forebay.torch.attention.modules"),
+    "Coins": "forebay.order.coins",
+    "ShuffleQuality": "forebay.order.window",
+    "Window": "forebay.order.window",
+    "PackedSelfAttention": "forebay.torch.attention.packed_attention",
     **dict.fromkeys(
         ("causal_block_mask", "document_block_mask", "image_block_mask", "move_mask", "prefix_block_mask"),
         "forebay.torch.attention.block_mask",
     ),
-    **dict.fromkeys(("BlockMaskCache", "BlockMaskStatistics"), "forebay.torch.attention.modules"),
-    "Collate": "forebay.torch.assemble",
+    **dict.fromkeys(("BlockMaskCache", "BlockMaskStatistics"), "forebay.torch.attention.mask_cache"),
+    **dict.fromkeys(("Collate", "StoredBatch", "Transform", "usual_collate"), "forebay.torch.collate"),
+    "Ranks": "forebay.feeding.stream",
+    "Timed": "forebay.teachers.feature_reader",
+    **dict.fromkeys(("Dequantized", "Filled", "Padded", "Plan", "View"), "forebay.read.views"),
+    **dict.fromkeys(("Located", "RowReader", "Table"), "forebay.read.rows"),
+    "current_ranks": "forebay.torch.ranks",
+    "TokenBatch": "forebay.torch.token_batch",
     "CacheDataset": "forebay.torch.dataset",
     **dict.fromkeys(("Leak", "PaddingLeak", "document_leaks", "padding_leaks"), "forebay.torch.attention.leaks"),
     "Growth": "forebay.feeding.stream",
-    **dict.fromkeys(
-        ("AspectBucket", "BucketLoader", "RandomResizedCrop", "aspect_buckets"), "forebay.torch.images.image_batch"
-    ),
+    **dict.fromkeys(("AspectBucket", "RandomResizedCrop", "aspect_buckets"), "forebay.torch.images.crops"),
+    "BucketLoader": "forebay.torch.images.bucket_loader",
     "ImageBatch": "forebay.torch.images.image_batch",
-    **dict.fromkeys(("Canvases", "JointTransform"), "forebay.torch.images.canvas"),
+    "JointV2": "forebay.torch.images.torchvision_v2",
+    **dict.fromkeys(("Canvases", "JointTransform"), "forebay.torch.images.canvases"),
     "LetterboxModule": "forebay.torch.images.model_input",
     **dict.fromkeys(("Loader", "change_weights"), "forebay.torch.loader"),
-    "PackedBatch": "forebay.torch.preference_batch",
     "PreferenceBatch": "forebay.torch.preference_batch",
     "LoaderStatistics": "forebay.feeding.statistics",
     **dict.fromkeys(("Ingredient", "Mixture"), "forebay.feeding.mixture"),
-    "open_mixture": "forebay.feeding.mixture",
+    "open_mixture": "forebay.feeding.mixture_file",
     "derive_on_device": "forebay.torch.batches",
     **dict.fromkeys(("masks_on_device", "normalize_on_device"), "forebay.torch.images.model_input"),
     **dict.fromkeys(("Present", "Split", "Where"), "forebay.feeding.selection"),
-    "FeaturesAt": "forebay.torch.assemble",
     "Schedule": "forebay.torch.schedule",
     **dict.fromkeys(("BatchTable", "LoadedBatch", "MaskPicture", "show_batch", "show_mask"), "forebay.torch.batches"),
-    **dict.fromkeys(("Located", "Stream"), "forebay.feeding.stream"),
+    "Stream": "forebay.feeding.stream",
     **dict.fromkeys(("TorchFeatures", "features"), "forebay.torch.distill.timed_features"),
-    "Transform": "forebay.torch.assemble",
-    **dict.fromkeys(("register_block_masks", "transformers_inputs"), "forebay.torch.attention.block_mask"),
+    "transformers_inputs": "forebay.torch.attention.block_mask",
 }
 __all__ = [
     "AspectBucket", "BatchTable", "BlockMaskCache", "BlockMaskStatistics", "BucketLoader", "CacheDataset", "Canvases",
-    "Coins", "Collate", "FeaturesAt", "Growth", "ImageBatch", "Ingredient", "JointTransform", "Leak", "LetterboxModule",
-    "LoadedBatch", "Loader", "LoaderStatistics", "Located", "MaskPicture", "MaskedViTBlock", "Mixture", "PackedBatch",
-    "PackedSelfAttention", "PaddingLeak", "PreferenceBatch", "Present", "RandomResizedCrop", "Schedule",
-    "SeedAttention", "ShuffleQuality", "Split", "Stream", "TorchFeatures", "Transform", "Where", "Window",
-    "aspect_buckets", "causal_block_mask", "change_weights", "derive_on_device", "document_block_mask",
-    "document_leaks", "features", "image_block_mask", "masks_on_device", "move_mask", "normalize_on_device",
-    "open_mixture", "padding_leaks", "prefix_block_mask", "register_block_masks", "show_batch", "show_mask",
-    "transformers_inputs",
+    "Coins", "Collate", "Dequantized", "Filled", "Growth", "ImageBatch", "Ingredient", "JointTransform", "JointV2",
+    "Leak", "LetterboxModule", "LoadedBatch", "Loader", "LoaderStatistics", "Located", "MaskPicture", "Mixture",
+    "PackedSelfAttention", "Padded", "PaddingLeak", "Plan", "PreferenceBatch", "Present", "RandomResizedCrop", "Ranks",
+    "RowReader", "Schedule", "ShuffleQuality", "Split", "StoredBatch", "Stream", "Table", "Timed", "TokenBatch",
+    "TorchFeatures", "Transform", "View", "Where", "Window", "aspect_buckets", "causal_block_mask", "change_weights",
+    "current_ranks", "derive_on_device", "document_block_mask", "document_leaks", "features", "image_block_mask",
+    "masks_on_device", "move_mask", "normalize_on_device", "open_mixture", "padding_leaks", "prefix_block_mask",
+    "show_batch", "show_mask", "transformers_inputs", "usual_collate",
 ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Tensors of a batch, in reused memory: columns as they are stored, and arrays as tensors.
 
 Every column becomes a tensor as it is stored; a ragged one becomes `name` (flat values) and `name.offsets`. Batches for
-language models are made in `forebay.torch.packed_batch`.
+language models are made in `forebay.torch.token_batch`.
 
 Derive int64 tokens, labels and positions of packed rows on the device that trains.
 
@@ -34,14 +34,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.utils._pytree import MappingKey, register_pytree_node
-from torch.utils.dlpack import from_dlpack
 
-from forebay import compiled
-from forebay.cache.records import html_table
-from forebay.columns import Array, Ragged
-from forebay.feeding.stream import Read
+from forebay.columns import Array, Columns, Ragged
 from forebay.masks.documents import IGNORED_LABEL, LabelStyle, checked_label_style
-from forebay.masks.mask_html import bars_html, mask_html, sampled
+from forebay.preview.mask_html import bars_html, mask_html, sampled
+from forebay.records import html_table
 
 if TYPE_CHECKING:  # importing it imports torch's compiler
     from torch.nn.attention.flex_attention import BlockMask
@@ -49,10 +46,8 @@ if TYPE_CHECKING:  # importing it imports torch's compiler
 
 Batch = dict[str, Any]  # of tensors; max_seqlen is an int
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}  # by the kind of a numpy type
 _LINE = 64  # bytes
 _SMALLEST = 16 * 1024  # bytes; smaller arrays are as fast from malloc
-Blank = object  # memory for a tensor: an array, or a capsule of compiled code
 
 
 class Buffers:
@@ -64,9 +59,6 @@ class Buffers:
         memory ◀── storage ◀── tensor, its slices, its transposes, arrays made of it, …
            └─────── free again when the storage is freed
 
-    Compiled code lends memory as torch takes it, without an array; else, a storage holds a view of the memory, and
-    nobody else does.
-
     With a GPU, batches are in pinned memory of torch's own allocator, which also waits for copies in flight. It tracks
     them, those of slices too, by the storage that it made, so `wrap` returns the tensor with that storage.
     """
@@ -74,19 +66,19 @@ class Buffers:
     def __init__(self, limit_bytes: int, *, pinned: bool | None = None) -> None:
         self._limit = limit_bytes
         self._pinned = torch.cuda.is_available() if pinned is None else pinned
-        # Of compiled code, which lends memory to be written and then passed to `wrap`.
-        self.pool = None if compiled.native is None or self._pinned else compiled.native.new_pool(limit_bytes)
         self._lock = threading.Lock()
         self._returned: deque[Array] = deque()
         self._free: dict[int, list[Array]] = {}  # by size, the one that was used last at the end
         self._free_bytes = self._newest = 0  # newest: the size that was returned last
         self._lent: dict[int, weakref.ref[Array]] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process has its own memory.
+        return Buffers, (self._limit,)
+
     @property
     def free_bytes(self) -> int:
         """Bytes that are kept for further batches."""
-        if self.pool is not None:
-            return compiled.native.free_bytes(self.pool)
         with self._lock:
             self._collect()
             return self._free_bytes
@@ -100,9 +92,6 @@ class Buffers:
 
     def several(self, count: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[Array]:
         """Return arrays to write to, and then to pass to `wrap`, each with its own memory."""
-        if self.pool is not None:
-            code, bits = _DLPACK_CODES[dtype.kind], 8 * dtype.itemsize
-            return [from_dlpack(compiled.native.lend(self.pool, shape, code, bits)).numpy() for _ in range(count)]
         size = prod(shape) * dtype.itemsize
         if self._pinned:
             kind = _torch_dtype(dtype)
@@ -164,10 +153,8 @@ def _aligned(size: int) -> Array:
     return memory[start : start + size]
 
 
-def wrap(values: Array | Blank) -> torch.Tensor:
+def wrap(values: Array) -> torch.Tensor:
     """Return the tensor that an array was made from, or a tensor over its memory."""
-    if not isinstance(values, np.ndarray):
-        return from_dlpack(values)
     base = values.base
     if base is None or type(base) is np.ndarray:  # isinstance of a Tensor takes as long as making one
         return torch.from_numpy(values)
@@ -185,7 +172,7 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-def plain_batch(read: Read, buffers: Buffers) -> Batch:
+def plain_batch(read: Columns, buffers: Buffers) -> Batch:
     """Return columns as they are stored."""
     batch: Batch = {}
     for name, values in read.items():
@@ -195,6 +182,11 @@ def plain_batch(read: Read, buffers: Buffers) -> Batch:
         else:
             batch[name] = to_tensor(values, buffers)
     return batch
+
+
+def tensor_bytes(batch: Mapping[str, object]) -> int:
+    """Return the bytes of a batch's tensors."""
+    return sum(value.nbytes for value in batch.values() if isinstance(value, Tensor))
 
 
 def to_array(values: Tensor | ArrayLike) -> Array:

@@ -18,15 +18,17 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh
 
-from forebay.errors import RanksDisagree, RanksMissing
+from forebay.errors import StateMismatch
 from forebay.feeding.stream import Ranks
 
 RANK_TIMEOUT = 600.0  # seconds; another rank may still be loading a model before its first batch
+RankSource = Ranks | distributed.ProcessGroup | DeviceMesh | None
 _GRACE = 30.0  # seconds that ranks wait longer than rank 0, which knows the missing ranks
 _SHORTEST, _LONGEST = 0.005, 0.25  # seconds between two polls of the store
 _SPLITS_MODEL = frozenset({"tp", "pp", "cp", "ep", "sp"})  # usual names of dimensions whose ranks need the same rows
@@ -34,25 +36,18 @@ _SILENT = 5.0  # seconds of waiting before a rank says whom it waits for
 _loaders: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)  # by the ranks that share them
 
 
-def current_ranks(
-    rank: int | None = None,
-    world_size: int | None = None,
-    process_group: distributed.ProcessGroup | None = None,
-    device_mesh: DeviceMesh | None = None,
-) -> Ranks:
+def current_ranks(source: RankSource = None, timeout: float = RANK_TIMEOUT) -> Ranks:
     """Return the ranks: as passed, else from torch.distributed, else from torchrun's environment, else 0 of 1."""
-    if (rank is None) != (world_size is None):
-        raise ValueError(f"pass both rank and world_size, or neither (got rank={rank}, world_size={world_size})")
-    if sum(each is not None for each in (rank, process_group, device_mesh)) > 1:
-        raise ValueError(
-            "pass rank and world_size, or process_group, or device_mesh, not several: each names the ranks"
-        )
-    if rank is not None and world_size is not None:
-        return Ranks(rank, world_size)
-    if process_group is not None:
-        return _among(_members(process_group), "process_group")
-    if device_mesh is not None:
-        return _among(_checked_mesh(device_mesh).mesh.flatten().tolist(), "device_mesh")
+    return source if isinstance(source, Ranks) else replace(_ranks(source), timeout=timeout)
+
+
+def _ranks(source: RankSource) -> Ranks:
+    if isinstance(source, distributed.ProcessGroup):
+        return _among(distributed.get_process_group_ranks(source), "process group")
+    if isinstance(source, DeviceMesh):
+        return _among(_checked_mesh(source).mesh.flatten().tolist(), "device mesh")
+    if source is not None:
+        raise TypeError(f"ranks is {source!r}; pass Ranks(rank, world_size), a process group or mesh['dp']")
     if distributed.is_available() and distributed.is_initialized():
         return Ranks(distributed.get_rank(), distributed.get_world_size(), "group")
     return Ranks(_number_in("RANK", 0), _number_in("WORLD_SIZE", 1), "environment")
@@ -70,25 +65,17 @@ def _number_in(variable: str, default: int) -> int:
     return int(value)
 
 
-def _members(process_group: distributed.ProcessGroup) -> list[int]:
-    if not isinstance(process_group, distributed.ProcessGroup):
-        raise TypeError(f"process_group is {process_group!r}; pass a process group of torch.distributed with this rank")
-    return distributed.get_process_group_ranks(process_group)
-
-
 def _checked_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """Raise for a mesh some of whose ranks share a model, and so need the same rows."""
-    if not isinstance(mesh, DeviceMesh):
-        raise TypeError(f"device_mesh is {mesh!r}; pass the data-parallel part of a DeviceMesh: mesh['dp']")
     names = mesh.mesh_dim_names or ()
     splitting = [name for name, side in zip(names, mesh.mesh.shape, strict=False) if name in _SPLITS_MODEL and side > 1]
     if splitting:
         data = [name for name in names if name not in _SPLITS_MODEL]
-        part = f"device_mesh=mesh[{', '.join(map(repr, data)) or repr('dp')}]"
+        part = f"ranks=mesh[{', '.join(map(repr, data)) or repr('dp')}]"
         raise ValueError(
-            f"device_mesh has the dimensions {', '.join(names)}, but ranks along {', '.join(splitting)} share a model "
-            f"and need the same rows; pass the data-parallel part: {part}"
-            + ("" if data else ", or rank=0, world_size=1 where there is none")
+            f"the device mesh has the dimensions {', '.join(names)}, but ranks along {', '.join(splitting)} share a "
+            f"model and need the same rows; pass the data-parallel part: {part}"
+            + ("" if data else ", or ranks=Ranks(0, 1) where there is none")
         )
     return mesh
 
@@ -100,21 +87,24 @@ def _among(members: Sequence[int], argument: str) -> Ranks:
     return Ranks(members.index(own), len(members), "group", tuple(members))
 
 
-def sum_over(
-    value: Tensor, ranks: Ranks, process_group: distributed.ProcessGroup | None, device_mesh: DeviceMesh | None
-) -> Tensor:
+def sum_over(value: Tensor, ranks: Ranks, source: RankSource) -> Tensor:
     """Return the sum of a tensor over ranks: a collective, which all of them must call."""
     if ranks.world_size == 1:
         return value
     if ranks.known_by == "arguments":
-        raise ValueError("ranks that were passed as numbers have no process group to sum over; pass process_group=")
+        raise ValueError("ranks that were passed as numbers have no process group to sum over; pass ranks=group")
     if not distributed.is_initialized():
         raise ValueError(
             f"RANK={ranks.rank} and WORLD_SIZE={ranks.world_size} are set, but torch.distributed has no process group "
             "to sum over; call init_process_group() first"
         )
     total = value.clone()
-    for group in [process_group] if device_mesh is None else device_mesh.get_all_groups():
+    groups: list[distributed.ProcessGroup | None]
+    if isinstance(source, DeviceMesh):
+        groups = [*source.get_all_groups()]
+    else:
+        groups = [source if isinstance(source, distributed.ProcessGroup) else None]
+    for group in groups:
         distributed.all_reduce(total, group=group)
     return total
 
@@ -134,7 +124,7 @@ class Agreement:
 
     def __init__(self, ranks: Ranks, timeout: float) -> None:
         if not isinstance(timeout, int | float) or not timeout > 0:
-            raise ValueError(f"rank_timeout must be a number of seconds above 0 (got {timeout!r})")
+            raise ValueError(f"timeout of Ranks must be a number of seconds above 0 (got {timeout!r})")
         self._ranks, self._timeout = ranks, timeout
         self._name: str | None = None
         self._questions = itertools.count()
@@ -154,7 +144,7 @@ class Agreement:
             raise self._missing(verdict["missing"], verdict["seconds"])
         if verdict["differs"]:
             differs = {name: (first, self._named(rank), other) for name, first, rank, other in verdict["differs"]}
-            raise RanksDisagree(differs, self._named(0))
+            raise _different_batches(differs, self._named(0))
 
     def first(self, number: int) -> int:
         """Return the number of rank 0; every rank must call this."""
@@ -180,10 +170,21 @@ class Agreement:
         """Return the number of a rank in the whole world, which is the one that a user knows."""
         return self._ranks.members[rank] if self._ranks.members else rank
 
-    def _missing(self, missing: Sequence[int], seconds: float) -> RanksMissing:
+    def _missing(self, missing: Sequence[int], seconds: float) -> StateMismatch:
         ranks = self._ranks
         named, own = [self._named(rank) for rank in missing], self._named(ranks.rank)
-        return RanksMissing(named, ranks.world_size, seconds, own, group=bool(ranks.members))
+        world = f"a group of {ranks.world_size}" if ranks.members else str(ranks.world_size)
+        listed = f"rank{'s' if len(named) > 1 else ''} {', '.join(map(str, named))} of {world}"
+        message = f"waited {seconds:g} s for {listed} to iterate this loader"
+        if own in named:
+            message = (
+                f"rank {own} of {world} iterates this loader too late: the others waited {seconds:g} s and gave up"
+            )
+        return StateMismatch(
+            f"{message}; every rank must iterate the same loaders in the same order",
+            hint="pass ranks=Ranks(0, 1) to a loader that only one rank has, or a larger timeout",
+            ranks=named,
+        )
 
     def _store(self) -> RankStore | None:
         """Return the store of the default process group, if these ranks are in it."""
@@ -230,7 +231,7 @@ class Agreement:
         whom = f"rank{'s' if len(missing) > 1 else ''} {named} of {world}"
         print(
             f"forebay: rank {self._named(ranks.rank)} waits for {whom} to iterate this loader, for at most "
-            f"{self._timeout:g} s (rank_timeout)",
+            f"{self._timeout:g} s (timeout of Ranks)",
             file=sys.stderr,
             flush=True,
         )
@@ -282,3 +283,15 @@ def _flat(facts: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 _WORDS = {"chunks": "content of the cache", "selected": "selected rows"}  # for fields of a state
+
+
+def _different_batches(differs: Mapping[str, tuple[object, int, object]], first_rank: int) -> StateMismatch:
+    """`differs` maps a name to the value of the first rank, another rank that differs, and its value."""
+    shown = "; ".join(
+        f"{name} is {first!r} on rank {first_rank} and {other!r} on rank {rank}"
+        for name, (first, rank, other) in differs.items()
+    )
+    hint = "create the same loaders in the same order, and pass ranks=Ranks(0, 1) to one that only one rank has"
+    if any("generations" in name or "content" in name for name in differs):
+        hint = "open the same generation on every rank (fb.open_cache(root, generation=…))"
+    return StateMismatch(f"the ranks of this loader would make different batches: {shown}", hint=hint)

@@ -1,16 +1,11 @@
 """A learning-rate schedule for a growing cache: a multiplier for `torch.optim.lr_scheduler.LambdaLR`.
 
-The number of steps of a training run, and the learning-rate multiplier at each, while the data grows.
-
     1 ┤    ╱‾‾╲                      a total is known from a step on: the pairs (0, T₀), (s, T₁), …
-      │   ╱     ╲__                  progress goes from 0, after the warm-up, to 1 at the total; when the total
-      │  ╱         ╲____             changes, progress continues from its value, so the multiplier never jumps
-floor ┤ ╱               ╲__╱╲__      near the floor the multiplier first rises again, over `rewarm` steps
-      └─┴──┴─────┴──────┴──┴────▶
-      0 warm-up  s      T₁ grown
-
-How far it rises depends on the progress at the growth: up to 0.8 not at all, from 0.9 on to the multiplier of a run
-that had the new total from its start, and between the two in proportion. So growth one step later changes little.
+      │   ╱    ╲   ╱‾‾╲__            after a growth the multiplier moves from its value to that of a run which had
+      │  ╱      ╲_╱      ╲____       the new total from its start, in equal parts over `rewarm` steps: it never jumps
+floor ┤ ╱                     ╲__
+      └─┴──┴──────┴──────────────┴─▶
+      0 warm-up   s              T₁
 """
 
 import warnings
@@ -18,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from math import acos, cos, floor, pi
+from math import cos, floor, pi
 from operator import index
 from typing import Any, Literal, get_args
 
@@ -28,7 +23,6 @@ from forebay.torch.loader import Loader
 
 Decay = Literal["cosine", "linear"]
 Totals = tuple[tuple[int, int], ...]  # (from this step on, total number of steps)
-RISES_FROM, RISES_FULLY_FROM = 0.8, 0.9  # progress at a growth
 
 
 def training_steps(sequences: int, epochs: float, train_fraction: float, effective_batch: int) -> int:
@@ -76,57 +70,23 @@ class Multiplier:
     def __call__(self, step: int) -> float:
         if step < self.warmup:
             return step / self.warmup
-        leg = self._first_leg(self.totals[0][1])
-        for start, total in self.totals[1:]:
-            if start > step:
-                break
-            leg = self._first_leg(total) if start <= self.warmup else self._next_leg(leg, start, total)
-        return self._on(leg, step)
+        last = max(at for at, (start, _) in enumerate(self.totals) if start <= step)
+        return self._after(last, step)
 
-    def _first_leg(self, total: int) -> "_Leg":
-        return _Leg(self.warmup, 0.0, total, 0.0, 1)
+    def _after(self, growth: int, step: int) -> float:
+        """Return the multiplier as known after a growth; 0 is the first total."""
+        start, total = self.totals[growth]
+        fresh = self._fresh(total, step)
+        if start <= self.warmup:
+            return fresh
+        share = min(1.0, (step - start) / max(1, min(self.rewarm, (total - start) // 2)))
+        return share * fresh + (1 - share) * self._after(growth - 1, start)
 
-    def _next_leg(self, leg: "_Leg", step: int, total: int) -> "_Leg":
-        progress = self._progress_of(self._on(leg, step)) if leg.rises else leg.progress_at(step)
-        near_the_end = (progress - RISES_FROM) / (RISES_FULLY_FROM - RISES_FROM)
-        not_risen_yet = leg.rises * (1 - leg.risen_at(step))
-        rises = max(0.0, min(1.0, near_the_end), not_risen_yet)
-        return _Leg(step, progress, total, rises, max(1, min(self.rewarm, (total - step) // 2)))
-
-    def _on(self, leg: "_Leg", step: int) -> float:
-        own = self._shaped(leg.progress_at(step))
-        fresh = self._shaped(self._first_leg(leg.total).progress_at(step))
-        return own + leg.rises * leg.risen_at(step) * (fresh - own)
-
-    def _shaped(self, progress: float) -> float:
+    def _fresh(self, total: int, step: int) -> float:
+        """Return the multiplier of a run that has this total from its start."""
+        progress = 1.0 if step >= total else (step - self.warmup) / (total - self.warmup)
         share = (1 + cos(pi * progress)) / 2 if self.decay == "cosine" else 1 - progress
         return self.floor + (1 - self.floor) * share
-
-    def _progress_of(self, value: float) -> float:
-        """Return the progress at which the multiplier has this value."""
-        if self.floor == 1:
-            return 0.0
-        share = max(0.0, min(1.0, (value - self.floor) / (1 - self.floor)))
-        return acos(2 * share - 1) / pi if self.decay == "cosine" else 1 - share
-
-
-@dataclass(frozen=True, slots=True)
-class _Leg:
-    """From `start` on, linear progress to 1 at the total, and meanwhile a rise towards a fresh run's multiplier."""
-
-    start: int
-    progress: float
-    total: int
-    rises: float  # how much of the way to a fresh run's multiplier
-    over: int  # steps that the rise takes
-
-    def progress_at(self, step: int) -> float:
-        if step >= self.total:
-            return 1.0
-        return self.progress + (1 - self.progress) * (step - self.start) / (self.total - self.start)
-
-    def risen_at(self, step: int) -> float:
-        return min(1.0, (step - self.start) / self.over)
 
 
 def _as_written(number: float) -> Fraction:
@@ -160,22 +120,19 @@ class ScheduleOptions:
 class Schedule:
     """`steps = floor(rows · epochs · train_fraction / effective_batch)`, warm-up, then decay to a floor.
 
+        schedule = Schedule.for_loader(loader, epochs=5, full_estimate=2_500_000)
+        scheduler = LambdaLR(optimizer, schedule)
+
     The warm-up is a share of the steps that the full data will have, and does not change as the cache grows. Its first
-    step has the multiplier 0, as in other libraries. After growth, `update` counts the steps again; the multiplier
-    continues from its value, and near its floor it first rises again over `rewarm` steps, or over half of the remaining
-    steps if those are fewer.
+    step has the multiplier 0, as in other libraries. After growth the steps are counted again, and within `rewarm`
+    steps, or half of the remaining ones if those are fewer, the multiplier moves to that of a run with the new total.
 
-        schedule = Schedule(cache, epochs=5, effective_batch=72, train_fraction=0.8, full_rows=2_500_000)
-        scheduler = LambdaLR(optimizer, schedule)            # saves and restores the schedule's state with its own
-        schedule.update(grown_cache)
-
-    A restored state has the steps that were known then, until `update` counts them with the current epochs and batch
-    size. A `Loader` and a `CacheDataset` count only their selected rows, so pass `train_fraction=1` with them; a loader
-    counts the rows of its current epoch.
+    `for_loader` does this by itself. Without a loader, pass the number of rows, or what has them, and call `update`
+    after growth. A restored state has the steps that were known then, until they are counted with the current options.
     """
 
     # `LambdaLR` saves and restores `__dict__`, so only the state is there, not the options.
-    __slots__ = ("__dict__", "_options")
+    __slots__ = ("__dict__", "_loader", "_options", "_warned")
 
     warmup: int
     totals: list[list[int]]
@@ -195,11 +152,37 @@ class Schedule:
         rewarm: int = 100,
     ) -> None:
         self._options = ScheduleOptions(epochs, effective_batch, train_fraction, floor, decay, rewarm)
+        self._loader: Loader | None = None
+        self._warned = False
         self.warmup = warmup_steps(self._options.steps(rows if full_rows is None else full_rows), warmup_share)
         self.totals = [[0, self._options.steps(rows)]]
         self.step = 0
         self.multiplier(0)  # checks the options
-        self._warn_of_a_long_warmup()
+        self._warn_of_a_partial_cache(rows)
+
+    @classmethod
+    def for_loader(
+        cls,
+        loader: Loader,
+        *,
+        epochs: float,
+        full_estimate: int | None = None,
+        warmup_share: float = 0.025,
+        floor: float = 0.1,
+        decay: Decay = "cosine",
+        rewarm: int = 100,
+    ) -> "Schedule":
+        """Return a schedule that counts the loader's rows again when they grow, and is saved in the loader's state.
+
+        `full_estimate` are the rows that the loader will have when the data is complete.
+        """
+        schedule = cls(
+            loader, epochs=epochs, effective_batch=loader.global_batch_size, full_rows=full_estimate,
+            warmup_share=warmup_share, floor=floor, decay=decay, rewarm=rewarm,
+        )  # fmt: skip
+        schedule._loader = loader
+        loader.schedule = schedule
+        return schedule
 
     def __repr__(self) -> str:
         return f"<Schedule at step {self.step:,} of {self.total:,}, warm-up of {self.warmup:,}>"
@@ -212,6 +195,8 @@ class Schedule:
     def __call__(self, step: int) -> float:
         """Return the multiplier at the step that training has now reached."""
         self.step = step
+        if self._loader is not None and self._options.steps(self._loader) > self.total:
+            self.update(self._loader)
         return self.multiplier(step)
 
     def multiplier(self, step: int) -> float:
@@ -230,7 +215,7 @@ class Schedule:
             )
         if total != self.total:
             self.totals = [*(pair for pair in self.totals if pair[0] < self.step), [self.step, total]]
-        self._warn_of_a_long_warmup()
+        self._warn_of_a_partial_cache(rows)
         return total
 
     def state_dict(self) -> dict[str, Any]:
@@ -240,18 +225,19 @@ class Schedule:
         self.warmup, self.step = int(state["warmup"]), int(state["step"])
         self.totals = [[int(start), int(total)] for start, total in state["totals"]]
 
-    def _warn_of_a_long_warmup(self) -> None:
-        if self.warmup > self.total:
+    def _warn_of_a_partial_cache(self, rows: Counted) -> None:
+        if self.warmup > self.total and not self._warned:
+            self._warned = True
             warnings.warn(
-                f"the warm-up of {self.warmup:,} steps is longer than the {self.total:,} steps of the current rows; "
-                "the learning rate will not reach its peak before the cache has grown",
+                f"the cache is partial: the warm-up of {self.warmup:,} steps is longer than the {self.total:,} steps "
+                f"of its {_count(rows):,} rows; the learning rate will not reach its peak before the cache has grown",
                 stacklevel=3,
             )
 
 
 def _count(rows: Counted) -> int:
-    if isinstance(rows, Loader):  # its length counts batches
-        return rows.stream.size(rows.epoch)
+    if isinstance(rows, Loader):  # its length counts batches; an epoch that has begun keeps its rows
+        return max(rows.stream.size(rows.epoch), 0 if rows.grown is None else rows.grown.new_rows)
     if isinstance(rows, Cache | CacheDataset):
         return len(rows)
     try:

@@ -18,17 +18,16 @@ from importlib import import_module
 from importlib.resources import files
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from forebay.cache.records import Record, as_json
 from forebay.preview.pictures import HTML, check_output
 from forebay.preview.row_records import BundleReport
 from forebay.read.cache import Cache
+from forebay.records import Record, as_json
 from forebay.source import Source
 from forebay.store import Root
+from forebay.viewer.image_rows import image_png
 from forebay.viewer.page_records import RecordProblem, answer, cache_names, compared, guarded
-from forebay.viewer.picture_rows import OneImage, image_png
 from forebay.viewer.shown_cache import BadQuery, Query, ShownCache
 
 ENTRY = "app.js"
@@ -36,7 +35,7 @@ T_SHOWN = (0.1, 0.3, 0.5, 0.7, 0.9)
 THUMBNAIL, WHOLE = 224, 512  # pixels of a picture in the grid and alone
 # Paths of two parts or more, with spaces if they are quoted, and not parts of URLs.
 _PATH = re.compile(r"""(?<=['"`])/[^'"`\n]+/[^'"`\n]*(?=['"`])|(?<![\w/:.…*])/[^\s'"/]+/[^\s'"]*""")
-_HAS_ROWS = re.compile(r"[?&]row=|/images\.json")
+_HAS_ROWS = re.compile(r"[?&]row=")
 _IMPORT = re.compile(r"^import \{(.+?)\} from '\./([\w.]+)';\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?:async )?(?:function|const) (\w+)", re.MULTILINE)
 
@@ -73,10 +72,10 @@ def collect(caches: Sequence[ShownCache], rows: int) -> Bundle:
     sampled = {number: _sample(shown, rows) for number, shown in enumerate(caches)}
     for number, shown in enumerate(caches):
         name = cache_names([shown])[0]
-        wanted = ["summary", "overview", "chunks", "build", "training"]
+        wanted = ["summary", "overview", "distribution", "chunks", "build", "training"]
         if name.kind == "images":
-            found = _add_images(shown, number, sampled[number], records)
-            pictures |= _pictures(shown, number, found)
+            wanted += [f"image?row={row}" for row in sampled[number]]
+            pictures |= _pictures(shown, number, sampled[number])
         elif name.kind in ("tokens", "chat", "preferences"):
             wanted += [f"row?row={row}" for row in sampled[number]]
         wanted += [f"peek?row={row}" for row in sampled[number]] if name.kind != "images" else []
@@ -88,8 +87,8 @@ def collect(caches: Sequence[ShownCache], rows: int) -> Bundle:
         ]
         records |= {_address(number, one): _answer(shown, one) for one in wanted}
     records["api/compare.json?a=0&b=" + str(min(1, len(caches) - 1))] = compared(caches, Query(()))
-    kept = {address: published(record, _HAS_ROWS.search(address) is not None) for address, record in records.items()}
-    return Bundle(records=kept, pictures=pictures, rows=sampled)
+    public = {address: published(record, bool(_HAS_ROWS.search(address))) for address, record in records.items()}
+    return Bundle(records=public, pictures=pictures, rows=sampled)
 
 
 def published(record: object, has_rows: bool = False) -> object:
@@ -145,27 +144,15 @@ def _query(text: str) -> Query:
     return Query(tuple((pair.partition("=")[0], pair.partition("=")[2]) for pair in text.split("&") if pair))
 
 
-def _add_images(shown: ShownCache, number: int, rows: list[int], records: dict[str, object]) -> list[int]:
-    """Images of the sample, under the address of the first page."""
-    ones = {row: _answer(shown, f"image?row={row}") for row in rows}
-    page = msgspec.to_builtins(_answer(shown, "images?row=0&count=1"))
-    images = [one.image for one in ones.values() if isinstance(one, OneImage)]
-    if isinstance(page, dict) and "images" in page:
-        page["images"] = images
-    records[f"api/{number}/images.json"] = page
-    records |= {f"api/{number}/image.json?row={row}": one for row, one in ones.items()}
-    return [image.row for image in images]
-
-
 def _pictures(shown: ShownCache, number: int, rows: list[int]) -> dict[str, str]:
-    found = {}
+    pictures = {}
     for row in rows:
         for side in (THUMBNAIL, WHOLE):
             drawn = guarded(shown, partial(image_png, shown, _query(f"row={row}&side={side}")))
             if isinstance(drawn, bytes):
                 text = base64.b64encode(drawn).decode()
-                found[f"api/{number}/image.png?row={row}&side={side}"] = f"data:image/png;base64,{text}"
-    return found
+                pictures[f"api/{number}/image.png?row={row}&side={side}"] = f"data:image/png;base64,{text}"
+    return pictures
 
 
 def page_of(bundle: Bundle) -> bytes:
@@ -209,8 +196,8 @@ def joined_modules(entry: str) -> str:
 
 
 def _as_function(name: str, text: str) -> str:
-    exports = ", ".join(found for found in _EXPORT.findall(text))
-    body = _IMPORT.sub(lambda found: f"const {{{found[1]}}} = {_variable(found[2])};\n", text)
+    exports = ", ".join(match for match in _EXPORT.findall(text))
+    body = _IMPORT.sub(lambda match: f"const {{{match[1]}}} = {_variable(match[2])};\n", text)
     body = re.sub(r"^export ", "", body, flags=re.MULTILINE)
     return f"const {_variable(name)} = (() => {{\n{body}\nreturn {{ {exports} }};\n}})();"
 
@@ -225,8 +212,6 @@ def _digest(text: str) -> str:
 
 STATIC = files("forebay.viewer") / "static"
 TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html", "svg": "image/svg+xml"}
-
-
 HEIGHT = 720
 _FRAME = 'width="100%" style="border: 1px solid #8884; border-radius: 8px" referrerpolicy="no-referrer"'
 

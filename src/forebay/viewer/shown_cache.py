@@ -4,36 +4,17 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from forebay.cache.catalog import generation_numbers
-from forebay.errors import NothingPublished
+from forebay.cache.catalog import generation_numbers, unpublished
 from forebay.format import layout
-from forebay.read.cache import Cache, open_cache
+from forebay.read.cache import Cache
+from forebay.read.opening import open_cache
 from forebay.source import Source
 from forebay.store import Root, Store, open_store
-from forebay.viewer.live_build import HeadChecks, Watch
-
-try:
-    from forebay.viewer import _cut_files
-except ImportError:  # installed without a compiler
-    _cut_files = None  # type: ignore[assignment]
+from forebay.viewer.chunk_map import HeadChecks
+from forebay.viewer.live_build import Watch
 
 MEMORY = 64 << 20  # decoded blocks of one open generation
-KEPT_OPEN = 3
 MAPS = 64  # of chunk files of one layer: all are looked at before each answer
-
-
-def survive_cut_files() -> None:
-    """Keep this process alive where a mapped file is cut short under it; for a process that does nothing but view.
-
-    What is read there is zeros: `pages_lost` counts them, and what was read meanwhile must not be shown.
-    """
-    if _cut_files is not None:
-        _cut_files.survive()
-
-
-def pages_lost() -> int:
-    """How many pages of mapped files could not be read by this process, and were read as zeros."""
-    return 0 if _cut_files is None else _cut_files.count()
 
 
 @dataclass(eq=False)
@@ -43,9 +24,8 @@ class ShownCache:
     store: Store
     source: Source | None = None
     statistics: tuple[str, ...] = ()  # files that running loaders write
-    _open: dict[tuple[int, str], Cache] = field(default_factory=dict)
+    _open: tuple[tuple[int, str], Cache] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _lost: int = field(default_factory=pages_lost)  # pages, when all that is open was opened
 
     def __post_init__(self) -> None:
         self.heads = HeadChecks()
@@ -62,28 +42,19 @@ class ShownCache:
     def generations(self) -> list[int]:
         return generation_numbers(self.store)
 
-    def at(self, generation: int | None = None) -> Cache:
-        """The cache at a generation, by default the newest that is published now."""
-        number = generation
-        if number is None:
-            numbers = self.generations()
-            if not numbers:
-                raise NothingPublished(self.root)
-            number = numbers[-1]
-        entry = self.store.head(layout.generation(number))
-        name = (number, "" if entry is None else entry.etag)  # a cache may be replaced by another
+    def at(self) -> Cache:
+        """The newest generation that is published now."""
+        numbers = self.generations()
+        if not numbers:
+            raise unpublished(self.store)
+        entry = self.store.head(layout.generation(numbers[-1]))
+        name = (numbers[-1], "" if entry is None else entry.etag)  # a cache may be replaced by another
         with self._lock:
-            if self._lost != pages_lost():  # maps may have pages of zeros
-                self._open.clear()
-                self._lost = pages_lost()
-            opened = self._open.pop(name, None)
-            if opened is None:
-                opened = open_cache(self.store, generation=number, memory=MEMORY, max_maps=MAPS)
-            opened.close_changed()
-            self._open[name] = opened  # the newest at the end
-            while len(self._open) > KEPT_OPEN:
-                del self._open[next(iter(self._open))]
-            return opened
+            if self._open is None or self._open[0] != name:
+                opened = open_cache(self.store, generation=numbers[-1], memory=MEMORY, max_maps=MAPS)
+                self._open = name, opened
+            self._open[1].close_changed()
+            return self._open[1]
 
 
 Endpoint = Callable[[ShownCache, "Query"], object]
@@ -111,10 +82,6 @@ class Query:
 
     def some(self, name: str) -> int | None:
         return self.whole(name) if self.text(name) else None
-
-    def wholes(self, name: str) -> list[int]:
-        """Every value of a parameter that may be repeated."""
-        return [Query(((name, value),)).whole(name) for key, value in self.values if key == name]
 
     def share(self, name: str, default: float) -> float:
         """A number from 0 to 1."""

@@ -3,35 +3,46 @@
 Documents, positions, labels and blocks come from the functions that training uses (`forebay.masks`).
 """
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
+from forebay.building.update import named_alike
 from forebay.cache.catalog import presence_name
 from forebay.cache.plan import load_plan
-from forebay.cache.records import Record
 from forebay.columns import Array
-from forebay.errors import ForebayError, LibraryMissing, TokenizerUnusable
+from forebay.errors import LibraryMissing, ModelUnusable, message_of
 from forebay.kinds import WRONG
 from forebay.masks import documents as masks
-from forebay.masks.spans import block_ranges, document_spans
-from forebay.masks.train_on import GENERATED, KINDS, ROLES, SPAN_FIELDS
+from forebay.masks.train_on import (
+    GENERATED,
+    KINDS,
+    ROLES,
+    SPAN_FIELDS,
+    TrainOn,
+    candidate_weights,
+    token_weights,
+)
 from forebay.preview.peek import COLUMNS, RowReader
 from forebay.preview.row_records import PackedPiece
 from forebay.read.cache import Cache
+from forebay.records import Record
 from forebay.tokens import Vocabulary
-from forebay.tokens.vocabulary import decode, in_time, reference_tokenizer
-from forebay.viewer.overview import SourcePart
+from forebay.tokens.encoders import in_time, reference_tokenizer
+from forebay.viewer.chunk_detail import SourcePart, chunk_parts
 from forebay.viewer.shown_cache import Query, ShownCache
 
 CONTEXT = 6  # tokens before one that decide how it is written
-BLOCK = 128
 MOST_SHOWN = 16_384  # tokens of one answer; a longer row is shown in parts
 MOST_PIECES = 200
+FAR = 256 << 20  # bytes of a source file that are read to number its lines
 _UNFINISHED = "\ufffd"  # a character of which a token has only some bytes
-NO_TEXT = (LibraryMissing, TokenizerUnusable, *WRONG)
+NO_TEXT = (LibraryMissing, ModelUnusable, *WRONG)
 
 
 class KindSpan(Record, frozen=True, kw_only=True):
@@ -41,30 +52,20 @@ class KindSpan(Record, frozen=True, kw_only=True):
     stop: int
     role: str
     kind: str
+    message: int
     trained: bool
 
 
-class Blocks(Record, frozen=True, kw_only=True):
-    """FlexAttention's blocks of a row: per row of blocks, where keys begin, are all seen, and end."""
+class Policy(Record, frozen=True, kw_only=True):
+    """A choice of `train_on`, and whether it trains each span."""
 
-    size: int
-    start: list[int]
-    full_start: list[int]
-    full_stop: list[int]
-    stop: list[int]
-
-
-class Candidate(Record, frozen=True, kw_only=True):
-    """An answer to the prompt of a preference."""
-
-    tokens: int
-    score: float
-    text: str
+    name: str
+    code: str
+    trained: list[bool]
 
 
 class TokenRow(Record, frozen=True, kw_only=True):
     row: int
-    rows: int
     generation: int
     chunk: int
     row_in_chunk: int
@@ -80,30 +81,29 @@ class TokenRow(Record, frozen=True, kw_only=True):
     log_probs: dict[str, list[float]]  # column of a layer -> log-prob of each token; NaN where there is none
     seq_lens: list[int]
     pieces: tuple[PackedPiece, ...]  # the first documents
-    candidates: tuple[Candidate, ...]  # of a preference, whose documents are the prompt and its candidates
+    lines: list[int | None]  # of these documents in their files; None where samples are not lines, or without a source
+    scores: list[float] | None  # of a preference's candidates: its documents are the prompt and the candidates
     spans: tuple[KindSpan, ...]  # places in the whole row
-    blocks: Blocks | None  # None of a preference, which is not packed
+    policies: tuple[Policy, ...]  # of a conversation or a preference
     parts: tuple[SourcePart, ...]  # of source files that the chunk was made from
     note: str = ""  # why there is no text
 
 
 def token_row(shown: ShownCache, query: Query) -> TokenRow:
     """A row of packed tokens, or a preference; of a long row, the tokens from `token` on."""
-    cache, row = shown.at(query.some("generation")), query.whole("row", 0)
+    cache, row = shown.at(), query.whole("row", 0)
     (name,) = cache.row_ids([row])
     at = int(cache.chunk_numbers.searchsorted(name.chunk))
-    parts = _parts_of(cache, name.chunk)
     make = _preference if "candidates" in cache.columns else _packed
-    made = make(shown, cache, row, name.chunk, name.row, query.whole("token", 0))
+    columns = make(shown, cache, row, name.chunk, name.row, query.whole("token", 0))
     return TokenRow(
         row=row,
-        rows=len(cache),
         generation=cache.generation.number,
         chunk=name.chunk,
         row_in_chunk=name.row,
         chunk_rows=int(cache.chunk_starts[at + 1] - cache.chunk_starts[at]),
-        parts=parts,
-        **made,
+        parts=chunk_parts(shown, name.chunk),
+        **columns,
     )
 
 
@@ -130,9 +130,10 @@ def _packed(shown: ShownCache, cache: Cache, row: int, chunk: int, row_in_chunk:
         "log_probs": _log_probs(cache, row, masks.label_mask(whole, size, "unshifted")[0], part),
         "seq_lens": lengths.tolist(),
         "pieces": pieces,
-        "candidates": (),
+        "lines": _lines(shown, [piece.source for piece in pieces]),
+        "scores": None,
         "spans": spans,
-        "blocks": _blocks(whole, size),
+        "policies": _policies(partial(_packed_weights, cache, row, whole, size), spans),
         "note": no_text,
     }
 
@@ -164,18 +165,12 @@ def _preference(shown: ShownCache, cache: Cache, row: int, chunk: int, row_in_ch
         "log_probs": _log_probs(cache, row, of_answers, part),
         "seq_lens": lengths.tolist(),
         "pieces": (),
-        "candidates": tuple(_candidates(cache, candidates, lens, scores)),
+        "lines": [],
+        "scores": scores.astype(np.float64).tolist(),
         "spans": spans,
-        "blocks": None,
+        "policies": _policies(partial(_preference_weights, cache, row, len(prompt), lens), spans),
         "note": note,
     }
-
-
-def _candidates(cache: Cache, tokens: Array, lens: Array, scores: Array) -> Iterator[Candidate]:
-    stops = np.cumsum(lens, dtype=np.int64).tolist()
-    for at, (stop, length) in enumerate(zip(stops, lens.tolist(), strict=True)):
-        score = float(scores[at]) if at < len(scores) else float("nan")
-        yield Candidate(tokens=length, score=score, text=_text(cache, tokens[stop - length : stop][:MOST_SHOWN]))
 
 
 def _part(first: int, size: int) -> slice:
@@ -186,41 +181,27 @@ def _part(first: int, size: int) -> slice:
 
 def _log_probs(cache: Cache, row: int, places: Array, part: slice) -> dict[str, list[float]]:
     """The values of layers that have one number per label, each at the token that it is about."""
-    found = {}
+    log_probs = {}
     for layer in cache.generation.recipes:
         names = [one.name for one in cache.recipe(layer).columns if one.ragged and one.dtype.startswith(("f", "bf"))]
-        if layer == cache.generation.base or not names or not _is_present(cache, layer, row):
+        if layer == cache.generation.base or not names:
             continue
-        for name, values in cache.read([row], names).items():
+        bits = presence_name(layer)
+        read = cache.read([row], [*names, bits])
+        is_present = np.asarray(read.pop(bits))[0]
+        for name, values in read.items() if is_present else ():
             own = np.asarray(values[0], np.float32)
             if own.shape == (int(places.sum()),):
                 spread = np.full(len(places), np.nan, np.float32)
                 spread[places] = own
-                found[name] = spread[part].round(4).tolist()
-    return found
-
-
-def _is_present(cache: Cache, layer: str, row: int) -> bool:
-    bits = presence_name(layer)
-    return bool(np.asarray(cache.read([row], [bits])[bits])[0])
+                log_probs[name] = spread[part].round(4).tolist()
+    return log_probs
 
 
 def check_lengths(tokens: Array, lengths: Array) -> None:
-    """Raise where documents are longer than their row: a stranger's cache could ask for any amount of memory."""
+    """Raise where documents are longer than their row: an untrusted cache could ask for any amount of memory."""
     if int(lengths.sum(dtype=np.uint64)) > len(tokens):
         raise ValueError(f"the documents of the row are longer than its {len(tokens):,} tokens")
-
-
-def _blocks(lengths: Array, size: int) -> Blocks:
-    side = BLOCK if size >= 4 * BLOCK else max(1, size // 8)
-    ranges = block_ranges(document_spans(lengths, size), (side, side))
-    return Blocks(
-        size=side,
-        start=ranges.start[0].tolist(),
-        full_start=ranges.full_start[0].tolist(),
-        full_stop=ranges.full_stop[0].tolist(),
-        stop=ranges.stop[0].tolist(),
-    )
 
 
 def _pieces(
@@ -228,32 +209,25 @@ def _pieces(
 ) -> tuple[tuple[PackedPiece, ...], str]:
     """The first documents of a row, as many as can be shown, and why they have no text."""
     stops = np.cumsum(columns["seq_lens"], dtype=np.int64)
-    kept = min(MOST_PIECES, int(np.searchsorted(stops, 4 * MOST_SHOWN, side="right")))
-    if not kept:
+    count = min(MOST_PIECES, int(np.searchsorted(stops, 4 * MOST_SHOWN, side="right")))
+    if not count:
         return (), ""
     some = {
-        "tokens": columns["tokens"][: int(stops[kept - 1])],
-        "seq_lens": columns["seq_lens"][:kept],
-        "documents": columns["documents"][:kept],
+        "tokens": columns["tokens"][: int(stops[count - 1])],
+        "seq_lens": columns["seq_lens"][:count],
+        "documents": columns["documents"][:count],
     }
     try:
         return reader.row(row, chunk, row_in_chunk, some).pieces, reader.note
     except NO_TEXT as error:
-        return (), f"the row has no text: {error}"
+        return (), f"the row has no text: {message_of(error)}"
 
 
 def _texts(cache: Cache, tokens: Array, lengths: Array, part: slice) -> tuple[list[str], str]:
     try:
         return token_texts(vocabulary_of(cache), tokens, lengths, part), ""
     except NO_TEXT as error:
-        return [], f"the row has no text: {error}"
-
-
-def _text(cache: Cache, tokens: Array) -> str:
-    try:
-        return decode(vocabulary_of(cache), tokens)
-    except NO_TEXT:
-        return ""
+        return [], f"the row has no text: {message_of(error)}"
 
 
 @lru_cache(maxsize=4)
@@ -294,25 +268,85 @@ def _added(old: str, new: str) -> str:
     >>> _added("a b", "a bc"), _added("a\\ufffd", "a\\u00e9"), _added("a", "a\\ufffd")
     ('c', 'é', '')
     """
-    kept = old.rstrip(_UNFINISHED)
-    return new[len(kept) :].rstrip(_UNFINISHED) if new.startswith(kept) else new[len(old) :]
+    whole = old.rstrip(_UNFINISHED)
+    return new[len(whole) :].rstrip(_UNFINISHED) if new.startswith(whole) else new[len(old) :]
 
 
 def _spans(cache: Cache, row: int) -> tuple[KindSpan, ...]:
     """The spans of a row of a chat cache; none where the cache has no such column."""
     if "spans" not in cache.columns or cache.column("spans").shape != (SPAN_FIELDS,):
         return ()
-    found = cache.read([row], ["spans"])["spans"][0].tolist()
+    spans = cache.read([row], ["spans"])["spans"][0].tolist()
     return tuple(
         KindSpan(
             start=start,
             stop=stop,
             role=_named(ROLES, role),
             kind=_named(KINDS, kind),
+            message=message,
             trained=_named(KINDS, kind) in GENERATED,
         )
-        for start, stop, role, kind, _ in found
+        for start, stop, role, kind, message in spans
     )
+
+
+POLICIES = (
+    ("all that an assistant writes", "", TrainOn()),
+    ("answers", 'train_on=["response", "stop"]', TrainOn.of(("response", "stop"))),
+    ("last turn", 'train_on=TrainOn(turns="last")', TrainOn(turns="last")),
+    ("every token", f"train_on={list(KINDS)}".replace("'", '"'), TrainOn.of(KINDS)),
+)
+
+
+def _policies(weights: Callable[[TrainOn], Array], spans: Sequence[KindSpan]) -> tuple[Policy, ...]:
+    """What each choice trains, by the functions of the loader; empty where they reject the spans."""
+    if not spans:
+        return ()
+    starts = [span.start for span in spans]
+    try:
+        return tuple(
+            Policy(name=name, code=code, trained=(weights(policy)[starts] > 0).tolist())
+            for name, code, policy in POLICIES
+        )
+    except (ValueError, IndexError):  # an untrusted cache
+        return ()
+
+
+def _packed_weights(cache: Cache, row: int, lengths: Array, size: int, policy: TrainOn) -> Array:
+    read: Any = cache.read([row], ["spans", "last_turn"])
+    spans, last = read["spans"], read["last_turn"]
+    weights: Array = token_weights(spans.values, spans.offsets, lengths, last.values, size, policy)[0]
+    return weights
+
+
+def _preference_weights(cache: Cache, row: int, prompt: int, lens: Array, policy: TrainOn) -> Array:
+    spans = np.asarray(cache.read([row], ["spans"])["spans"][0])
+    return np.concatenate([np.zeros(prompt), *candidate_weights(spans, prompt, lens, policy)])
+
+
+def _lines(shown: ShownCache, samples: Sequence[str]) -> list[int | None]:
+    """The lines of samples that are named `path@offset`; None where their file is not plain text on this machine."""
+    source = shown.source
+    if source is None or source.unit != "bytes":
+        return [None] * len(samples)
+    plan = load_plan(shown.store)
+    root = str(named_alike(source, plan).describe().get("root", ""))
+    offsets: defaultdict[str, list[int]] = defaultdict(list)
+    for path, _, offset in (sample.rpartition("@") for sample in samples):
+        if path in plan.files and not plan.files[path].stream and offset.isdecimal() and int(offset) < FAR:
+            offsets[path].append(int(offset))
+    numbers = {f"{path}@{at}": line for path in offsets for at, line in _lines_at(root, path, offsets[path])}
+    return [numbers.get(sample) for sample in samples]
+
+
+def _lines_at(root: str, path: str, offsets: list[int]) -> Iterator[tuple[int, int]]:
+    """Each offset with the number of its line, counted from 1."""
+    line, position = 1, 0
+    with suppress(OSError), open(os.path.join(root, path), "rb") as file:
+        for offset in sorted(offsets):
+            while position < offset and (block := file.read(min(1 << 20, offset - position))):
+                line, position = line + block.count(b"\n"), position + len(block)
+            yield offset, line
 
 
 def _named(names: Sequence[str], number: int) -> str:
@@ -327,11 +361,3 @@ def _trained_labels(labels: Array, spans: Sequence[KindSpan]) -> Array:
     for span in spans:
         trained[span.start : span.stop] = span.trained
     return np.where(trained[1:], labels, masks.IGNORED_LABEL)
-
-
-def _parts_of(cache: Cache, chunk: int) -> tuple[SourcePart, ...]:
-    try:
-        parts = load_plan(cache.store).first(len(cache.generation.plan)).parts(chunk)
-    except (ForebayError, OSError):
-        return ()
-    return tuple(SourcePart(path=part.file.path, start=part.start, stop=part.stop) for part in parts[:100])

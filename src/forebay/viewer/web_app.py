@@ -10,12 +10,8 @@ What a request must look like before a page or a record is served, and the heade
 
 method     GET or HEAD
 Host       this machine: another name is a page that had its DNS name point here (DNS rebinding)
-Origin     the same as Host, where a browser sends one; requests that a foreign page makes are refused
+Origin     the same as Host, where a browser sends one; requests of another page are rejected
 token      the first part of the path, where the server listens beyond this machine: http://node7:8765/k3J…/
-
-`Server` runs it on a port, in a thread. A request has to arrive in time, an answer has to be read in time, and the
-number of connections is limited: uvicorn waits for both for ever, so clients that send a byte now and then, or read
-nothing, would use up its files and keep their answers in its memory.
 """
 
 import asyncio
@@ -33,20 +29,24 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-from forebay.cache.records import as_json
 from forebay.errors import LibraryMissing
 from forebay.preview.row_records import Viewing
+from forebay.records import as_json
 from forebay.viewer.bundle import STATIC, TYPES
+from forebay.viewer.chunk_map import ChunkMap
+from forebay.viewer.image_rows import image_png
 from forebay.viewer.live_build import BuildMoment
 from forebay.viewer.page_records import ENDPOINTS, RecordProblem, answer, cache_names, compared, guarded
-from forebay.viewer.picture_rows import image_png
 from forebay.viewer.shown_cache import BadQuery, Query, ShownCache
 
 try:
     import uvicorn
-    from uvicorn.protocols.http.h11_impl import H11Protocol
 except ModuleNotFoundError as missing:
-    raise LibraryMissing(missing.name or "uvicorn", "`forebay view`", "viewer") from missing
+    raise LibraryMissing(
+        f"`forebay view` needs '{missing.name or 'uvicorn'}', which is not installed",
+        hint="pip install 'forebay[viewer]'",
+        extra="viewer",
+    ) from missing
 
 LOOPBACK = "127.0.0.1"
 _POLICY = (
@@ -128,7 +128,7 @@ _OF_CACHE = re.compile(r"/api/(\d{1,6})/(\w+)(\.json|\.png|)")
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -140,10 +140,6 @@ class Answer:
 
 def _refusal(status: int, reason: str) -> Answer:
     return Answer(reason.encode("utf-8", "backslashreplace"), status=status)
-
-
-def _json(record: object) -> Answer:
-    return Answer(as_json(record), "application/json")
 
 
 @dataclass(frozen=True)
@@ -179,10 +175,10 @@ class WebApp:
 
     def _of_cache(self, path: str) -> tuple[ShownCache | None, str, str]:
         """The cache, record and suffix that a path names."""
-        found = _OF_CACHE.fullmatch(path)
-        if found is None or int(found[1]) >= len(self.caches):
+        match = _OF_CACHE.fullmatch(path)
+        if match is None or int(match[1]) >= len(self.caches):
             return None, "", ""
-        return self.caches[int(found[1])], found[2], found[3]
+        return self.caches[int(match[1])], match[2], match[3]
 
     async def _answer(self, path: str, shown: ShownCache | None, name: str, query_string: bytes) -> Answer:
         if path == "/":
@@ -193,12 +189,14 @@ class WebApp:
         if make is None:
             return _refusal(404, "there is no such record")
         try:
-            made = await self._in_thread(make)
+            result = await self._in_thread(make)
         except BadQuery as error:
             return _refusal(400, str(error))
         except IndexError as error:
             return _refusal(404, str(error))
-        return Answer(made, "image/png") if isinstance(made, bytes) else _json(made)
+        if isinstance(result, bytes):
+            return Answer(result, "image/png")
+        return Answer(as_json(result), "application/json")
 
     def _maker(self, path: str, shown: ShownCache | None, name: str, query: Query) -> Callable[[], object] | None:
         """What makes the record of a path; None where there is none."""
@@ -220,12 +218,12 @@ class WebApp:
             return _refusal(404, "there is no such file")
         return Answer(self._files[name], f"{TYPES[name.rpartition('.')[2]]}; charset=utf-8")
 
-    async def _in_thread(self, make: Callable[[], Made]) -> Made:
+    async def _in_thread(self, make: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, make)
 
-    async def _send(self, send: Send, found: Answer) -> None:
-        await self._begin(send, found.status, found.media, {"content-length": str(len(found.body))})
-        await send({"type": "http.response.body", "body": found.body})
+    async def _send(self, send: Send, answer: Answer) -> None:
+        await self._begin(send, answer.status, answer.media, {"content-length": str(len(answer.body))})
+        await send({"type": "http.response.body", "body": answer.body})
 
     async def _begin(self, send: Send, status: int, media: str, more: Mapping[str, str]) -> None:
         headers = {"content-type": media, **more, **self.guard.headers()}
@@ -243,15 +241,13 @@ class WebApp:
             gone.cancel()
 
     async def _events(self, shown: ShownCache, gone: "asyncio.Task[None]") -> AsyncIterator[bytes]:
-        """First everything, then at least once a second what changed."""
-        states: dict[str, str] = {}
+        """At least one event a second, with the map where it changed."""
+        before: ChunkMap | None = None
         while not (self.ending.is_set() or gone.done()):
             due = time.monotonic() + TICK_SECONDS
             snapshot = await self._in_thread(partial(guarded, shown, shown.watch.snapshot))
-            yield b"data: " + as_json(_event(shown, states, snapshot)) + b"\n\n"
-            states = (
-                {} if isinstance(snapshot, RecordProblem) else {one.layer: one.states for one in snapshot.map.layers}
-            )
+            yield b"data: " + as_json(_event(shown, before, snapshot)) + b"\n\n"
+            before = None if isinstance(snapshot, RecordProblem) else snapshot.map
             while time.monotonic() < due and not (self.ending.is_set() or gone.done()):
                 await asyncio.sleep(NAP_SECONDS)
 
@@ -261,99 +257,14 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def _event(shown: ShownCache, states: dict[str, str], snapshot: BuildMoment | RecordProblem) -> dict[str, object]:
+def _event(shown: ShownCache, before: ChunkMap | None, snapshot: BuildMoment | RecordProblem) -> dict[str, object]:
     if isinstance(snapshot, RecordProblem):
         return {"map": snapshot}
-    if not states:
-        return {"map": snapshot.map, "live": snapshot.live, "history": list(shown.watch.history)}
-    return {
-        "live": snapshot.live,
-        "generation": snapshot.map.generation,
-        "changes": changes(states, snapshot),
-        "claims": snapshot.map.claims,
-    }
+    event: dict[str, object] = {"live": snapshot.live} | ({} if snapshot.map == before else {"map": snapshot.map})
+    return event if before is not None else event | {"history": list(shown.watch.history)}
 
 
-def changes(before: dict[str, str], snapshot: BuildMoment) -> dict[str, Any]:
-    """Per layer, the chunks whose state changed, or the whole layer where there are more chunks than before."""
-    found: dict[str, Any] = {}
-    for layer in snapshot.map.layers:
-        old, new = before.get(layer.layer, ""), layer.states
-        if len(old) != len(new):
-            found[layer.layer] = layer
-        elif old != new:
-            found[layer.layer] = {
-                "cells": [[at, new[at]] for at in range(len(new)) if old[at] != new[at]],
-                "counts": layer.counts,
-                "headers_checked": layer.headers_checked,
-            }
-    return found
-
-
-MOST_CONNECTIONS = 256
-REQUEST_SECONDS = 10.0  # in which the head of a request has to arrive
-ANSWER_SECONDS = 60.0  # in which an answer has to be read, or the events that fill the buffers
-
-
-class Connection(H11Protocol):
-    """Closes itself if a request takes too long to arrive or an answer to be read, or too many others are open."""
-
-    _deadline: asyncio.TimerHandle | None = None  # of the request
-    _unread: asyncio.TimerHandle | None = None  # of the answer
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        if len(self.connections) > MOST_CONNECTIONS:
-            transport.abort()
-        else:
-            self._wait()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._stop_waiting()
-        elif self._deadline is None:
-            self._wait()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._wait_for_reader()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self.cycle is not None and not self.cycle.response_complete:  # else the rest has to be read too
-            self._stop_waiting_for_reader()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._wait_for_reader()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
-        self._stop_waiting_for_reader()
-        super().connection_lost(exc)
-
-    def _wait(self) -> None:
-        self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
-
-    def _stop_waiting(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-    def _wait_for_reader(self) -> None:
-        self._stop_waiting_for_reader()
-        self._unread = self.loop.call_later(ANSWER_SECONDS, self._drop_unread)
-
-    def _stop_waiting_for_reader(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
-
-    def _drop_unread(self) -> None:
-        self._unread = None
-        if self.transport.get_write_buffer_size():
-            self.transport.abort()
+MOST_CONNECTIONS = 256  # more get 503
 
 
 @dataclass(frozen=True)
@@ -384,7 +295,7 @@ class Server:
         self._app = WebApp(self._caches, guard, self._ending)
         config = uvicorn.Config(
             self._app, host=host, port=port, log_level="error", access_log=False, server_header=False, lifespan="off",
-            timeout_graceful_shutdown=2, ws="none", http=Connection,
+            timeout_graceful_shutdown=2, ws="none", limit_concurrency=MOST_CONNECTIONS,
         )  # fmt: skip
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family)

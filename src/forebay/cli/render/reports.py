@@ -7,59 +7,69 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from forebay.cache.records import (
+from forebay.cache.reports import (
     GONE,
     BuildReport,
     Check,
-    CleanReport,
-    CopyReport,
     DoctorReport,
-    DropReport,
     DryRun,
     Estimate,
     ImportReport,
     Problem,
-    RefreshReport,
-    RekeyReport,
     RepairReport,
     VerifyReport,
 )
+from forebay.cli.render.drawing import draw
 from forebay.preview.console import (
-    BUILD_ANEW,
     facts,
     listing,
     next_command,
     repair_command,
-    source_allowed,
+    reuse_command,
     stale_files,
     title,
 )
-from forebay.preview.row_records import DemoReport, FeatureSheet
+from forebay.preview.row_records import DemoReport
 from forebay.preview.words import command_line, counted, human_bytes, human_time, in_ranges, printable
 
 
+@draw.register
 def draw_build(report: BuildReport) -> RenderableType:
+    if not (report.made or report.made_elsewhere or report.adopted or report.deaths or report.notes):
+        held = f"{counted(report.chunks, 'chunk')}, {counted(report.rows, 'row')}"
+        return title(report.root, f"layer {report.layer}", held, "nothing to do")
     elsewhere = f", {report.made_elsewhere:,} built by others meanwhile" if report.made_elsewhere else ""
     present = f"{report.present - report.made_elsewhere:,} already present"
-    made = f"{report.made:,} built, {present}{elsewhere}, {report.chunks:,} requested"
+    built = f"{report.made:,} built, {present}{elsewhere}, {report.chunks:,} requested"
     parts: list[RenderableType] = [title(report.root, f"layer {report.layer}", f"generation {report.generation}")]
     parts.append(
         facts(
             [
-                ("chunks", made),
+                ("chunks", built),
                 ("rows", _of_cache(report.made_rows, report.rows)),
                 ("tokens", _made_tokens(report)),
                 ("text", _text_figures(report)),
                 ("duplicates", f"{report.statistics['duplicates']:,} left out" if _has(report, "duplicates") else ""),
                 ("failed", _failed(report)),
                 ("written", f"{human_bytes(report.written_bytes)} in {human_time(report.seconds)}{_packed(report)}"),
-                ("time", ", ".join(_phases(report))),
+                ("time", ", ".join(_phases(report)) if report.seconds >= LONG_SECONDS else ""),
             ]
         )
     )
     parts += listing("workers lost", ((death,) for death in report.deaths), "yellow")
     parts += listing("notes", ((note,) for note in report.notes), "yellow")
-    return Group(*parts, next_command(command_line("status" if report.failures else "verify", report.root)))
+    return Group(*parts, *_after_build(report))
+
+
+def _after_build(report: BuildReport) -> list[Text]:
+    """Look at failures, or at rows, and train."""
+    if report.failures:
+        return [next_command(command_line("status", report.root))]
+    loader = Text.assemble("train: ", (f"forebay.torch.Loader({report.root!r}, global_batch_size=8)", "cyan"))
+    return [next_command(command_line("peek", report.root)), loader]
+
+
+LONG_SECONDS = 60.0  # of a build whose phases are shown; --json has those of every build
 
 
 def _phases(report: BuildReport) -> Iterator[str]:
@@ -70,9 +80,9 @@ def _phases(report: BuildReport) -> Iterator[str]:
             yield f"{phase} {human_time(report.phases[phase])}{summed}"
 
 
-def _of_cache(made: float, total: float) -> str:
+def _of_cache(built: float, total: float) -> str:
     """A sum over the whole layer, and before it what this build added where it began with some."""
-    return f"{total:,}" if made == total else f"{made:,} new, {total:,} in the cache"
+    return f"{total:,}" if built == total else f"{built:,} new, {total:,} in the cache"
 
 
 def _has(report: BuildReport, name: str) -> bool:
@@ -85,10 +95,10 @@ def _made_tokens(report: BuildReport) -> str:
         return ""
     used = report.figures.get("utilization")
     tokens = _of_cache(report.made_statistics.get("tokens", 0), report.statistics["tokens"])
-    parts = [tokens, f"{100 * used:.1f} % of positions used" if isinstance(used, float) else ""]
+    parts = [tokens, f"{100 * used:.1f}% of positions used" if isinstance(used, float) else ""]
     parts.append(str(report.figures.get("tokens_stored", "")))
     speed = report.tokens_per_second
-    return ", ".join(filter(None, [*parts, f"{speed:,.0f} per second" if speed else ""]))
+    return ", ".join(filter(None, [*parts, f"{speed:,.0f} per second" if speed and report.seconds >= 1 else ""]))
 
 
 def _text_figures(report: BuildReport) -> str:
@@ -111,54 +121,10 @@ def _because(reasons: Mapping[str, int]) -> str:
 
 def _packed(report: BuildReport) -> str:
     ratio = report.figures.get("compression_ratio")
-    return f", compression ratio {ratio:.2f}" if isinstance(ratio, float) and ratio else ""
+    return f", compressed {ratio:.1f}x" if isinstance(ratio, float) and ratio >= 1 else ""
 
 
-def draw_copy(report: CopyReport) -> RenderableType:
-    copied = f"{counted(report.copied, 'chunk')} copied, {report.present:,} already present"
-    size = f"{human_bytes(report.copied_bytes)} in {human_time(report.seconds)}"
-    head = title(report.destination, f"generation {report.generation}", copied, size)
-    return Group(head, next_command(command_line("verify", report.destination)))
-
-
-def draw_rekey(report: RekeyReport) -> RenderableType:
-    checked = f"{human_bytes(report.checked_bytes)} checked in {human_time(report.seconds)}"
-    signed = len(report.tagged) - len(report.already)
-    done = f"{counted(signed, 'generation')} signed with the new key"
-    if not signed:
-        done = f"nothing changed: {counted(len(report.already), 'generation')} already signed with this key"
-    parts: list[RenderableType] = [title(report.root, done, checked)]
-    parts += [facts([("cache id", printable(report.cache_id)), ("digest", report.digest)])]
-    if report.digest_before not in ("", report.digest):
-        parts += [facts([("before", f"{report.digest_before} (update pinned digests)")])]
-    parts += listing("removed", ((f"generation {number}", why) for number, why in report.removed.items()), "yellow")
-    return Group(*parts, next_command(command_line("verify", report.root)))
-
-
-def draw_clean(report: CleanReport) -> RenderableType:
-    parts: list[RenderableType] = [title(report.root, f"{human_bytes(report.freed_bytes)} freed")]
-    parts += listing("temporary files of dead writers", ((key,) for key in report.temporary))
-    parts += listing("claims of dead builders", ((key,) for key in report.claims))
-    parts += listing("replaced chunks", ((key,) for key in report.superseded))
-    parts += listing("old generations", ((str(number),) for number in report.generations))
-    parts = parts if len(parts) > 1 else [title(report.root, "nothing to clean")]
-    if report.kept_bytes:
-        kept = f"{counted(report.kept_generations, 'older generation')}, {human_bytes(report.kept_bytes)} only in them"
-        parts += [facts([("kept", kept)])]
-        parts += [next_command(command_line("clean", report.root, "--keep-generations", "1"))]
-    return Group(*parts)
-
-
-def draw_drop(report: DropReport) -> RenderableType:
-    chunks = counted(report.chunks, "chunk")
-    left = f"{chunks}, {human_bytes(report.bytes)}: older generations keep them"
-    return Group(
-        title(report.root, f"generation {report.generation}", f"without {', '.join(report.layers)}"),
-        facts([("dropped", left)]),
-        next_command(command_line("clean", report.root, "--keep-generations", "1")),
-    )
-
-
+@draw.register
 def draw_demo(report: DemoReport) -> RenderableType:
     done = f"{counted(len(report.steps), 'command')} succeeded in {human_time(report.seconds)}"
     return Group(
@@ -167,6 +133,7 @@ def draw_demo(report: DemoReport) -> RenderableType:
     )
 
 
+@draw.register
 def draw_verify(report: VerifyReport) -> RenderableType:
     verdict = ("sound", "bold green") if report.sound else ("not sound", "bold red")
     speed = human_bytes(report.checked_bytes / max(report.seconds, 1e-3))
@@ -184,6 +151,7 @@ def draw_verify(report: VerifyReport) -> RenderableType:
     return Group(*parts, _next_step(report))
 
 
+@draw.register
 def draw_repair(report: RepairReport) -> RenderableType:
     if not (report.restored or report.replaced or report.failed):
         return title(report.root, "nothing to repair")
@@ -196,48 +164,16 @@ def draw_repair(report: RepairReport) -> RenderableType:
 
 
 def _after_repair(report: RepairReport) -> Text:
-    """`verify`, or what helps where `repair` could not: `verify` would only name `repair` again."""
-    if any("cannot be refreshed" in why for why in report.failed.values()):
-        return BUILD_ANEW
-    remote = ["--check-source"] if any("--check-source`" in why for why in report.failed.values()) else []
-    if any("`forebay refresh" in why for why in report.failed.values()):
-        return next_command(command_line("refresh", report.root, *remote))
-    if remote:
-        return next_command(command_line("repair", report.root, *remote))
+    """`verify`, or what helps if `repair` could not: never the command that just ran."""
     if not report.failed:
         return next_command(command_line("verify", report.root))
+    if any("--allow-network" in why for why in report.failed.values()):
+        return next_command(command_line("repair", report.root, "--allow-network"))
     return Text.assemble(
         next_command(f"{command_line('repair', report.root, '--from')} COPY"),
-        "\nWithout a copy, restore the source as it was, then: ",
-        (command_line("repair", report.root), "cyan"),
-        "\nTo see what else can be done: ",
-        (command_line("verify", report.root), "cyan"),
+        "\nWithout a copy: ",
+        reuse_command(report.root, True),
     )
-
-
-def draw_refresh(report: RefreshReport) -> RenderableType:
-    notes = listing("notes", ((note,) for note in report.notes), "yellow")
-    if not (report.changed or report.dropped or report.chunks or report.layers or report.missing):
-        same = (
-            f"{counted(report.touched, 'file')} with new times and the same content, recorded" if report.touched else ""
-        )
-        left = [next_command(command_line("build", report.root))] if report.generation is None else []
-        return Group(title(report.root, "nothing to refresh", *filter(None, [same])), *notes, *left)
-    published = "nothing published yet" if report.generation is None else f"generation {report.generation}"
-    parts: list[RenderableType] = [title(report.root, published)]
-    parts += listing("changed files", report.changed.items(), "yellow")
-    parts += listing("dropped files", ((path,) for path in report.dropped), "yellow")
-    made = f"{counted(len(report.chunks), 'chunk')}: {in_ranges(report.chunks)}" if report.chunks else "nothing"
-    rows = (
-        f"{report.rows:,}" if report.rows == report.rows_before else f"{report.rows:,}, before {report.rows_before:,}"
-    )
-    parts += [facts([("rebuilt", made), ("rows", rows)])]
-    parts += [
-        facts((f"layer {layer}", f"{counted(len(chunks), 'chunk')} rebuilt") for layer, chunks in report.layers.items())
-    ]
-    parts += listing("layers that now lack chunks", report.missing.items(), "bold red")
-    verb = "build" if report.generation is None or report.unbuilt else "gaps" if report.missing else "verify"
-    return Group(*parts, *notes, next_command(command_line(verb, report.root)))
 
 
 def _bad_row(bad: Problem) -> tuple[str, str, str]:
@@ -261,16 +197,14 @@ def _missing_rows(report: VerifyReport) -> Iterator[tuple[str, str]]:
 
 
 def _next_step(report: VerifyReport) -> Text:
-    # What was edited comes first: a damaged chunk of it cannot be repaired, and a refresh makes it again.
-    edited = report.refreshable and any(how != GONE for how in report.stale.values())
-    if (report.bad or report.missing) and not (edited and all(bad.chunk >= 0 for bad in report.bad)):
-        return repair_command(report.root, report.source_root, GONE in report.stale.values(), report.refreshable)
+    if report.bad or report.missing:
+        return repair_command(report.root, report.source_root, GONE in report.stale.values())
     if not report.sound:
-        again = command_line("refresh", report.root, *source_allowed(report.source_root))
-        return next_command(again) if report.refreshable else BUILD_ANEW
-    return next_command(command_line("gaps" if report.gaps else "peek", report.root))
+        return reuse_command(report.root, report.reusable)
+    return next_command(command_line("status" if report.gaps else "peek", report.root))
 
 
+@draw.register
 def draw_estimate(estimate: Estimate) -> RenderableType:
     notes = listing("notes", ((note,) for note in estimate.notes), "yellow")
     if not estimate.chunks:  # zeros would look like an estimate of a source without samples
@@ -278,6 +212,7 @@ def draw_estimate(estimate: Estimate) -> RenderableType:
     return Group(title("estimate", _sampled(estimate)), _table(estimate), *notes)
 
 
+@draw.register
 def draw_dry_run(run: DryRun) -> RenderableType:
     return Group(
         title(run.root, f"layer {run.layer}", "dry run, nothing was written"),
@@ -295,7 +230,6 @@ def _table(estimate: Estimate) -> RenderableType:
             ("tokens", _tokens(estimate)),
             ("decoded", human_bytes(estimate.raw_bytes)),
             ("stored", f"{human_bytes(estimate.stored_bytes)}{_ratio(estimate)}"),
-            ("by codec", _by_codec(estimate)),
             ("time", f"{human_time(estimate.seconds)} with {counted(estimate.workers, 'worker')}"),
             ("failures", f"about {counted(estimate.failures, 'sample')}" if estimate.failures else ""),
             ("free disk", _room(estimate)),
@@ -311,10 +245,6 @@ def _tokens(estimate: Estimate) -> str:
     lost = f", {counts['tokens_dropped']:,} dropped" if counts["tokens_dropped"] else ""
     documents = f"{counts['documents']:,} documents, {counts['documents_split']:,} of them split"
     return f"{counts['tokens_in']:,} in {documents}{lost}"
-
-
-def _by_codec(estimate: Estimate) -> str:
-    return ", ".join(f"{codec} {human_bytes(size)}" for codec, size in estimate.by_codec.items())
 
 
 def _sampled(estimate: Estimate) -> str:
@@ -344,27 +274,22 @@ def _todo(run: DryRun) -> str:
     return f"{counted(len(run.missing), 'chunk')} of {run.planned:,} planned: {in_ranges(run.missing)}"
 
 
-def draw_feature_sheet(sheet: FeatureSheet) -> RenderableType:
-    head = title(sheet.root, f"generation {sheet.generation}", counted(sheet.rows, "row"))
-    drawn = f"{printable(sheet.path)}, {counted(len(sheet.drawn), 'row')} of {', '.join(sheet.layers)}"
-    absent = [(f"absent from {layer}", ", ".join(map(str, rows))) for layer, rows in sheet.absent.items()]
-    return Group(head, facts([("picture", drawn), *absent]))
-
-
+@draw.register
 def draw_import(report: ImportReport) -> RenderableType:
     head = title(report.root, counted(report.rows, "row"), f"from {printable(report.old)}")
-    layers = [(layer, _layer(built.made, built.present, built.failures)) for layer, built in report.layers.items()]
+    layers = [(layer, _import_counts(built)) for layer, built in report.layers.items()]
     return Group(head, facts(layers), next_command(command_line("verify", report.root)))
 
 
-def _layer(made: int, present: int, absent: int) -> str:
-    text = f"{counted(made, 'chunk')} built, {present:,} already present"
-    return f"{text}; {counted(absent, 'row')} absent" if absent else text
+def _import_counts(built: BuildReport) -> str:
+    text = f"{counted(built.made, 'chunk')} built, {built.present:,} already present"
+    return f"{text}; {counted(built.failures, 'row')} absent" if built.failures else text
 
 
 _MARKS = {"ok": ("✓", "green"), "note": ("·", "dim"), "problem": ("✗", "bold red")}
 
 
+@draw.register
 def draw_doctor(report: DoctorReport) -> RenderableType:
     parts: list[RenderableType] = []
     for group in dict.fromkeys(check.group for check in report.checks):

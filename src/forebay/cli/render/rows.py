@@ -1,6 +1,6 @@
 """Draw rows on a terminal.
 
-row 0 (chunk 0, row 0) · ███████████████████▉ 99.6 % in use
+row 0 (chunk 0, row 0) · ███████████████████▉ 99.6% in use
   ▌ a.jsonl@0 · 312 tokens                 a color for every piece
   ▌ Once upon a time …∎                    ∎ ends a document
   ▌ b.jsonl@77 · 198 tokens, from 512 on   the rest of a split document
@@ -23,12 +23,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from forebay.cli.render.drawing import draw
 from forebay.preview.console import facts, title
 from forebay.preview.row_records import (
-    BundleReport,
     Cell,
     ImagePeek,
-    ImageSheet,
     PackedPeek,
     PackedPiece,
     PackedRow,
@@ -38,13 +37,14 @@ from forebay.preview.row_records import (
     PeekedRow,
     Viewing,
 )
-from forebay.preview.words import counted, human_bytes, printable
+from forebay.preview.words import counted, printable
 
 TEXT_LINES = 8
 TEXT_CHARS = 600
 SHOWN_VALUES = 12
 
 
+@draw.register
 def draw_peek(peek: Peek) -> RenderableType:
     head = title(peek.root, f"generation {peek.generation}", counted(peek.rows, "row"))
     return Group(head, *(part for row in peek.shown for part in _row(row)))
@@ -94,6 +94,7 @@ BAR_CELLS = 20
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
+@draw.register
 def draw_packed_rows(peek: PackedPeek) -> RenderableType:
     head = title(peek.root, f"generation {peek.generation}", counted(peek.rows, "row"))
     note = [Text(f"ids, not text: {printable(peek.note)}", style="yellow")] if peek.note else []
@@ -103,9 +104,9 @@ def draw_packed_rows(peek: PackedPeek) -> RenderableType:
 
 
 def _packed_row(row: PackedRow) -> Iterator[RenderableType]:
-    place = title(_place(row))
-    share = f"{100 * row.utilization:.1f} % in use" if row.padding else "full"
-    yield Text.assemble(place, " · ", (share_bar(row.utilization), "green"), f" {share}")
+    head = title(_place(row))
+    share = f"{100 * row.utilization:.1f}% in use" if row.padding else "full"
+    yield Text.assemble(head, " · ", (share_bar(row.utilization), "green"), f" {share}")
     start = 0
     for number, piece in enumerate(row.pieces):
         color = COLORS[number % len(COLORS)]
@@ -189,15 +190,10 @@ class _Beside:
 SHOWN_METADATA = 300
 
 
+@draw.register
 def draw_images(peek: ImagePeek) -> RenderableType:
     head = title(peek.root, f"generation {peek.generation}", counted(peek.rows, "row"))
     return Group(head, *(part for image in peek.shown for part in _image(image, peek.size)))
-
-
-def draw_image_sheet(sheet: ImageSheet) -> RenderableType:
-    tokens = f"ignored tokens of {sheet.patch} × {sheet.patch} in red" if sheet.patch else "no tokens drawn"
-    head = title(sheet.root, f"generation {sheet.generation}", counted(sheet.rows, "row"))
-    return Group(head, facts([("sheet", f"{printable(sheet.path)}, {counted(len(sheet.drawn), 'image')}, {tokens}")]))
 
 
 def _image(image: PeekedImage, size: int) -> Iterator[RenderableType]:
@@ -213,7 +209,7 @@ def _facts(image: PeekedImage, size: int) -> RenderableType:
         [
             ("as displayed", f"{image.original_size[0]:,} × {image.original_size[1]:,}"),
             (f"on {size} × {size}", f"{width} × {height} at {left}, {top}"),
-            ("padding", f"{100 * image.padding:.1f} %"),
+            ("padding", f"{100 * image.padding:.1f}%"),
             ("tags", printable(", ".join(image.tags)) or "none"),
             ("metadata", _metadata(image.metadata)),
         ]
@@ -227,11 +223,7 @@ def _metadata(metadata: dict[str, Any]) -> str:
     return text if len(text) <= SHOWN_METADATA else f"{text[:SHOWN_METADATA]}…"
 
 
+@draw.register
 def draw_viewing(viewing: Viewing) -> RenderableType:
     shown = Text.assemble("viewing ", (", ".join(map(printable, viewing.caches)), "bold"))
     return Group(shown, Text.assemble("open ", (viewing.url, "cyan"), " in a browser; Ctrl-C stops"))
-
-
-def draw_bundle(report: BundleReport) -> RenderableType:
-    rows = counted(sum(map(len, report.rows)), "row")
-    return title(report.path, f"{rows} of {counted(len(report.caches), 'cache')}", human_bytes(report.bytes))

@@ -3,8 +3,8 @@
 `create_block_mask` evaluates S × S pairs of tokens to find the empty blocks; here they follow from the lengths. The
 result is equal on all four index pairs, takes O(batch · blocks) work besides the index tensors, and no S² memory.
 
-All return torch's own `BlockMask`, which `torch.compile` knows, and `torch.export` and pytrees after
-`register_block_masks()`. It does not pickle: send `seq_lens` through workers, and build the mask next to the model.
+All return torch's own `BlockMask`, which `torch.compile` knows. It does not pickle: send `seq_lens` through workers,
+and build the mask next to the model.
 
 Each `mask_mod` closes over tensors of a fixed shape only, so that new documents, another window or another prefix are
 new tensor contents, and `torch.compile` keeps its kernel.
@@ -20,13 +20,12 @@ Packed rows for models of `transformers`: the arguments with which each of their
 over whole rows, without a warning.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import CellType, FunctionType
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-import torch.utils._pytree as pytree
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
@@ -143,94 +142,6 @@ def move_mask(mask: BlockMask, device: torch.device | str) -> BlockMask:
     moved = mask.to(device)
     moved.mask_mod = moved_mask_mod(mask.mask_mod, device)
     return moved
-
-
-# What the masks of this module see, by the code of their `mask_mod`.
-_MASK_MODS: dict[str, Callable[..., MaskMod]] = {
-    "causal": lambda: causal_mask_mod,
-    "causal_span": causal_span_mask_mod,
-    "span": span_mask_mod,
-    "key": key_mask_mod,
-}
-_KIND_OF_CODE = {
-    causal_mask_mod.__code__: "causal",
-    causal_span_mask_mod(torch.empty(0)).__code__: "causal_span",
-    span_mask_mod(torch.empty(0), torch.empty(0)).__code__: "span",
-    key_mask_mod(torch.empty(0)).__code__: "key",
-}
-_INDEX_TENSORS = tuple(
-    f"{full}{side}_{part}" for side in ("kv", "q") for full in ("", "full_") for part in ("num_blocks", "indices")
-)
-Context = tuple[Any, ...]
-
-
-def register_block_masks() -> None:
-    """Make block masks pytree nodes, so that `torch.export` takes a model with a mask of documents as an input.
-
-    Call it once, before `torch.export.export` and before `torch.export.load`. The leaves are the tensors of a mask,
-    those that its `mask_mod` closes over included, so that an exported program takes the masks of other documents.
-    torch's own `BlockMask._flatten` leaves these out while it exports; it is used for masks whose `mask_mod` is not of
-    forebay.
-    """
-    registered = pytree.SUPPORTED_NODES.get(BlockMask)
-    if registered is not None and registered.flatten_fn is not _flatten:
-        raise RuntimeError(
-            "BlockMask is a pytree node already, registered by "
-            f"'{getattr(registered.flatten_fn, '__module__', 'other code')}'; torch.export sees no documents with it. "
-            "Call register_block_masks() instead of that registration"
-        )
-    if registered is None:
-        pytree.register_pytree_node(
-            BlockMask,
-            _flatten,
-            _unflatten,
-            serialized_type_name="forebay.BlockMask",
-            flatten_with_keys_fn=_flatten_with_keys,
-            to_dumpable_context=_dumpable,
-            from_dumpable_context=_from_dumpable,
-        )
-
-
-def _flatten(mask: BlockMask) -> tuple[list[Any], Context]:
-    code = mask.mask_mod.__code__ if isinstance(mask.mask_mod, FunctionType) else None
-    if code not in _KIND_OF_CODE:
-        leaves, context = mask._flatten()
-        return list(leaves), ("other", *context)
-    indices = [getattr(mask, name) for name in _INDEX_TENSORS]
-    captured = [cell.cell_contents for cell in _cells(mask.mask_mod)]
-    return indices + captured, (_KIND_OF_CODE[code], mask.seq_lengths, mask.BLOCK_SIZE)
-
-
-def _flatten_with_keys(mask: BlockMask) -> tuple[list[tuple[Any, Any]], Context]:
-    leaves, context = _flatten(mask)
-    if context[0] == "other":
-        keyed, _ = mask._flatten_with_keys()
-        return list(keyed), context
-    captured = (f"mask_mod_{place}" for place in range(len(leaves) - len(_INDEX_TENSORS)))
-    return [
-        (pytree.GetAttrKey(name), leaf) for name, leaf in zip((*_INDEX_TENSORS, *captured), leaves, strict=True)
-    ], context
-
-
-def _unflatten(leaves: Iterable[Any], context: Context) -> BlockMask:
-    tensors = list(leaves)
-    if context[0] == "other":
-        return BlockMask._unflatten(tuple(tensors), context[1:])
-    kind, lengths, block_size = context
-    count = len(_INDEX_TENSORS)
-    indices = dict(zip(_INDEX_TENSORS, tensors[:count], strict=True))
-    return BlockMask(lengths, **indices, BLOCK_SIZE=block_size, mask_mod=_MASK_MODS[kind](*tensors[count:]))
-
-
-def _dumpable(context: Context) -> list[Any]:
-    if context[0] == "other":
-        raise ValueError("a block mask whose mask_mod forebay did not make cannot be saved with an exported program")
-    return list(context)
-
-
-def _from_dumpable(dumped: list[Any]) -> Context:
-    kind, lengths, block_size = dumped
-    return kind, tuple(lengths), tuple(block_size)
 
 
 def document_block_mask(
@@ -358,7 +269,7 @@ def transformers_inputs(batch: Mapping[str, Any], attention: Attention, *, windo
     """Return the arguments of a causal model of `transformers` for a batch of packed rows.
 
         model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-        loader = Loader(cache, global_batch_size=8, labels="unshifted")
+        loader = Loader(cache, global_batch_size=8, collate=TokenBatch(cache, labels="unshifted"))
         for batch in loader:
             loss = model(**transformers_inputs(batch, "sdpa"), labels=batch["labels"]).loss
 
@@ -369,12 +280,10 @@ def transformers_inputs(batch: Mapping[str, Any], attention: Attention, *, windo
         raise ValueError(f"attention must be one of {', '.join(get_args(Attention))} (got {attention!r})")
     tokens, lengths = batch["tokens"], np.asarray(batch["seq_lens"].cpu())
     if tokens.dtype in (torch.uint16, torch.uint32):
-        raise TypeError(
-            f"tokens are {tokens.dtype}, as derive='device' leaves them; call derive_on_device(batch) first"
-        )
+        raise TypeError(f"tokens are {tokens.dtype}, as on_device=True leaves them; call derive_on_device(batch) first")
     rows, length = tokens.shape
-    place = torch.from_numpy(positions(lengths, length)).to(tokens.device, torch.int64)
-    inputs: dict[str, Any] = {"input_ids": tokens, "position_ids": place, "use_cache": False}
+    position_ids = torch.from_numpy(positions(lengths, length)).to(tokens.device, torch.int64)
+    inputs: dict[str, Any] = {"input_ids": tokens, "position_ids": position_ids, "use_cache": False}
     if attention == "eager":
         return inputs  # transformers finds the documents in the positions
     if attention not in ("flex_attention", "sdpa"):

@@ -6,7 +6,7 @@ Each check changes a part of the input that must not matter, and compares the ou
     output       x x x y y z z                      x x x Y Y z z       only the output of b may differ
 
 An empty list means no leaks; each `Leak` names the documents involved. Each part is replaced several times by random
-values of another mean and spread, because a model may depend on either. Inputs that cannot prove anything are refused:
+values of another mean and spread, because a model may depend on either. Inputs that cannot prove anything are errors:
 a model that is random (dropout), does not react to its input or returns NaN; a batch with nothing to keep apart.
 """
 
@@ -77,11 +77,11 @@ def document_leaks(
     for row, document in _documents(ids):
         changed = _only(ids == document, row)
         moved = _moved(model, inputs, before, _like(changed, inputs), keep_dims=2)
-        found = _leaks_of(row, document, moved.masked_fill(changed, 0.0), ids, tolerance)
+        row_leaks = _leaks_of(row, document, moved.masked_fill(changed, 0.0), ids, tolerance)
         # Padding need not react: its output may well be zeroed.
-        if not found and not bool((changed & padded).any()):
+        if not row_leaks and not bool((changed & padded).any()):
             _check_reaction(moved[changed], tolerance, f"document {document} of row {row}")
-        leaks += found
+        leaks += row_leaks
     return leaks
 
 

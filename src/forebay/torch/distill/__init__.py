@@ -1,4 +1,4 @@
-"""Train a student with cached teachers: losses, weights, dropout, flow matching, and the student's own modules.
+"""Train a student with cached teachers: losses, weights, dropout and flow matching.
 
 x_t, v ← flow          teacher rows ← Features.at(rows, t) ──dropout──▶ TeacherRows (values, present)
 loss = flow_loss(v_pred, v) + warm-up · feature_loss(predicted, rows.values, present=rows.present)
@@ -14,12 +14,7 @@ from forebay.torch.distill.flow import (
 )
 from forebay.torch.distill.losses import (
     LossMode,
-    LunePredictor,
-    LuneSignal,
-    SolPrior,
-    SolSignal,
     Warmup,
-    embed_times,
     feature_loss,
     flow_loss,
     forward_kl_top_k,
@@ -27,11 +22,10 @@ from forebay.torch.distill.losses import (
     sol_loss,
     spatial_weights,
 )
-from forebay.torch.distill.timed_features import MultiSourceCache, TeacherDropout, TeacherRows
+from forebay.torch.distill.timed_features import TeacherDropout, TeacherRows
 
 __all__ = [
-    "LogitNormalTimes", "LossMode", "LunePredictor", "LuneSignal", "MultiSourceCache", "SolPrior", "SolSignal",
-    "TeacherDropout",
-    "TeacherRows", "Warmup", "embed_times", "feature_loss", "flow_loss", "forward_kl_top_k", "interpolate",
-    "loss_weights", "min_snr_weight", "sample_times", "shift_times", "sol_loss", "spatial_weights", "velocity",
+    "LogitNormalTimes", "LossMode", "TeacherDropout", "TeacherRows", "Warmup", "feature_loss",
+    "flow_loss", "forward_kl_top_k", "interpolate", "loss_weights", "min_snr_weight", "sample_times", "shift_times",
+    "sol_loss", "spatial_weights", "velocity",
 ]  # fmt: skip

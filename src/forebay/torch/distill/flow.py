@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from forebay.order.orders import Coins
+from forebay.order.coins import Coins
 
 TimeDistribution = Literal["logit_normal", "uniform"]
 SHIFT = 3.0

@@ -1,4 +1,4 @@
-"""Losses of a student against teacher targets and velocities, and the modules that predict them.
+"""Losses of a student against teacher targets and velocities.
 
     cosine   1 − cos(p, t)               the default
     mse      (p − t)²
@@ -8,12 +8,6 @@ Every loss is a mean over the present rows, with equal weight; with none present
 arithmetic is float32, whatever autocast or the cache's type.
 
 Sol 8×8 ──bilinear──▶ 64×64 ──÷ mean──▶ weights        latent_weights 64×64 (share of real pixels) ──× ──÷ mean──▶
-
-    time ──┬── predictor ──▶ predicted ──────────┬──▶ loss against the teacher, where it is present
-    text ──┘                                     ├──▶ where(present, teacher, predicted): the student's input
-             teacher (in training, not dropped) ─┘
-
-At inference there is no teacher, and the student uses the prediction for every row.
 
 The loss of a language model against the most likely tokens of a teacher.
 
@@ -25,16 +19,15 @@ It is at most the KL divergence over the whole vocabulary, and 0 only if the stu
 Without the rest, a student would be free to move mass between the k tokens and all others.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cosine_similarity, huber_loss, interpolate, mse_loss
 
-from forebay.torch.distill.timed_features import TeacherRows
+from forebay.torch.distill.timed_features import Targets, TeacherRows
 
 LossMode = Literal["cosine", "mse", "huber"]
 HUBER_DELTA = 0.1
@@ -119,29 +112,38 @@ def _check_shapes(predicted: Tensor, target: Tensor, present: Tensor | None) -> 
 
 
 def spatial_weights(maps: Tensor, size: tuple[int, int] = (64, 64)) -> Tensor:
-    """Return maps (rows, 8, 8) as weights (rows, *size) with mean 1, which keep the scale of the loss."""
-    resized = interpolate(maps.float().unsqueeze(1), size=size, mode="bilinear", align_corners=False).squeeze(1)
+    """Return maps (rows, 8, 8) as weights (rows, *size) with mean 1, which keep the scale of the loss.
+
+    Negative values count as 0: a negative weight would reward errors. A map without a positive value has equal weights.
+    """
+    resized = interpolate(
+        maps.float().clamp(min=0).unsqueeze(1), size=size, mode="bilinear", align_corners=False
+    ).squeeze(1)
     return _mean_one(resized)
 
 
 def loss_weights(
-    spatial: TeacherRows | None = None,
+    spatial: Targets | None = None,
     content: Tensor | None = None,
     size: tuple[int, int] = (64, 64),
 ) -> Tensor | None:
     """Return one weight per position: Sol's map times `content` (rows, *size), the share of real pixels.
 
-    Positions of a row without a map have equal weights.
+    Positions of a row without a map have equal weights. No weight is negative.
     """
+    if content is not None and (content < 0).any():
+        raise ValueError(f"content must be at least 0 (got {content.min().item():g})")
     weights = content.float() if content is not None else None
     if spatial is not None:
-        maps = spatial_weights(spatial.filled(torch.ones_like(spatial.values)), size)
+        rows = TeacherRows.of(spatial)
+        maps = spatial_weights(rows.filled(torch.ones_like(rows.values)), size)
         weights = maps if weights is None else maps * weights
     return None if weights is None else _mean_one(weights)
 
 
 def _mean_one(weights: Tensor) -> Tensor:
-    return weights / weights.mean(dim=(-2, -1), keepdim=True)
+    mean = weights.mean(dim=(-2, -1), keepdim=True)
+    return torch.where(mean == 0, torch.ones_like(weights), weights / mean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,92 +166,12 @@ class Warmup:
         return self.weight * min(1.0, step / self.steps) if self.steps else self.weight
 
 
-SOL_STATS = 4
-SOL_SIDE = 8
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LuneSignal:
-    predicted: Tensor  # (rows, feature_dim), for the loss
-    signal: Tensor  # (rows, signal_dim), for the student
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SolSignal:
-    stats_predicted: Tensor  # (rows, 4), each from 0 to 1
-    spatial_predicted: Tensor  # (rows, 8, 8), each map sums to 1
-    stats: Tensor  # for the student: the teacher's where present
-    spatial: Tensor
-
-
-for _signal in (LuneSignal, SolSignal):  # so that torch.export takes a predictor by itself
-    torch.export.register_dataclass(_signal)
-
-
-class LunePredictor(nn.Module):
-    """Predicts the teacher's features from time and text, and projects them to a signal for the student."""
-
-    def __init__(
-        self, time_dim: int, text_dim: int, *, feature_dim: int = 1280, hidden_dim: int = 512, signal_dim: int = 256
-    ) -> None:
-        super().__init__()
-        self.predict = _perceptron(time_dim + text_dim, hidden_dim, feature_dim)
-        self.project = nn.Sequential(nn.LayerNorm(feature_dim), nn.Linear(feature_dim, signal_dim))
-
-    def forward(self, time: Tensor, text: Tensor, teacher: TeacherRows | None = None) -> LuneSignal:
-        """Predict from time (rows, time_dim) and pooled text (rows, text_dim)."""
-        predicted = self.predict(torch.cat([time, text], dim=-1))
-        used = predicted if teacher is None else teacher.filled(predicted)
-        return LuneSignal(predicted, self.project(used))
-
-
-class SolPrior(nn.Module):
-    """Predicts the teacher's statistics and map from time and text; a map sums to 1."""
-
-    def __init__(
-        self, time_dim: int, text_dim: int, *, hidden_dim: int = 256, stats: int = SOL_STATS, side: int = SOL_SIDE
-    ) -> None:
-        super().__init__()
-        self.side = side
-        self.predict_stats = _perceptron(time_dim + text_dim, hidden_dim, stats)
-        self.predict_spatial = _perceptron(time_dim + text_dim, hidden_dim, side * side)
-
-    def forward(
-        self, time: Tensor, text: Tensor, stats: TeacherRows | None = None, spatial: TeacherRows | None = None
-    ) -> SolSignal:
-        inputs = torch.cat([time, text], dim=-1)
-        # In float32 even under autocast: rounded shares would no longer sum to 1.
-        own_stats = self.predict_stats(inputs).float().sigmoid()
-        own_spatial = self.predict_spatial(inputs).float().softmax(dim=-1).view(-1, self.side, self.side)
-        return SolSignal(
-            own_stats,
-            own_spatial,
-            own_stats if stats is None else stats.filled(own_stats),
-            own_spatial if spatial is None else spatial.filled(own_spatial),
-        )
-
-
-def embed_times(times: Tensor, dim: int) -> Tensor:
-    """Return times (rows,) from 0 to 1 as sines and cosines of many periods, (rows, dim)."""
-    if dim % 2:
-        raise ValueError(f"dim must be even (got {dim}): sines and cosines come in pairs")
-    periods = torch.exp(-math.log(10_000) * torch.arange(dim // 2, device=times.device) / (dim // 2))
-    angles = 1000 * times.float()[:, None] * periods
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)
-
-
-def _perceptron(inputs: int, hidden: int, out: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(inputs, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, out)
-    )
-
-
 def forward_kl_top_k(
     logits: Tensor, top_ids: Tensor, top_logps: Tensor, *, labels: Tensor | None = None, tail: bool = True
 ) -> Tensor:
     """Return the mean KL divergence of a student from a teacher, over the places that have the teacher's log-probs.
 
-    `logits` are `[…, vocabulary]`; `top_ids` and `top_logps` `[…, k]`, as batches of `forebay.torch.PackedBatch` have
+    `logits` are `[…, vocabulary]`; `top_ids` and `top_logps` `[…, k]`, as batches of `forebay.torch.TokenBatch` have
     them: NaN where there is none, also behind the last token of a place that has fewer than `k`. Places where `labels`
     is −100 do not count. `tail=False` leaves out the rest of the vocabulary. With no place at all, the loss and its
     gradient are 0.

@@ -1,6 +1,6 @@
-"""Letterbox and normalise images inside a model, so that both are exported with it.
+"""Letterbox and normalize images inside a model, so that both are exported with it.
 
-    uint8 image, any height and width ──▶ box ──▶ resized ──▶ padded ──▶ normalised, with its masks
+    uint8 image, any height and width ──▶ box ──▶ resized ──▶ padded ──▶ normalized, with its masks
 
 The box is computed in int64 and equals that of `forebay.images.fit`. The pixels equal Pillow's to the last bit: two
 matrix products with rounding after each, horizontal first, but vertical first if an image loses more than twice as much
@@ -28,7 +28,7 @@ from forebay.images import ImageRecipe, KeepsRecipes, image_recipe
 from forebay.images.geometry import Normalize, Scaling, fit
 from forebay.masks.rectangle import IGNORE_THRESHOLD, Size
 from forebay.torch.batches import Batch
-from forebay.torch.images.canvas import TokenMasks
+from forebay.torch.images.canvas_maker import TokenMasks
 
 
 def normalize_on_device(
@@ -195,8 +195,8 @@ class LetterboxModule(nn.Module):
     and, with a `patch`, `token_mask` (True = ignored).
 
     Apply EXIF orientation, alpha and 16-bit conversion before, as `forebay.images.prepare` does. The effects of "jpeg"
-    storage and "fast" decoding on pixels are not reproduced. An image so small that all of its tokens are ignored is
-    refused; an exported graph cannot raise, so there its whole `token_mask` is True. The products are dense:
+    storage and "fast" decoding on pixels are not reproduced. An image so small that all of its tokens are ignored is an
+    error; an exported graph cannot raise, so there its whole `token_mask` is True. The products are dense:
     6 · size operations per pixel of the image, 2.7 · 10⁹ per megapixel at 448. They are in float64, which some runtimes
     do not have (TensorRT, WebGPU, Core ML): `precision=torch.float32` has no float64 in the graph, and pixels differ by
     at most 1 from those of training. The resamplers "nearest" and "box" need float64.
@@ -213,13 +213,13 @@ class LetterboxModule(nn.Module):
         precision: torch.dtype = torch.float64,
     ) -> None:
         super().__init__()
-        kept = image_recipe(recipe)
+        stored = image_recipe(recipe)
         _check_dtype(dtype, normalize)
-        _check_precision(precision, kept.resample)
+        _check_precision(precision, stored.resample)
         self.precision = precision
-        self.size, self.resample, self.pad_color = kept.size, kept.resample, kept.pad_color
+        self.size, self.resample, self.pad_color = stored.size, stored.resample, stored.pad_color
         self.dtype, self.patch = dtype, patch
-        self._tokens = None if patch is None else TokenMasks(kept.size, patch, threshold)
+        self._tokens = None if patch is None else TokenMasks(stored.size, patch, threshold)
         self._least_padded = 0 if patch is None else _least_padded(patch, threshold)
         # Not registered as buffers: `model.half()` would round them.
         scaling = Scaling.of(normalize)
@@ -236,15 +236,15 @@ class LetterboxModule(nn.Module):
         across, down = self._line(width, box[0], box[2]), self._line(height, box[1], box[3])
         content = down.inside[:, None] & across.inside[None, :]
         pixels = torch.where(content, _resized(planes, across.weights.mT, down.weights, box), self._pad(planes.device))
-        found = {
+        batch = {
             "pixels": self._values(pixels),
             "pixel_mask": _for_each(images, ~content),
             "box": _for_each(images, box.int()),
             "original_size": _for_each(images, sides.int()),
         }
         if self.patch is not None:
-            found["token_mask"] = _for_each(images, self._ignored(across.inside, down.inside, self.patch))
-        return found
+            batch["token_mask"] = _for_each(images, self._ignored(across.inside, down.inside, self.patch))
+        return batch
 
     def _line(self, length: int, start: Tensor, fitted: Tensor) -> "_Line":
         places = torch.arange(self.size, device=start.device) - start

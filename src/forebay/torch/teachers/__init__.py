@@ -9,9 +9,8 @@ import torch
 from forebay.torch.ranks import local_rank
 
 if TYPE_CHECKING:
-    from forebay.torch.teachers.run_hook import Capture, Captures, HookedModule
-_HOMES = dict.fromkeys(("Capture", "Captures", "HookedModule"), "run_hook")
-__all__ = ["Capture", "Captures", "HookedModule", "default_device"]
+    from forebay.torch.teachers.run_hook import Captures
+__all__ = ["Captures", "default_device"]
 
 
 def default_device() -> str:
@@ -25,8 +24,8 @@ def default_device() -> str:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"forebay.torch.teachers.{_HOMES[name]}"), name)
+    if name == "Captures":
+        return import_module("forebay.torch.teachers.run_hook").Captures
     raise AttributeError(
         f"module 'forebay.torch.teachers' has no attribute '{name}'", name=name, obj=sys.modules[__name__]
     )

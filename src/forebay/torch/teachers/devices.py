@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from forebay.errors import TeacherUnusable
+from forebay.errors import ModelUnusable
 from forebay.torch.teachers import default_device
 
 
@@ -17,12 +17,12 @@ def device_named(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         problem = f"it is not a device of this machine: {' '.join(str(error).split())[:200]}; 'cpu' always is"
-        raise TeacherUnusable(name, problem) from error
+        raise ModelUnusable(f"the model '{name}' cannot be used: {problem}") from error
     return device
 
 
 def device_facts(names: str) -> str:
-    """Return the device facts that results depend on beside the libraries: bits are reproducible on one device only."""
+    """Return the device facts that results depend on, besides the libraries: bits are the same on one device only."""
     return " and ".join(dict.fromkeys(_facts(device_named(name)) for name in names.split(",")))
 
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from forebay.errors import LibraryMissing, TeacherUnusable
+from forebay.errors import LibraryMissing, ModelUnusable
 from forebay.teachers.protocol import model_folder, weights_file
 from forebay.torch.teachers.devices import device_named
 
@@ -20,11 +20,15 @@ try:
     import diffusers
     import transformers
 except ModuleNotFoundError as missing:
-    raise LibraryMissing(str(missing.name), "running this teacher", "teachers") from missing
+    raise LibraryMissing(
+        f"running this teacher needs '{missing.name!s}', which is not installed",
+        hint="pip install 'forebay[teachers]'",
+        extra="teachers",
+    ) from missing
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # Without this, the libraries ask on the terminal whether to run code that comes with a model.
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}
-# Weights of whole checkpoints beside the encoder that is taken from them.
+# Weights of whole checkpoints other than the encoder that is taken from them.
 OTHER_HALVES = ("decoder.", "lm_head.", "vision_model.", "visual_projection.", "text_projection.", "logit_scale")
 LOADING_ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
 _SHOWN = 3
@@ -48,14 +52,18 @@ def load_model(cls: Any, model: str, weights: str | None, device: str, dtype: st
 def class_named(architecture: str, model: str) -> type[nn.Module]:
     """Return a model class of transformers or diffusers."""
     for library in (transformers, diffusers):
-        found = getattr(library, architecture, None)
-        if isinstance(found, type) and (issubclass(found, nn.Module) or architecture.startswith("AutoModel")):
-            return found
-    raise TeacherUnusable(model, f"neither transformers nor diffusers has a model class '{architecture}'")
+        model_class = getattr(library, architecture, None)
+        if isinstance(model_class, type) and (
+            issubclass(model_class, nn.Module) or architecture.startswith("AutoModel")
+        ):
+            return model_class
+    raise ModelUnusable(
+        f"the model '{model}' cannot be used: neither transformers nor diffusers has a model class '{architecture}'"
+    )
 
 
 def _own_weights(cls: Any, model: str, dtype: torch.dtype) -> Any:
-    given = {"torch_dtype": dtype} if issubclass(cls, diffusers.ModelMixin) else {"dtype": dtype, **NO_CODE}
+    dtype_option = {"torch_dtype": dtype} if issubclass(cls, diffusers.ModelMixin) else {"dtype": dtype, **NO_CODE}
     try:
         with _quietly():
             loaded, report = cls.from_pretrained(
@@ -63,10 +71,10 @@ def _own_weights(cls: Any, model: str, dtype: torch.dtype) -> Any:
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
-                **given,
+                **dtype_option,
             )
     except LOADING_ERRORS as error:
-        raise TeacherUnusable(model, f"loading it fails: {_first_lines(error)}") from error
+        raise ModelUnusable(f"the model '{model}' cannot be used: loading it fails: {_first_lines(error)}") from error
     _check(model, report["missing_keys"], report["unexpected_keys"], report.get("mismatched_keys", ()))
     return loaded
 
@@ -75,11 +83,15 @@ def _other_weights(cls: Any, model: str, weights: str, dtype: torch.dtype) -> An
     try:
         loaded = _without_weights(cls, model_folder(model))
     except LOADING_ERRORS as error:
-        raise TeacherUnusable(model, f"no model can be made of its configuration: {_first_lines(error)}") from error
+        raise ModelUnusable(
+            f"the model '{model}' cannot be used: no model can be made of its configuration: {_first_lines(error)}"
+        ) from error
     try:
         state: Mapping[str, torch.Tensor] = load_file(weights_file(weights))
     except (OSError, SafetensorError) as error:
-        raise TeacherUnusable(weights, f"it cannot be read: {_first_lines(error)}") from error
+        raise ModelUnusable(
+            f"the model '{weights}' cannot be used: it cannot be read: {_first_lines(error)}"
+        ) from error
     own = loaded.state_dict()
     differ = [key for key in own.keys() & state.keys() if own[key].shape != state[key].shape]
     tied = {own[key].data_ptr() for key in own.keys() & state.keys()}  # a file has weights of two names once
@@ -134,7 +146,10 @@ def _check(name: str, missing: Iterable[str], unexpected: Iterable[str], mismatc
         if keys:
             shown = ", ".join(str(key) for key in sorted(keys, key=str)[:_SHOWN])
             more = f" and {len(keys) - _SHOWN:,} more" if len(keys) > _SHOWN else ""
-            raise TeacherUnusable(name, f"its weights {how} {shown}{more}; pass those of this configuration")
+            raise ModelUnusable(
+                f"the model '{name}' cannot be used: its weights {how} {shown}{more}",
+                hint="pass those of this configuration",
+            )
 
 
 def _first_lines(error: Exception) -> str:

@@ -18,13 +18,15 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate, pad
 
 from forebay.columns import Array, Ragged
-from forebay.errors import HookSilent, TeacherUnusable
-from forebay.teachers.built_in import DENOISERS, DenoiserTeacher, Lune, Sol, denoiser_class
+from forebay.errors import ModelUnusable
+from forebay.teachers.batched_forward import requested
+from forebay.teachers.built_in import DenoiserTeacher, Lune, Sol
+from forebay.teachers.model_families import DENOISERS, denoiser_class
 from forebay.teachers.protocol import Batch
 from forebay.teachers.teacher_samples import class_in
 from forebay.torch.batches import to_device, to_numpy
 from forebay.torch.teachers.loading import class_named, input_like, load_model
-from forebay.torch.teachers.run_hook import Capture, first_output, mixed, model_timesteps, noise_share
+from forebay.torch.teachers.run_hook import Captures, first_output, mixed, model_timesteps, noise_share
 
 
 class Denoiser:
@@ -41,7 +43,9 @@ class Denoiser:
             self._check_unet()
         if isinstance(teacher, Sol) and DENOISERS[kind].attends_to != "image":
             problem = f"its class is {kind}, whose attention is over {DENOISERS[kind].attends_to} together"
-            raise TeacherUnusable(teacher.unet, f"{problem}, which has no map for Sol; use Lune")
+            raise ModelUnusable(
+                f"the model '{teacher.unet}' cannot be used: {problem}, which has no map for Sol", hint="use Lune"
+            )
 
     def _check_unet(self) -> None:
         """Raise for a UNet that takes other inputs than latents, t and text, unless they are those of SDXL."""
@@ -52,27 +56,30 @@ class Denoiser:
             "class_embed_type": config.get("class_embed_type"),
             "num_class_embeds": config.get("num_class_embeds"),
         }
-        found = {name: value for name, value in conditions.items() if value is not None}
-        is_sdxl = found == {"addition_embed_type": "text_time"}
-        if is_sdxl != bool(self.teacher.pooled) or (found and not is_sdxl):
+        extra = {name: value for name, value in conditions.items() if value is not None}
+        is_sdxl = extra == {"addition_embed_type": "text_time"}
+        if is_sdxl != bool(self.teacher.pooled) or (extra and not is_sdxl):
             how = (
-                ", ".join(f"{name} is {value}" for name, value in found.items()) or "it takes latents, t and text alone"
+                ", ".join(f"{name} is {value}" for name, value in extra.items()) or "it takes latents, t and text alone"
             )
             needs = "; it is of the SDXL kind: pass pooled='…', the column of its second encoder" if is_sdxl else ""
             advice = "" if is_sdxl or not self.teacher.pooled else "; leave out pooled"
-            other = "" if is_sdxl or not found else "; such UNets are not supported"
-            raise TeacherUnusable(self.teacher.unet, f"{how}{needs}{advice}{other}")
+            other = "" if is_sdxl or not extra else "; such UNets are not supported"
+            raise ModelUnusable(f"the model '{self.teacher.unet}' cannot be used: {how}{needs}{advice}{other}")
         crossed = config.get("only_cross_attention")  # of all blocks, or of each
         if isinstance(self.teacher, Sol) and (any(crossed) if isinstance(crossed, list | tuple) else crossed):
-            raise TeacherUnusable(self.teacher.unet, "its self-attention is cross-attention, which has no map for Sol")
+            raise ModelUnusable(
+                f"the model '{self.teacher.unet}' cannot be used: its self-attention is cross-attention, "
+                "which has no map for Sol"
+            )
 
     def run(self, batch: Batch) -> None:
         """Run one forward: every sample's latents at its t, with its conditions."""
         teacher = self.teacher
-        pooled = [self._states(batch, column) for column in teacher.pooleds]
+        pooled = [to_device(batch.array(column), self._like) for column in teacher.pooleds]
         share = noise_share(batch, teacher.time_direction)
         times = model_timesteps(share, teacher.noise_timestep, teacher.data_timestep)
-        given = DenoiserInputs(
+        inputs = DenoiserInputs(
             latents=to_device(self._latents(batch, share), self._like),
             timesteps=times.to(self._like.device),
             texts=tuple(self._states(batch, column) for column in teacher.texts),
@@ -81,22 +88,26 @@ class Denoiser:
             image_size=teacher.image_size,
             guidance=teacher.guidance,
         )
-        self._call(self.module, given)
+        self._call(self.module, inputs)
 
     def _states(self, batch: Batch, column: str) -> Tensor:
-        if isinstance(batch.columns[column], Ragged):
+        states = batch.columns[column]
+        values = states.values if isinstance(states, Ragged) else states
+        if values.ndim != 3:  # (tokens, width) without samples: real tokens only, also where each prompt has one
             problem = f"it reads the states of padding too, and '{column}' holds those of real tokens only"
-            raise TeacherUnusable(self.teacher.unet, f"{problem}; build the text layer without ragged")
+            raise ModelUnusable(
+                f"the model '{self.teacher.unet}' cannot be used: {problem}", hint="build the text layer without ragged"
+            )
         return to_device(batch.array(column), self._like)
 
     def _latents(self, batch: Batch, share: NDArray[np.float32]) -> Array:
         teacher, shape = self.teacher, self.teacher.latent_shape
         if teacher.noise == "pure":
             return batch.noise(shape, per=teacher.noise_per)
-        found = batch.array(teacher.latents).shape[1]
-        if found != shape[0]:
-            problem = f"it takes latents of {shape[0]} channels, and '{teacher.latents}' has {found}"
-            raise TeacherUnusable(teacher.unet, problem)
+        channels = batch.array(teacher.latents).shape[1]
+        if channels != shape[0]:
+            problem = f"it takes latents of {shape[0]} channels, and '{teacher.latents}' has {channels}"
+            raise ModelUnusable(f"the model '{teacher.unet}' cannot be used: {problem}")
         return mixed(batch, teacher.latents, share, teacher.noise_per)
 
     def _labels(self, batch: Batch) -> NDArray[np.int64]:
@@ -106,13 +117,14 @@ class Denoiser:
 
 class LoadedLune:
     def __init__(self, teacher: Lune, device: str, dtype: str) -> None:
-        self._teacher = teacher
         self._denoiser = Denoiser(teacher, device, dtype)
-        self._capture = Capture(self._denoiser.module, teacher.hooked(), teacher.unet, image_mean)
+        points = {teacher.name: teacher.hooked()}
+        self._captures = Captures(self._denoiser.module, points, teacher.unet, image_mean)
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Mapping[str, Array]:
-        return {self._teacher.name: to_numpy(self._capture.of(batch, lambda: self._denoiser.run(batch)))}
+        outputs = self._captures.of(batch, lambda: self._denoiser.run(batch))
+        return {name: to_numpy(values) for name, values in outputs.items()}
 
 
 def attention_statistics(attention: Tensor) -> Tensor:
@@ -122,8 +134,8 @@ def attention_statistics(attention: Tensor) -> Tensor:
     entropy = -(attention * attention.clamp_min(1e-30).log()).sum(-1) / log(count)
     apart = (attention * _distances(side).to(attention)).sum(-1) / _distances(side).max().item()
     sparsity = (count - 1 / attention.square().sum(-1)) / (count - 1)
-    found = torch.stack([_mean(1 - apart), _mean(entropy), _clustering(attention, side), _mean(sparsity)], dim=-1)
-    return found.clamp(0.0, 1.0)
+    statistics = torch.stack([_mean(1 - apart), _mean(entropy), _clustering(attention, side), _mean(sparsity)], dim=-1)
+    return statistics.clamp(0.0, 1.0)
 
 
 def attention_received(attention: Tensor, side: int) -> Tensor:
@@ -143,7 +155,7 @@ def grid_side(positions: int) -> int:
 
 
 def _clustering(attention: Tensor, side: int) -> Tensor:
-    """Return how much the attention of neighbouring queries overlaps."""
+    """Return how much the attention of neighboring queries overlaps."""
     grid = attention.reshape(*attention.shape[:2], side, side, -1)
     across = torch.minimum(grid[:, :, :, 1:], grid[:, :, :, :-1]).sum(-1)
     down = torch.minimum(grid[:, :, 1:], grid[:, :, :-1]).sum(-1)
@@ -179,8 +191,13 @@ class LoadedSol:
         self._seen.clear()
         self._denoiser.run(batch)
         if not self._seen:
-            raise HookSilent(self._teacher.unet, f"*.{SELF_ATTENTION}", batch.ids[0], batch.first_t)
-        stats, maps = (torch.stack(found).mean(dim=0) for found in zip(*self._seen, strict=True))
+            raise ModelUnusable(
+                f"the hook on '*.{SELF_ATTENTION}' of '{self._teacher.unet}' did not fire for "
+                f"{requested(batch.ids[0], batch.first_t)}",
+                hint="name a submodule that the model runs",
+                sample=batch.ids[0],
+            )
+        stats, maps = (torch.stack(layers).mean(dim=0) for layers in zip(*self._seen, strict=True))
         self._seen.clear()
         name = self._teacher.name
         return {f"{name}_stats": to_numpy(stats), f"{name}_spatial": to_numpy(maps)}
@@ -230,44 +247,44 @@ class DenoiserInputs:
     guidance: float
 
 
-def call_unet(unet: Any, given: DenoiserInputs) -> None:
+def call_unet(unet: Any, inputs: DenoiserInputs) -> None:
     conditions = None
-    if given.pooled is not None:  # SDXL: sizes and crop of the whole image
-        side = given.image_size or 8 * unet.config.sample_size
-        ids = torch.tensor([[side, side, 0, 0, side, side]], dtype=given.latents.dtype, device=given.latents.device)
-        conditions = {"text_embeds": given.pooled, "time_ids": ids.expand(len(given.latents), -1)}
+    if inputs.pooled is not None:  # SDXL: sizes and crop of the whole image
+        side = inputs.image_size or 8 * unet.config.sample_size
+        ids = torch.tensor([[side, side, 0, 0, side, side]], dtype=inputs.latents.dtype, device=inputs.latents.device)
+        conditions = {"text_embeds": inputs.pooled, "time_ids": ids.expand(len(inputs.latents), -1)}
     unet(
-        given.latents,
-        given.timesteps,
-        encoder_hidden_states=torch.cat(given.texts, dim=-1),
+        inputs.latents,
+        inputs.timesteps,
+        encoder_hidden_states=torch.cat(inputs.texts, dim=-1),
         added_cond_kwargs=conditions,
         return_dict=False,
     )
 
 
-def call_sd3(transformer: Any, given: DenoiserInputs) -> None:
+def call_sd3(transformer: Any, inputs: DenoiserInputs) -> None:
     width = transformer.config.joint_attention_dim
-    clip = torch.cat(given.texts[:2], dim=-1)
-    t5 = given.texts[2] if len(given.texts) > 2 else clip.new_zeros(len(clip), SD3_T5_TOKENS, width)
+    clip = torch.cat(inputs.texts[:2], dim=-1)
+    t5 = inputs.texts[2] if len(inputs.texts) > 2 else clip.new_zeros(len(clip), SD3_T5_TOKENS, width)
     transformer(
-        hidden_states=given.latents,
-        timestep=given.timesteps,
+        hidden_states=inputs.latents,
+        timestep=inputs.timesteps,
         encoder_hidden_states=torch.cat([pad(clip, (0, t5.shape[-1] - clip.shape[-1])), t5], dim=-2),
-        pooled_projections=given.pooled,
+        pooled_projections=inputs.pooled,
         return_dict=False,
     )
 
 
-def call_flux(transformer: Any, given: DenoiserInputs) -> None:
-    latents, text = given.latents, given.texts[0]
+def call_flux(transformer: Any, inputs: DenoiserInputs) -> None:
+    latents, text = inputs.latents, inputs.texts[0]
     guidance = None
     if transformer.config.guidance_embeds:
-        guidance = torch.full((len(latents),), given.guidance, device=latents.device, dtype=torch.float32)
+        guidance = torch.full((len(latents),), inputs.guidance, device=latents.device, dtype=torch.float32)
     transformer(
         hidden_states=packed(latents),
-        timestep=given.timesteps.to(latents.dtype) / FLUX_TIMESTEPS,
+        timestep=inputs.timesteps.to(latents.dtype) / FLUX_TIMESTEPS,
         guidance=guidance,
-        pooled_projections=given.pooled,
+        pooled_projections=inputs.pooled,
         encoder_hidden_states=text,
         txt_ids=latents.new_zeros(text.shape[1], 3),
         img_ids=_places(latents.shape[-2] // 2, latents.shape[-1] // 2).to(latents),
@@ -275,12 +292,12 @@ def call_flux(transformer: Any, given: DenoiserInputs) -> None:
     )
 
 
-def call_dit(transformer: Any, given: DenoiserInputs) -> None:
-    labels = given.labels
+def call_dit(transformer: Any, inputs: DenoiserInputs) -> None:
+    labels = inputs.labels
     if labels is None:
         none = transformer.config.num_embeds_ada_norm
-        labels = torch.full((len(given.latents),), none, device=given.latents.device)
-    transformer(given.latents, timestep=given.timesteps, class_labels=labels, return_dict=False)
+        labels = torch.full((len(inputs.latents),), none, device=inputs.latents.device)
+    transformer(inputs.latents, timestep=inputs.timesteps, class_labels=labels, return_dict=False)
 
 
 CALLS: dict[str, Callable[[Any, DenoiserInputs], None]] = {

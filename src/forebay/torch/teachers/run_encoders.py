@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer, CLIPTextModel, CLIPTextModelWithProjection, T5EncoderModel
 
 from forebay.columns import Array, Ragged
-from forebay.errors import TeacherUnusable
+from forebay.errors import ModelUnusable
 from forebay.images import ImageRecipe
-from forebay.teachers.built_in import T5, VAES, Clip, Latents, LogProbs, vae_class
+from forebay.teachers.built_in import T5, Clip, Latents, LogProbs
+from forebay.teachers.model_families import VAES, vae_class
 from forebay.teachers.protocol import Batch, config_of, model_folder, tokenizer_of
 from forebay.torch.batches import to_device, to_numpy
 from forebay.torch.teachers.loading import LOADING_ERRORS, NO_CODE, class_named, input_like, load_model
@@ -37,15 +38,16 @@ class Tokens:
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(model_folder(model), local_files_only=True, **NO_CODE)
         except LOADING_ERRORS as error:
-            raise TeacherUnusable(
-                model, f"its tokenizer cannot be loaded: {' '.join(str(error).split())[:300]}"
+            raise ModelUnusable(
+                f"the model '{model}' cannot be used: its tokenizer cannot be loaded: "
+                f"{' '.join(str(error).split())[:300]}"
             ) from error
 
     def __call__(self, prompts: tuple[str, ...]) -> dict[str, torch.Tensor]:
-        found = self._tokenizer(
+        tokens = self._tokenizer(
             list(prompts), padding="max_length", max_length=self._length, truncation=True, return_tensors="pt"
         )
-        return {name: found[name].to(self._device) for name in ("input_ids", "attention_mask")}
+        return {name: tokens[name].to(self._device) for name in ("input_ids", "attention_mask")}
 
 
 class LoadedT5:
@@ -57,13 +59,13 @@ class LoadedT5:
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Mapping[str, Array | Ragged]:
         tokens = self._tokens(batch.prompts)
-        given = tokens if self._teacher.masked else {"input_ids": tokens["input_ids"]}
-        states = to_numpy(self._model(**given).last_hidden_state)
+        arguments = tokens if self._teacher.masked else {"input_ids": tokens["input_ids"]}
+        states = to_numpy(self._model(**arguments).last_hidden_state)
         name, mask = self._teacher.name, tokens["attention_mask"].bool().cpu().numpy()
-        kept: Array | Ragged = states
+        stored: Array | Ragged = states
         if self._teacher.ragged:
-            kept = Ragged.of([row[real] for row, real in zip(states, mask, strict=True)], states.dtype)
-        return {f"{name}_states": kept, f"{name}_mask": mask}
+            stored = Ragged.of([row[real] for row, real in zip(states, mask, strict=True)], states.dtype)
+        return {f"{name}_states": stored, f"{name}_mask": mask}
 
 
 class LoadedClip:
@@ -72,7 +74,7 @@ class LoadedClip:
         known = config_of(teacher.model).get("architectures") or ()
         if "CLIPTextModelWithProjection" in known and "pooled" in teacher.keeps and not teacher.projected:
             problem = "its pooled output has a projection; pass projected=True (--clip-projected) to apply it"
-            raise TeacherUnusable(teacher.model, f"{problem}, or keeps=('states',)")
+            raise ModelUnusable(f"the model '{teacher.model}' cannot be used: {problem}, or keeps=('states',)")
         family = CLIPTextModelWithProjection if teacher.projected else CLIPTextModel
         self._model = load_model(family, teacher.model, None, device, dtype)
         self._tokens = Tokens(tokenizer_of(teacher.model, teacher.tokenizer), teacher.length, self._model.device)
@@ -80,9 +82,9 @@ class LoadedClip:
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Mapping[str, Array]:
         name, layer = self._teacher.name, self._teacher.states_layer
-        found = self._model(input_ids=self._tokens(batch.prompts)["input_ids"], output_hidden_states=layer != -1)
-        pooled = found.text_embeds if self._teacher.projected else found.pooler_output
-        states = found.last_hidden_state if layer == -1 else found.hidden_states[layer]
+        outputs = self._model(input_ids=self._tokens(batch.prompts)["input_ids"], output_hidden_states=layer != -1)
+        pooled = outputs.text_embeds if self._teacher.projected else outputs.pooler_output
+        states = outputs.last_hidden_state if layer == -1 else outputs.hidden_states[layer]
         return {f"{name}_pooled": to_numpy(pooled), f"{name}_states": to_numpy(states)}
 
 
@@ -102,8 +104,8 @@ class LoadedVae:
     def __call__(self, batch: Batch) -> Mapping[str, Array]:
         pixels = self._canvases(batch).astype(np.float32) / 127.5 - 1.0
         images = to_device(pixels, self._like)
-        found = self._vae.encode(images.unsqueeze(2) if self._of_videos else images).latent_dist
-        latents, std = (part.squeeze(2) if self._of_videos else part for part in (found.mean, found.std))
+        posterior = self._vae.encode(images.unsqueeze(2) if self._of_videos else images).latent_dist
+        latents, std = (part.squeeze(2) if self._of_videos else part for part in (posterior.mean, posterior.std))
         if self._teacher.sample == "seeded":
             noise = batch.noise(tuple(latents.shape[1:]), "latents")
             latents = latents + std * to_device(noise, latents)
@@ -122,8 +124,9 @@ class LoadedVae:
             return None
         channels = self._teacher.outputs()[0].shape[0]
         if len(numbers) != channels:
-            raise TeacherUnusable(
-                self._teacher.vae, f"its latents_mean or latents_std has {len(numbers)} numbers, not {channels}"
+            raise ModelUnusable(
+                f"the model '{self._teacher.vae}' cannot be used: its latents_mean or latents_std has "
+                f"{len(numbers)} numbers, not {channels}"
             )
         return torch.tensor(numbers, dtype=torch.float32, device=self._like.device).view(1, channels, 1, 1)
 
@@ -136,7 +139,10 @@ class LoadedVae:
             left, top, width, height = box.tolist()
             if (left, top) != ((size - width) // 2, (size - height) // 2):
                 problem = f"the box of image '{name}', {box.tolist()}, is not that of a canvas of {size}"
-                raise TeacherUnusable(self._teacher.vae, f"{problem}; pass the size that the images were built with")
+                raise ModelUnusable(
+                    f"the model '{self._teacher.vae}' cannot be used: {problem}",
+                    hint="pass the size that the images were built with",
+                )
             canvas[:, top : top + height, left : left + width] = self._images.unpacked({stored: content, "box": box})
         return canvases
 
@@ -160,7 +166,10 @@ class LoadedLanguageModel:
         self._most = getattr(self._model.config, "max_position_embeddings", None)
         most = self._vocabulary if teacher.top_p == 1 else self._vocabulary - 1  # with top_p, some are always left
         if teacher.top_k > most:
-            raise TeacherUnusable(teacher.model, f"top_k is {teacher.top_k}; it has {self._vocabulary:,} tokens")
+            raise ModelUnusable(
+                f"the model '{teacher.model}' cannot be used: top_k is {teacher.top_k}; it has "
+                f"{self._vocabulary:,} tokens"
+            )
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Mapping[str, Ragged]:
@@ -170,37 +179,37 @@ class LoadedLanguageModel:
             rows = _candidate_rows(batch)
         documents = [document for row in rows for document in row]
         self._check(documents)
-        found = self._run(documents)
+        values = self._run(documents)
         counts = np.cumsum([0, *(len(row) for row in rows)]).tolist()
-        made: dict[str, Ragged] = {}
+        columns: dict[str, Ragged] = {}
         for output in self._teacher.outputs():
             empty = np.zeros((0, *output.shape), np.int64 if output.dtype == "uint32" else np.float32)
             each = [
-                np.concatenate([empty, *(found[at][output.name] for at in range(counts[row], counts[row + 1]))])
+                np.concatenate([empty, *(values[at][output.name] for at in range(counts[row], counts[row + 1]))])
                 for row in range(len(rows))
             ]
-            made[output.name] = Ragged.of(each, each[0].dtype, output.shape)
-        return made
+            columns[output.name] = Ragged.of(each, each[0].dtype, output.shape)
+        return columns
 
     def _check(self, documents: Sequence[_Sequence]) -> None:
         longest = max((len(document.tokens) for document in documents), default=0)
         if self._most is not None and longest > self._most:
-            raise TeacherUnusable(
-                self._teacher.model,
-                f"it has {self._most:,} positions, and a document has {longest:,} tokens; build the cache with a "
-                "smaller sequence_length",
+            raise ModelUnusable(
+                f"the model '{self._teacher.model}' cannot be used: it has {self._most:,} positions, and "
+                f"a document has {longest:,} tokens",
+                hint="build the cache with a smaller sequence_length",
             )
         largest = max((int(document.tokens.max()) for document in documents if len(document.tokens)), default=0)
         if largest >= self._vocabulary:
-            raise TeacherUnusable(
-                self._teacher.model,
-                f"it has {self._vocabulary:,} tokens, and the cache the token {largest:,}; pass a model with the "
-                "tokenizer of the cache",
+            raise ModelUnusable(
+                f"the model '{self._teacher.model}' cannot be used: it has {self._vocabulary:,} tokens, "
+                f"and the cache the token {largest:,}",
+                hint="pass a model with the tokenizer of the cache",
             )
 
     def _run(self, documents: Sequence[_Sequence]) -> list[dict[str, Array]]:
         """Return the values of every document."""
-        found: list[dict[str, Array]] = [{} for _ in documents]
+        values: list[dict[str, Array]] = [{} for _ in documents]
         for group in document_groups([len(document.tokens) for document in documents]):
             tokens, real = padded([documents[at].tokens for at in group])
             tokens, mask = tokens.to(self._device), real.long().to(self._device)
@@ -208,8 +217,8 @@ class LoadedLanguageModel:
             for row, at in enumerate(group):
                 first, length = documents[at].first_label, len(documents[at].tokens)
                 labels = tokens[row, first:length]
-                found[at] = self._values(logits[row, first - 1 : length - 1], labels)
-        return found
+                values[at] = self._values(logits[row, first - 1 : length - 1], labels)
+        return values
 
     def _values(self, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, Array]:
         log_probs = logits.float().log_softmax(dim=-1)
@@ -222,8 +231,8 @@ class LoadedLanguageModel:
             return {f"{name}_top_ids": ids, f"{name}_top_logps": values}
         missing = top.values.exp().cumsum(dim=-1) < self._teacher.top_p
         counts = (missing.sum(dim=-1) + 1).clamp(max=self._teacher.top_k).cpu().numpy()
-        kept = np.arange(self._teacher.top_k) < counts[:, None]
-        return {f"{name}_top_ids": ids[kept], f"{name}_top_logps": values[kept], f"{name}_top_counts": counts}
+        is_used = np.arange(self._teacher.top_k) < counts[:, None]
+        return {f"{name}_top_ids": ids[is_used], f"{name}_top_logps": values[is_used], f"{name}_top_counts": counts}
 
 
 def packed_documents(batch: Batch) -> list[list[Array]]:

@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from forebay.columns import Array, Ragged
-from forebay.errors import HookSilent, TeacherUnusable
+from forebay.errors import ModelUnusable
 from forebay.images import ImageRecipe, model_planes
 from forebay.images.geometry import Scaling
 from forebay.images.recipe import LARGEST_SIZE
+from forebay.teachers.batched_forward import requested
 from forebay.teachers.hook import Hook, ImageInput, LatentInput
 from forebay.teachers.protocol import Batch, TimeDirection, tokenizer_of
 from forebay.torch.batches import to_device, to_numpy
@@ -41,7 +42,11 @@ def first_output(out: Any) -> Tensor:
 
 
 class Captures:
-    """Hooks submodules of a module, by the names of their outputs, to capture these, or what `pick` makes of them."""
+    """Hooks submodules of a module, by the names of their outputs, to capture these, or what `pick` makes of them.
+
+    captures = Captures(module, {"own": "encoder.layer"}, "my model")
+    captures.of(batch, lambda: module(states))["own"]
+    """
 
     def __init__(
         self,
@@ -60,44 +65,32 @@ class Captures:
         self._found = {}
         with suppress(_AllHooksRan):
             run()
-        found, self._found = self._found, {}
+        captured, self._found = self._found, {}
         for name, submodule in self._submodules.items():
-            if name not in found:
-                raise HookSilent(self._model, submodule, batch.ids[0], batch.first_t)
-        return found
+            if name not in captured:
+                raise ModelUnusable(
+                    f"the hook on '{submodule}' of '{self._model}' did not fire for "
+                    f"{requested(batch.ids[0], batch.first_t)}",
+                    hint="name a submodule that the model runs",
+                    sample=batch.ids[0],
+                )
+        return captured
 
     def close(self) -> None:
         for handle in self._handles:
             handle.remove()
 
-    def _take(self, name: str, part: nn.Module, given: object, out: Any) -> None:
+    def _take(self, name: str, part: nn.Module, inputs: object, out: Any) -> None:
         if name in self._found:
             return
         value = self._pick(out)
         if not isinstance(value, Tensor):
             problem = f"its submodule '{self._submodules[name]}' returns a {type(out).__name__} without a tensor in it"
-            raise TeacherUnusable(self._model, f"{problem}; name one inside of it")
+            raise ModelUnusable(f"the model '{self._model}' cannot be used: {problem}", hint="name one inside of it")
         self._found[name] = value
         if len(self._found) == len(self._submodules):
             raise _AllHooksRan
         self._found[name] = value.clone()  # the rest of the forward may write into it
-
-
-class Capture:
-    """Hooks one submodule, to capture its output, or what `pick` makes of it."""
-
-    def __init__(
-        self, module: nn.Module, submodule: str, model: str, pick: Callable[[Any], Tensor] = first_output
-    ) -> None:
-        self._captures = Captures(module, {submodule: submodule}, model, pick)
-        self._submodule = submodule
-
-    def of(self, batch: Batch, run: Callable[[], object]) -> Tensor:
-        """Return the output of the submodule while `run` runs the module on a batch."""
-        return self._captures.of(batch, run)[self._submodule]
-
-    def close(self) -> None:
-        self._captures.close()
 
 
 def _submodule(module: nn.Module, path: str, model: str) -> nn.Module:
@@ -105,7 +98,9 @@ def _submodule(module: nn.Module, path: str, model: str) -> nn.Module:
         return module.get_submodule(path)
     except AttributeError as error:
         names = ", ".join(name for name, _ in list(module.named_children())[:8])
-        raise TeacherUnusable(model, f"it has no submodule '{path}'; it has {names}, and theirs") from error
+        raise ModelUnusable(
+            f"the model '{model}' cannot be used: it has no submodule '{path}'; it has {names}, and theirs"
+        ) from error
 
 
 Pool = Callable[[Tensor], Tensor]
@@ -127,47 +122,10 @@ def pooled(out: Tensor, pooling: str, real: Tensor | None) -> Tensor:
     pool = POOLINGS[pooling]
     if real is None or pooling in ("none", "spatial_mean") or out.dim() < 3 or out.shape[1] != real.shape[1]:
         return pool(out)
-    kept = [row[own] if own.any() else torch.full_like(row[:1], torch.nan) for row, own in zip(out, real, strict=True)]
-    return torch.cat([pool(row[None]) for row in kept])
-
-
-class HookedModule:
-    """Returns the pooled output of a submodule, under one name.
-
-    `arguments` makes the module's keyword arguments from a batch: a function, or a dict of argument -> column.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        submodule: str,
-        pool: Pool | str = "mean",
-        *,
-        name: str,
-        arguments: Callable[[Batch], Mapping[str, Any]] | Mapping[str, str],
-        model: str = "module",
-    ) -> None:
-        self._module = module.eval().requires_grad_(False)
-        self._pool = POOLINGS[pool] if isinstance(pool, str) else pool
-        self._name = name
-        self._arguments = arguments
-        self._capture = Capture(self._module, submodule, model)
-        self._like = next(iter(module.parameters()), torch.empty(0))
-
-    @torch.inference_mode()
-    def __call__(self, batch: Batch) -> Mapping[str, Array]:
-        arguments = self._arguments_for(batch)
-        out = self._capture.of(batch, lambda: self._module(**arguments))
-        return {self._name: to_numpy(self._pool(out.float()))}
-
-    def close(self) -> None:
-        """Remove the hook; the module may be used further."""
-        self._capture.close()
-
-    def _arguments_for(self, batch: Batch) -> Mapping[str, Any]:
-        if callable(self._arguments):
-            return self._arguments(batch)
-        return {name: to_device(batch.array(column), self._like) for name, column in self._arguments.items()}
+    real_rows = [
+        row[own] if own.any() else torch.full_like(row[:1], torch.nan) for row, own in zip(out, real, strict=True)
+    ]
+    return torch.cat([pool(row[None]) for row in real_rows])
 
 
 def noise_share(batch: Batch, direction: TimeDirection) -> NDArray[np.float32]:
@@ -202,8 +160,8 @@ class LoadedHook:
         self._images = _Images(teacher.images, teacher.image_size) if teacher.images else None
         self._prompts = None
         if teacher.prompts:
-            place = tokenizer_of(teacher.model, teacher.tokenizer)
-            self._prompts = Tokens(place, teacher.prompts.max_length, self._like.device)
+            tokenizer = tokenizer_of(teacher.model, teacher.tokenizer)
+            self._prompts = Tokens(tokenizer, teacher.prompts.max_length, self._like.device)
         self._fixed = {name: value for name, value in teacher.arguments.items() if not isinstance(value, str)}
         self._check_arguments()
 
@@ -213,7 +171,10 @@ class LoadedHook:
         for name in self._teacher.fed_arguments():
             if name not in takes:
                 problem = f"its forward takes no '{name}', but {', '.join(takes)}"
-                raise TeacherUnusable(self._teacher.model, f"{problem}; set argument=, mask= or timestep= of the input")
+                raise ModelUnusable(
+                    f"the model '{self._teacher.model}' cannot be used: {problem}",
+                    hint="set argument=, mask= or timestep= of the input",
+                )
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Mapping[str, Array | Ragged]:
@@ -231,62 +192,65 @@ class LoadedHook:
             if self._teacher.prompts.mask:
                 arguments[self._teacher.prompts.mask] = tokens["attention_mask"]
             real = tokens["attention_mask"].bool()
-        found = self._captures.of(batch, lambda: self._module(**arguments))
-        return {one.name: to_numpy(pooled(found[one.name].float(), one.pooling, real)) for one in self._points}
-
-    def close(self) -> None:
-        self._captures.close()
+        captured = self._captures.of(batch, lambda: self._module(**arguments))
+        return {one.name: to_numpy(pooled(captured[one.name].float(), one.pooling, real)) for one in self._points}
 
     def _columns(self, batch: Batch) -> dict[str, Tensor]:
-        found = {}
+        arguments = {}
         for argument, column in self._teacher.arguments.items():
             if not isinstance(column, str):
                 continue
-            if isinstance(batch.columns[column], Ragged):
+            try:
+                arguments[argument] = to_device(batch.array(column), self._like)
+            except TypeError as error:
                 problem = f"the column '{column}' for its argument '{argument}' has rows of different lengths"
                 advice = f"name it in shared=('{column}',) if it is stored once for equal prompts"
-                raise TeacherUnusable(self._teacher.model, f"{problem}; {advice}")
-            found[argument] = to_device(batch.array(column), self._like)
-        return found
+                raise ModelUnusable(
+                    f"the model '{self._teacher.model}' cannot be used: {problem}", hint=advice
+                ) from error
+        return arguments
 
-    def _latents(self, batch: Batch, given: LatentInput) -> dict[str, Tensor]:
+    def _latents(self, batch: Batch, latents_input: LatentInput) -> dict[str, Tensor]:
         share = noise_share(batch, self._teacher.time_direction)
         latents = (
-            mixed(batch, given.column, share, given.noise_per)
-            if given.column
-            else batch.noise(given.shape, per=given.noise_per)
+            mixed(batch, latents_input.column, share, latents_input.noise_per)
+            if latents_input.column
+            else batch.noise(latents_input.shape, per=latents_input.noise_per)
         )
-        times = model_timesteps(share, given.noise_timestep, given.data_timestep)
+        times = model_timesteps(share, latents_input.noise_timestep, latents_input.data_timestep)
         return {
-            given.argument: to_device(latents, self._like),
-            given.timestep: times.to(self._like.device),
+            latents_input.argument: to_device(latents, self._like),
+            latents_input.timestep: times.to(self._like.device),
         }
 
     def _of_documents(self, batch: Batch, argument: str, mask: str) -> dict[str, Array | Ragged]:
         """Run every document by itself; pooled outputs are one per document, others are put at their tokens."""
         rows = packed_documents(batch)
         documents = [tokens for row in rows for tokens in row]
-        found: dict[str, list[Tensor]] = {one.name: [torch.empty(0)] * len(documents) for one in self._points}
+        values_of: dict[str, list[Tensor]] = {one.name: [torch.empty(0)] * len(documents) for one in self._points}
         for group in document_groups([len(tokens) for tokens in documents]):
             ids, real = padded([documents[at] for at in group])
             arguments = {**self._fixed, argument: ids.to(self._like.device)}
             if mask:
                 arguments[mask] = real.long().to(self._like.device)
-            out = self._captures.of(batch, lambda given=arguments: self._module(**given))  # type: ignore[misc]
+            out = self._captures.of(batch, lambda passed=arguments: self._module(**passed))  # type: ignore[misc]
             for one in self._points:
                 self._check_positions(out[one.name], ids)
-                made = out[one.name].float().cpu()
-                values = made if one.pooling == "none" else pooled(made, one.pooling, real)
-                for place, at in enumerate(group):
-                    found[one.name][at] = (
-                        values[place][: len(documents[at])] if one.pooling == "none" else values[place]
+                captured = out[one.name].float().cpu()
+                values = captured if one.pooling == "none" else pooled(captured, one.pooling, real)
+                for number, at in enumerate(group):
+                    values_of[one.name][at] = (
+                        values[number][: len(documents[at])] if one.pooling == "none" else values[number]
                     )
-        return {one.name: self._by_row(one.pooling, found[one.name], rows, batch) for one in self._points}
+        return {one.name: self._by_row(one.pooling, values_of[one.name], rows, batch) for one in self._points}
 
     def _check_positions(self, out: Tensor, ids: Tensor) -> None:
         if out.dim() < 3 or out.shape[:2] != ids.shape:
             problem = f"a submodule returns {tuple(out.shape)} for {tuple(ids.shape)} tokens"
-            raise TeacherUnusable(self._teacher.model, f"{problem}; with tokens, name one with an output for each")
+            raise ModelUnusable(
+                f"the model '{self._teacher.model}' cannot be used: {problem}",
+                hint="with tokens, name one with an output for each",
+            )
 
     def _by_row(
         self, pooling: str, values: Sequence[Tensor], rows: Sequence[Sequence[Array]], batch: Batch
@@ -307,11 +271,13 @@ class LoadedHook:
 class _Images:
     """Makes the images that a model gets from stored pixels and boxes."""
 
-    def __init__(self, given: ImageInput, size: int) -> None:
-        self.argument = given.argument
-        self._given, self._size = given, size
-        self._recipe = ImageRecipe(size=LARGEST_SIZE, storage=given.storage)  # the canvas of the cache may have any
-        self._scaling = Scaling.of((given.mean, given.std))
+    def __init__(self, image_input: ImageInput, size: int) -> None:
+        self.argument = image_input.argument
+        self._given, self._size = image_input, size
+        self._recipe = ImageRecipe(
+            size=LARGEST_SIZE, storage=image_input.storage
+        )  # the canvas of the cache may have any
+        self._scaling = Scaling.of((image_input.mean, image_input.std))
 
     def of(self, batch: Batch) -> NDArray[np.float32]:
         """Return `(samples, 3, size, size)`."""

@@ -16,25 +16,14 @@ export function carriedRows(cache) {
   return carried ? (carried.rows || {})[cache] || [] : null;
 }
 
-/**
- * The address of a record.
- * @param {number | null} cache
- * @param {string} name
- * @param {Record<string, any>} [query]
- */
+/** The address of a record. @param {number | null} cache @param {string} name @param {Record<string, any>} [query] */
 export function recordUrl(cache, name, query = {}) {
   const wanted = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== '');
   const text = wanted.map(([key, value]) => `${key}=${encodeURIComponent(value)}`).join('&');
   return `api/${cache === null ? '' : `${cache}/`}${name}${text ? `?${text}` : ''}`;
 }
 
-/**
- * A record; a problem has the field `error`.
- * @param {number | null} cache
- * @param {string} name
- * @param {Record<string, any>} [query]
- * @returns {Promise<any>}
- */
+/** A record; a problem has the field `error`. @param {number | null} cache @param {string} name @param {Record<string, any>} [query] @returns {Promise<any>} */
 export async function record(cache, name, query = {}) {
   const url = recordUrl(cache, `${name}.json`, query);
   if (carried) {
@@ -50,11 +39,7 @@ export async function record(cache, name, query = {}) {
   }
 }
 
-/**
- * The address of a picture: on the server, or carried.
- * @param {number} cache
- * @param {Record<string, any>} query
- */
+/** The address of a picture: on the server, or carried. @param {number} cache @param {Record<string, any>} query */
 export function pictureUrl(cache, query) {
   const url = recordUrl(cache, 'image.png', query);
   return carried ? carried.pictures[url] || '' : url;

@@ -2,7 +2,7 @@
 import { isBundle, record } from './api.js';
 import { comparePage } from './compare.js';
 import { chunksPage } from './chunks.js';
-import { fill, h, problemBox } from './dom.js';
+import { fill, h, missingBox, problemBox } from './dom.js';
 import { imagesPage } from './images.js';
 import { overviewPage } from './overview.js';
 import { currentRoute, followLink, go, viewUrl } from './router.js';
@@ -15,11 +15,11 @@ import { trainingPage } from './training.js';
 
 const PAGES = {
   overview: { title: 'Overview', draw: overviewPage, has: () => true },
-  chunks: { title: 'Chunks', draw: chunksPage, has: () => true },
   rows: { title: 'Rows', draw: rowsPage, has: (/** @type {CacheName} */ cache) => cache.kind !== 'images' },
   images: { title: 'Images', draw: imagesPage, has: (/** @type {CacheName} */ cache) => cache.kind === 'images' },
   teachers: { title: 'Teachers', draw: teachersPage, has: (/** @type {CacheName} */ cache) => cache.taught.length > 0 },
   training: { title: 'Training', draw: trainingPage, has: () => true },
+  chunks: { title: 'Chunks', draw: chunksPage, has: () => true },
   compare: { title: 'Compare', draw: comparePage, has: () => true },
 };
 
@@ -39,8 +39,9 @@ async function show() {
   if (mine !== turn || !main) return;
   if (found.error) { fill(main, problemBox(found)); return; }
   caches = found;
-  const cache = caches[route.cache] || caches[0];
-  const name = route.page in PAGES ? route.page : 'overview';
+  const cache = caches[route.cache];
+  const name = route.page;
+  if (!cache || !(name in PAGES)) { showMissing(main, cache, name, address); return; }
   const page = PAGES[/** @type {keyof typeof PAGES} */ (name)];
   drawTop(cache, name);
   document.title = `${page.title} · ${cache.root.split('/').pop() || cache.root} · forebay`;
@@ -53,10 +54,16 @@ async function show() {
   if (mine === turn) box.setAttribute('data-ready', address);
 }
 
-/**
- * @param {CacheName} cache
- * @param {string} page
- */
+/** Say what an address asks for that is not here. @param {Element} main @param {CacheName | undefined} cache @param {string} page @param {string} address */
+function showMissing(main, cache, page, address) {
+  drawTop(cache || caches[0], '');
+  document.title = 'Not found · forebay';
+  const message = cache ? `There is no page '${page}'.` : `There is no such cache: this viewer shows ${caches.length === 1 ? 'cache 0' : `caches 0 to ${caches.length - 1}`}.`;
+  fill(main, h('div', { class: 'page', 'data-ready': address }, missingBox(message,
+    h('ul', {}, caches.map((one) => h('li', {}, h('a', { href: viewUrl(one.index, 'overview') }, one.root)))))));
+}
+
+/** @param {CacheName} cache @param {string} page */
 function drawTop(cache, page) {
   const top = document.getElementById('top');
   if (!top) return;

@@ -25,69 +25,47 @@ export function drawing(height, draw, label) {
   return Object.assign(canvas, { redraw });
 }
 
-/**
- * @typedef {{lines: {name: string, values: number[], color: string}[], across: number[], xLabel: string, yLabel: string,
- *   format?: (value: number) => string, formatX?: (value: number) => string, step?: boolean, zero?: boolean, height?: number, dots?: boolean}} AxisChart
- */
+/** @typedef {{lines: {name: string, values: number[], color: string}[], across: number[], xLabel: string, yLabel: string, format: (value: number) => string}} AxisChart */
 
 /** A chart with axes, named units and a legend. @param {AxisChart} chart */
 export function axisChart(chart) {
-  const format = chart.format || ((/** @type {number} */ value) => value.toPrecision(3));
-  const canvas = drawing(chart.height || 190, (pen, width, height) => drawAxes(pen, width, height, chart, format),
-    `${chart.yLabel} by ${chart.xLabel}`);
+  const canvas = drawing(190, (pen, width, height) => drawAxes(pen, width, height, chart), `${chart.yLabel} by ${chart.xLabel}`);
   const legend = chart.lines.length > 1 && h('ul', { class: 'legend' }, chart.lines.map((line) =>
-    h('li', {}, h('i', { style: { background: cssColor(line.color) || line.color } }), line.name)));
+    h('li', {}, h('i', { style: { background: cssColor(line.color) } }), line.name)));
   return h('div', { class: 'chart' }, canvas, legend);
 }
 
-/**
- * @param {CanvasRenderingContext2D} pen
- * @param {number} width
- * @param {number} height
- * @param {AxisChart} chart
- * @param {(value: number) => string} format
- */
-function drawAxes(pen, width, height, chart, format) {
+/** @param {CanvasRenderingContext2D} pen @param {number} width @param {number} height @param {AxisChart} chart */
+function drawAxes(pen, width, height, chart) {
+  const { across, format } = chart;
   const all = chart.lines.flatMap((line) => line.values).filter(Number.isFinite);
-  const low = chart.zero ? Math.min(0, ...all) : Math.min(...all);
-  const high = Math.max(...all, low + 1e-9);
+  const [low, high] = [Math.min(...all), Math.max(...all, Math.min(...all) + 1e-9)];
   pen.font = '12px system-ui, sans-serif';
   const ticks = [low, (low + high) / 2, high];
   const left = 8 + Math.max(...ticks.map((tick) => pen.measureText(format(tick)).width));
   const box = { left, right: width - 10, top: 26, bottom: height - 36 };
-  const first = chart.across[0];
-  const last = chart.across[chart.across.length - 1];
+  const [first, last] = [across[0], across[across.length - 1]];
   const x = (/** @type {number} */ value) => box.left + (box.right - box.left) * (last > first ? (value - first) / (last - first) : 0.5);
-  const y = (/** @type {number} */ value) => box.bottom - (box.bottom - box.top) * ((value - low) / (high - low || 1));
+  const y = (/** @type {number} */ value) => box.bottom - (box.bottom - box.top) * ((value - low) / (high - low));
   pen.textBaseline = 'middle';
+  pen.textAlign = 'right';
   for (const tick of ticks) {
     pen.strokeStyle = cssColor('--line');
     line(pen, [[box.left, Math.round(y(tick)) + 0.5], [box.right, Math.round(y(tick)) + 0.5]]);
     pen.fillStyle = cssColor('--soft');
-    pen.textAlign = 'right';
     pen.fillText(format(tick), box.left - 6, y(tick));
   }
   pen.textAlign = 'left';
   pen.fillText(chart.yLabel, 0, 7);
-  const marks = first === last ? [first] : chart.across.length <= 6 && !chart.formatX ? chart.across : [first, last];
-  marks.forEach((mark, at) => {
-    pen.textAlign = at === 0 ? 'left' : at === marks.length - 1 ? 'right' : 'center';
-    pen.fillText(chart.formatX ? chart.formatX(mark) : String(mark), marks.length > 1 ? x(mark) : box.left, box.bottom + 12);
-  });
   pen.textAlign = 'center';
+  for (const mark of across.length <= 6 ? across : [first, last]) pen.fillText(String(mark), x(mark), box.bottom + 12);
   pen.fillText(chart.xLabel, (box.left + box.right) / 2, height - 8);
   for (const one of chart.lines) {
-    pen.strokeStyle = pen.fillStyle = cssColor(one.color) || one.color;
+    pen.strokeStyle = pen.fillStyle = cssColor(one.color);
     pen.lineWidth = 1.8;
-    /** @type {number[][]} */
-    const points = [];
-    one.values.forEach((value, at) => {
-      if (chart.step && points.length) points.push([x(chart.across[at]), points[points.length - 1][1]]);
-      if (Number.isFinite(value)) points.push([x(chart.across[at]), y(value)]);
-    });
+    const points = one.values.map((value, at) => [x(across[at]), y(value)]).filter(([, py]) => Number.isFinite(py));
     line(pen, points);
-    pen.lineWidth = 1;
-    if (chart.dots || points.length === 1) for (const [px, py] of points) { pen.beginPath(); pen.arc(px, py, 2.5, 0, 7); pen.fill(); }
+    for (const [px, py] of points) { pen.beginPath(); pen.arc(px, py, 2.5, 0, 7); pen.fill(); }
   }
 }
 
@@ -98,12 +76,7 @@ function line(pen, points) {
   pen.stroke();
 }
 
-/**
- * A small curve of recent values that grows on the right, with its peak and its time.
- * @param {string} name
- * @param {string} color
- * @param {(value: number) => string} format
- */
+/** A small curve of recent values that grows on the right, with its peak and its time. @param {string} name @param {string} color @param {(value: number) => string} format */
 export function curve(name, color, format) {
   /** @type {number[]} */
   let values = [];
@@ -150,11 +123,7 @@ export function curve(name, color, format) {
   return { element, set };
 }
 
-/**
- * Values as colored cells.
- * @param {number[][]} rows
- * @param {{signed?: boolean, most?: number, height: number, label: string, square?: boolean}} options
- */
+/** Values as colored cells. @param {number[][]} rows @param {{signed?: boolean, most?: number, height: number, label: string, square?: boolean}} options */
 export function heatMap(rows, options) {
   return drawing(options.height, (pen, width, height) => {
     const columns = Math.max(1, rows[0] ? rows[0].length : 0);

@@ -1,4 +1,4 @@
-// Chunks as cells on a canvas: 100,000 at once, zoomed and scrolled, reached by mouse and keyboard.
+// Chunks as cells on a canvas: 100,000 of them, scrolled, reached by mouse and keyboard.
 import { cssColor, h } from './dom.js';
 
 export const STATES = /** @type {Record<string, {name: string, color: string}>} */ ({
@@ -7,40 +7,27 @@ export const STATES = /** @type {Record<string, {name: string, color: string}>} 
   c: { name: 'claimed', color: '--busy' },
   '.': { name: 'missing', color: '--missing' },
   a: { name: 'abandoned', color: '--abandoned' },
-  f: { name: 'failed', color: '--failed' },
   l: { name: 'lost', color: '--lost' },
   b: { name: 'bad', color: '--bad' },
 });
-const SIZES = [2, 3, 4, 6, 8, 11, 14, 18, 24, 32];
+const SIZES = [24, 18, 14, 11, 8, 6, 4]; // pixels of a cell: the first that fits; the last one scrolls
 const HEIGHT = 360;
 
-/**
- * A map of one layer's chunks.
- * @param {string} label
- * @param {(chunk: number) => void} hovered
- * @param {(chunk: number) => void} chosen
- * @param {(zoom: number) => void} zoomed
- * @param {number} firstZoom an index into SIZES; -1: whatever fits
- */
-export function chunkMap(label, hovered, chosen, zoomed, firstZoom) {
+/** A map of one layer's chunks. @param {string} label @param {(chunk: number) => void} hovered @param {(chunk: number) => void} chosen */
+export function chunkMap(label, hovered, chosen) {
   /** @type {string[]} */
   let cells = [];
-  let zoom = Math.min(firstZoom, SIZES.length - 1);
   let cursor = 0;
   let pointed = false; // by keys or a click: only then the cursor is drawn
   let width = 0;
   const canvas = h('canvas', { class: 'map', role: 'img', 'aria-label': label });
   const spacer = h('div', {});
   const scroller = h('div', {
-    class: 'drawing', tabindex: 0, role: 'application', 'aria-label': `${label}: arrow keys move, Enter opens a chunk, + and - zoom`,
+    class: 'drawing', tabindex: 0, role: 'application', 'aria-label': `${label}: arrow keys move, Enter opens a chunk`,
     style: { overflowY: 'auto', maxHeight: `${HEIGHT}px` },
   }, h('div', { style: { position: 'sticky', top: '0', height: '0' } }, canvas), spacer);
 
-  const fitting = () => {
-    const fits = SIZES.filter((size) => Math.ceil(cells.length / Math.max(1, Math.floor(width / size))) * size <= HEIGHT);
-    return fits.length ? Math.min(fits[fits.length - 1], 24) : SIZES[0];
-  };
-  const side = () => (zoom < 0 ? fitting() : SIZES[zoom]);
+  const side = () => SIZES.find((size) => Math.ceil(cells.length / Math.max(1, Math.floor(width / size))) * size <= HEIGHT) || SIZES[SIZES.length - 1];
   const columns = () => Math.max(1, Math.floor(width / side()));
 
   const draw = () => {
@@ -94,21 +81,12 @@ export function chunkMap(label, hovered, chosen, zoomed, firstZoom) {
     hovered(cursor);
     draw();
   };
-  const zoomBy = (/** @type {number} */ step) => {
-    const now = zoom < 0 ? SIZES.indexOf(fitting()) : zoom;
-    zoom = Math.max(0, Math.min(SIZES.length - 1, now + step));
-    zoomed(zoom);
-    draw();
-  };
   canvas.addEventListener('mousemove', (/** @type {MouseEvent} */ event) => hovered(cellAt(event)));
   canvas.addEventListener('mouseleave', () => hovered(-1));
   canvas.addEventListener('click', (/** @type {MouseEvent} */ event) => {
     const chunk = cellAt(event);
     if (chunk >= 0) { moveTo(chunk); chosen(chunk); }
   });
-  canvas.addEventListener('wheel', (/** @type {WheelEvent} */ event) => {
-    if (event.ctrlKey) { event.preventDefault(); zoomBy(event.deltaY < 0 ? 1 : -1); }
-  }, { passive: false });
   scroller.addEventListener('scroll', draw);
   scroller.addEventListener('keydown', (/** @type {KeyboardEvent} */ event) => {
     const steps = /** @type {Record<string, number>} */ ({
@@ -117,8 +95,6 @@ export function chunkMap(label, hovered, chosen, zoomed, firstZoom) {
     });
     if (event.key in steps) moveTo(cursor + steps[event.key]);
     else if (event.key === 'Enter' && cells.length) chosen(cursor);
-    else if (event.key === '+' || event.key === '=') zoomBy(1);
-    else if (event.key === '-') zoomBy(-1);
     else return;
     event.preventDefault();
   });
@@ -126,10 +102,8 @@ export function chunkMap(label, hovered, chosen, zoomed, firstZoom) {
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', draw);
   return {
     element: scroller,
-    zoomBy,
     stateOf: (/** @type {number} */ chunk) => cells[chunk],
     set: (/** @type {string} */ states) => { cells = states.split(''); draw(); },
-    change: (/** @type {[number, string][]} */ some) => { for (const [at, code] of some) cells[at] = code; draw(); },
     moveTo,
   };
 }

@@ -2,8 +2,8 @@
 import { liveEvents, record, recordUrl } from './api.js';
 import { curve } from './charts.js';
 import { STATES, chunkMap } from './chunkmap.js';
-import { cssColor, facts, figure, fill, h, problemBox, section, table } from './dom.js';
-import { PLACES, bytes, count, decimal, duration, percent, rate } from './format.js';
+import { cssColor, facts, figure, fill, h, missingBox, pageHead, problemBox, section, table } from './dom.js';
+import { PLACES, bytes, count, counted, decimal, duration, percent, rate } from './format.js';
 import { noteView, viewUrl, wholeOf } from './router.js';
 
 /** @param {import('./app.js').View} view */
@@ -15,37 +15,37 @@ export async function chunksPage(view) {
   const detail = h('div', { 'aria-live': 'polite' });
   const build = buildSection();
   fill(view.box,
-    h('div', { class: 'head' }, h('h1', {}, 'Chunks'),
-      h('span', { class: 'soft' }, 'JSON: ', h('a', { href: recordUrl(index, 'chunks.json') }, 'chunks'), ' ',
-        h('a', { href: recordUrl(index, 'build.json') }, 'build'))),
+    pageHead('Chunks', {
+      python: ['import forebay as fb', `print(fb.status(${JSON.stringify(view.cache.root)}))`],
+      json: ['chunks', 'build'].map((name) => [name, recordUrl(index, `${name}.json`)]),
+    }),
     lost, progress, build.element, maps, detail);
   /** @type {Record<string, ReturnType<typeof layerMap>>} */
   const shown = {};
-  const state = /** @type {Record<string, any>} */ ({ layer: view.query.get('layer'), chunk: view.query.get('chunk'), zoom: view.query.get('zoom') });
-  const note = (/** @type {Record<string, any>} */ change) => noteView(index, 'chunks', Object.assign(state, change));
   const open = async (/** @type {string} */ layer, /** @type {number} */ chunk) => {
-    note({ layer, chunk });
+    noteView(index, 'chunks', { layer, chunk });
     fill(detail, detailSection(index, view.cache, await record(index, 'chunk', { layer, chunk })));
   };
   const add = (/** @type {any} */ layer, /** @type {any[]} */ claims) => {
-    const zoom = state.layer === layer.layer ? wholeOf(view.query, 'zoom', -1) : -1;
-    shown[layer.layer] = layerMap(layer, claims, zoom, (chunk) => open(layer.layer, chunk), (now) => note({ layer: layer.layer, zoom: now }));
+    shown[layer.layer] = layerMap(layer, claims, (chunk) => open(layer.layer, chunk));
     return shown[layer.layer].element;
+  };
+  let drawn = '?'; // the layers whose maps are on the page, and the note above them
+  const drawMaps = (/** @type {any} */ map) => {
+    const frame = [map.note, ...map.layers.map((/** @type {any} */ layer) => layer.layer)].join();
+    if (frame === drawn) for (const layer of map.layers) shown[layer.layer].show(layer, map.claims);
+    else {
+      fill(maps, map.note && problemBox({ error: map.note, damaged: true }),
+        map.layers.length === 0 && h('div', { class: 'box' }, 'Nothing is planned yet.'),
+        map.layers.map((/** @type {any} */ layer) => add(layer, map.claims)));
+    }
+    drawn = frame;
   };
   await new Promise((done) => {
     const stop = liveEvents(index, (event) => {
       if (event.map && event.map.error) { fill(maps, problemBox(event.map)); done(null); return; }
-      if (event.map) {
-        fill(maps, event.map.note && problemBox({ error: event.map.note, damaged: true }),
-          event.map.layers.length === 0 && h('div', { class: 'box' }, 'Nothing is planned yet.'),
-          event.map.layers.map((/** @type {any} */ layer) => add(layer, event.map.claims)));
-        build.history(event.history);
-      }
-      for (const [layer, change] of Object.entries(event.changes || {})) {
-        if (shown[layer]) shown[layer].change(change);
-        else maps.appendChild(add(change, event.claims)); // a layer whose build began now
-      }
-      if (event.claims) for (const one of Object.values(shown)) one.claims(event.claims);
+      if (event.map) drawMaps(event.map);
+      if (event.history) build.history(event.history);
       build.show(event.live);
       fill(progress, progressFigures(event.live));
       done(null);
@@ -58,19 +58,20 @@ export async function chunksPage(view) {
   const layer = view.query.get('layer') || Object.keys(shown)[0];
   const chunk = wholeOf(view.query, 'chunk', -1);
   if (shown[layer] && chunk >= 0) { shown[layer].moveTo(chunk); await open(layer, chunk); }
+  else if (layer && !shown[layer]) fill(detail, missingBox(`There is no layer '${layer}' in this cache.`));
 }
 
 /** @param {any} live */
 function progressFigures(live) {
-  const share = live.planned ? live.done / live.planned : 0;
+  const share = live.planned ? live.moment.done / live.planned : 0;
   return [h('div', { class: 'figures' },
-    figure('chunks', percent(share), `${count(live.done)} of ${count(live.planned)} planned`),
-    figure('rows', count(live.rows)),
+    figure('chunks', percent(share), `${count(live.moment.done)} of ${count(live.planned)} planned`),
+    figure('published rows', count(live.rows)),
     figure('stored', bytes(live.bytes)),
-    live.running && figure('chunks per second', rate(live.chunks_per_second)),
-    live.running && figure('rows per second', rate(live.rows_per_second)),
-    live.running && figure('written per second', bytes(live.bytes_per_second)),
-    live.running && figure('remaining', duration(live.eta_seconds))),
+    live.running && figure('chunks per second', rate(live.moment.chunks_per_second)),
+    live.running && figure('rows per second', rate(live.moment.rows_per_second)),
+    live.running && figure('written per second', bytes(live.moment.bytes_per_second)),
+    live.running && figure('remaining', duration(live.moment.eta_seconds))),
   h('div', { class: 'bar', role: 'progressbar', 'aria-label': 'chunks', 'aria-valuenow': Math.round(100 * share), style: { marginBottom: '16px' } },
     h('i', { style: { width: `${100 * share}%` } }))];
 }
@@ -84,8 +85,7 @@ function buildSection() {
     eta_seconds: curve('remaining', '--soft', duration),
     builders: curve('builders', '--warn', count),
     workers: curve('workers', '--warn', count),
-    utilization: curve('workers that compute', '--busy', (value) => percent(value, 0)),
-    cpu_percent: curve('CPU of all builders', '--busy', (value) => `${Math.round(value)} %`),
+    cpu_percent: curve('CPU of all builders', '--busy', (value) => `${Math.round(value)}%`),
     memory_bytes: curve('memory of all builders', '--lost', bytes),
   };
   const builders = h('div', {});
@@ -107,50 +107,38 @@ function buildSection() {
       element.setAttribute('data-build', live.running ? 'running' : 'ended');
       if (live.running) { moments.push(live.moment); draw(); }
       fill(builders, live.builders.length
-        ? table(['builder', '#busy workers', '#CPU', '#memory', 'state'], live.builders.map((/** @type {any} */ one) => [
-          `${one.host}, process ${one.pid}`, `${count(one.computing)} of ${count(one.workers)}`, `${Math.round(one.cpu_percent)} %`, bytes(one.memory_bytes),
-          one.here ? one.state : `${one.state}, figures of its last heartbeat`]))
-        : h('p', { class: 'soft' }, 'No builder holds a chunk now.'));
+        ? table(['builder', 'layer', 'phase', '#chunks made', '#per second', '#workers', '#CPU', '#memory', 'state'], live.builders.map((/** @type {any} */ one) => [
+          `${one.host}, process ${one.pid}`, one.layer, one.phase, count(one.made), rate(one.chunks_per_second), count(one.workers),
+          `${Math.round(one.cpu_percent)}%`, bytes(one.memory_bytes), one.state]), 'As of their last heartbeats')
+        : h('p', { class: 'soft' }, 'No builder is running.'));
     },
   };
 }
 
-/**
- * @param {any} layer
- * @param {any[]} claims
- * @param {number} zoom
- * @param {(chunk: number) => void} open
- * @param {(zoom: number) => void} zoomed
- */
-function layerMap(layer, claims, zoom, open, zoomed) {
+/** @param {any} layer @param {any[]} claims @param {(chunk: number) => void} open */
+function layerMap(layer, claims, open) {
   const readout = h('div', { class: 'readout', role: 'status' }, ' ');
   const legend = h('ul', { class: 'legend' });
   const checked = h('span', { class: 'soft' });
   const map = chunkMap(`Chunks of layer ${layer.layer}`, (chunk) => {
     const state = STATES[map.stateOf(chunk)];
     const claim = claims.find((one) => one.layer === layer.layer && one.chunk === chunk);
-    readout.textContent = chunk < 0 || !state ? ' ' : `chunk ${count(chunk)}: ${state.name}${claim ? `, ${claim.host} process ${claim.pid}${claim.reason ? `: ${claim.reason}` : ''}` : ''}`;
-  }, open, zoomed, zoom);
+    readout.textContent = chunk < 0 || !state ? ' ' : `chunk ${count(chunk)}: ${state.name}${claim ? `, ${claim.host} process ${claim.pid}` : ''}`;
+  }, open);
   const counts = (/** @type {any} */ now) => {
     const all = Object.entries(STATES).map(([code, state]) => ({ ...state, code, number: now.counts[serverName(code)] || 0 }));
     fill(legend, all.filter((one) => one.number).map((one) => h('li', {}, h('i', { style: { background: cssColor(one.color) } }), `${one.name} ${count(one.number)}`)));
-    checked.textContent = now.headers_checked ? `${count(now.headers_checked)} headers compared` : '';
+    checked.textContent = now.headers_checked ? `${count(now.headers_checked)} of ${counted(now.published, 'header')} compared` : '';
   };
   map.set(layer.states);
   counts(layer);
   const element = h('section', { 'data-layer': layer.layer },
-    h('div', { class: 'head' }, h('h2', {}, `Layer ${layer.layer}`), h('span', { class: 'line' }, checked,
-      h('button', { 'aria-label': 'Zoom out', onclick: () => map.zoomBy(-1) }, '−'), h('button', { 'aria-label': 'Zoom in', onclick: () => map.zoomBy(1) }, '+'))),
+    h('div', { class: 'head' }, h('h2', {}, `Layer ${layer.layer}`), checked),
     map.element, readout, legend);
   return {
     element,
     moveTo: map.moveTo,
-    claims: (/** @type {any[]} */ now) => { claims = now; },
-    change: (/** @type {any} */ change) => {
-      if (change.states !== undefined) map.set(change.states);
-      else map.change(change.cells);
-      counts(change);
-    },
+    show: (/** @type {any} */ now, /** @type {any[]} */ held) => { claims = held; map.set(now.states); counts(now); },
   };
 }
 
@@ -171,8 +159,8 @@ function detailSection(index, cache, found) {
     found.first_row !== null && h('p', {}, h('a', { href: viewUrl(index, page, { row: found.first_row }) },
       `Show its rows, ${count(found.first_row)} to ${count(found.first_row + Math.max(0, found.rows - 1))}`)),
     h('div', { class: 'columns' },
-      facts([['state', state.name], ['claim', found.claim], ['rows', count(found.rows)], ['samples', count(found.samples)],
-        ['failed samples', count(found.failures)], ['file', bytes(found.bytes)], ['revision', found.revision || ''],
+      facts([['state', state.name], ['builder', found.claim], ['rows', count(found.rows)], ['samples', count(found.samples)],
+        ['failed samples', count(found.failures)], ['file', bytes(found.bytes)],
         ['SHA-256', found.sha256 && h('code', {}, found.sha256)], ...statistics]),
       table(['source file', '#from', '#to'], found.parts.map((/** @type {any} */ part) => [part.path, count(part.start), count(part.stop)]), `Made from, ${PLACES}`)));
 }

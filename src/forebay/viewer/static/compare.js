@@ -1,13 +1,14 @@
 // Two caches, or two generations of one: what differs.
 import { isBundle, record, recordUrl } from './api.js';
-import { fill, h, problemBox, section, table } from './dom.js';
-import { bytes, count, decimal, shortValue } from './format.js';
+import { fill, h, missingBox, pageHead, problemBox, section, table } from './dom.js';
+import { bytes, count, counted, decimal, shortValue } from './format.js';
 import { go, wholeOf } from './router.js';
 
 /** @param {import('./app.js').View} view */
 export async function comparePage(view) {
   const { caches, query, cache } = view;
-  const b = Math.min(wholeOf(query, 'b', cache.index === 0 ? Math.min(1, caches.length - 1) : 0), caches.length - 1);
+  const b = wholeOf(query, 'b', cache.index === 0 ? Math.min(1, caches.length - 1) : 0);
+  if (b >= caches.length) { fill(view.box, h('h1', {}, 'Compare'), missingBox(`There is no cache ${b}: this viewer shows ${counted(caches.length, 'cache')}.`)); return; }
   const wanted = isBundle ? { a: 0, b: Math.min(1, caches.length - 1) }
     : { a: cache.index, b, generation_a: query.get('generation_a') || '', generation_b: query.get('generation_b') || '' };
   const found = await record(null, 'compare', wanted);
@@ -15,11 +16,11 @@ export async function comparePage(view) {
   const all = query.get('all') === '1';
   const sides = found.error ? [] : [`${found.a}, generation ${found.generation_a}`, `${found.b}, generation ${found.generation_b}`];
   fill(view.box,
-    h('div', { class: 'head' }, h('h1', {}, 'Compare'), h('span', { class: 'soft' }, 'JSON: ', h('a', { href: recordUrl(null, 'compare.json', wanted) }, 'compare'))),
+    pageHead('Compare', { json: [['compare', recordUrl(null, 'compare.json', wanted)]] }),
     !isBundle && choice(view, wanted, all),
     found.error ? problemBox(found) : [
       h('p', {}, `A: ${sides[0]}`, h('br'), `B: ${sides[1]}`),
-      section('Chunks', table(['layer', '#same', '#differ', '#only in A', '#only in B'], found.chunks.map((/** @type {any} */ one) => [one.layer, count(one.same), count(one.differ), count(one.only_a), count(one.only_b)]), 'Chunks by their content')),
+      chunkSection(found),
       groups(found).map(([group, facts]) => factSection(group, facts, all))]);
 }
 
@@ -39,6 +40,18 @@ function choice(view, wanted, all) {
   h('label', { class: 'check' }, h('input', { type: 'checkbox', name: 'all', checked: all }), 'also what is the same'), h('button', { class: 'primary' }, 'Compare'));
 }
 
+/** @param {any} found */
+function chunkSection(found) {
+  const base = found.chunks[0] || { same_rows: 0 };
+  const damage = ['a', 'b'].map((side) => found.chunks.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + one[`damaged_${side}`], 0));
+  return section('Rows and chunks',
+    damage.map((number, at) => number > 0 && problemBox({ error: `${'AB'[at]}: ${counted(number, 'chunk')} damaged; run \`forebay repair\`.`, damaged: true })),
+    h('p', {}, `${counted(base.same_rows, 'row')} the same, of ${count(found.rows_a)} in A and ${count(found.rows_b)} in B.`),
+    table(['layer', '#same', '#differ', '#only in A', '#only in B', '#damaged in A', '#damaged in B'], found.chunks.map((/** @type {any} */ one) =>
+      [one.layer, ...['same', 'differ', 'only_a', 'only_b', 'damaged_a', 'damaged_b'].map((name) => count(one[name]))]),
+    'Chunks with the same number, compared by the content digests in both indexes; no file was read. Damaged: lost, or of another size or header'));
+}
+
 /** @param {any} found @returns {[string, any[]][]} */
 function groups(found) {
   /** @type {Record<string, any[]>} */
@@ -52,15 +65,23 @@ function factSection(group, facts, all) {
   const differ = facts.filter((fact) => !fact.same);
   const shown = all ? facts : differ;
   const heading = group[0].toUpperCase() + group.slice(1);
+  if (group === 'identity') {
+    return h('details', {}, h('summary', { class: 'soft' }, 'Ids and digests'), table(['name', 'A', 'B'], facts.map((fact) => [title(fact), plain(fact, fact.a), plain(fact, fact.b)])));
+  }
   const only = facts.every((fact) => fact.b === null) ? 'A' : facts.every((fact) => fact.a === null) ? 'B' : '';
   if (only) return section(`${heading}, only in ${only}`, table(['fact', only], facts.map((fact) => [title(fact), plain(fact, only === 'A' ? fact.a : fact.b)])));
   return section(heading, h('p', { class: 'soft' }, differ.length ? `${count(differ.length)} of ${count(facts.length)} facts differ` : `all ${count(facts.length)} facts are the same`),
     shown.length > 0 && table(['fact', 'A', 'B'], shown.map((fact) => [title(fact), side(fact, fact.a), side(fact, fact.b)])));
 }
 
+/** @param {any} fact */
+function isRecipe(fact) {
+  return fact.group.startsWith('recipe');
+}
+
 /** The name of a fact; fields of a recipe are written as they are typed. @param {any} fact */
 function title(fact) {
-  return fact.name.startsWith('recipe') ? fact.name : fact.name.replaceAll('_', ' ');
+  return isRecipe(fact) ? fact.name : fact.name.replaceAll('_', ' ');
 }
 
 /** @param {any} fact @param {any} value */
@@ -71,6 +92,6 @@ function side(fact, value) {
 /** @param {any} fact @param {any} value @returns {string} */
 function plain(fact, value) {
   if (value === null || value === undefined) return '–';
-  if (typeof value !== 'number' || fact.name.startsWith('recipe')) return shortValue(value, 300);
+  if (typeof value !== 'number' || isRecipe(fact)) return shortValue(value, 300);
   return /^bytes$|^sum: .*bytes$/.test(fact.name) ? bytes(value) : decimal(value);
 }

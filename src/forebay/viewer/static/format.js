@@ -39,7 +39,7 @@ export function time(seconds) {
 
 /** @param {number} share */
 export function percent(share, digits = 1) {
-  return Number.isFinite(share) ? `${(100 * share).toFixed(digits)} %` : '–';
+  return Number.isFinite(share) ? `${(100 * share).toFixed(digits)}%` : '–';
 }
 
 /** @param {number} value */
@@ -53,10 +53,7 @@ export function decimal(value) {
   return Number.isInteger(value) || Math.abs(value) >= 10000 ? count(Math.round(value)) : value.toPrecision(4).replace(/\.?0+$/, '');
 }
 
-/**
- * A value of a recipe or a record on one line, shortened; numbers exactly as they are stored.
- * @param {any} value
- */
+/** A value of a recipe or a record on one line, shortened; numbers exactly as they are stored. @param {any} value */
 export function shortValue(value, most = 120) {
   const text = typeof value === 'string' ? value : value !== null && typeof value === 'object' ? listed(value) : String(value);
   return text !== undefined && text.length > most ? `${text.slice(0, most)}…` : text;

@@ -1,16 +1,19 @@
 // Images: a grid with boxes and ignored tokens, and one image with its masks as layers.
 import { carriedRows, pictureUrl, record, recordUrl } from './api.js';
 import { heatColor } from './charts.js';
-import { cssColor, facts, fill, h, problemBox, section } from './dom.js';
+import { cssColor, facts, fill, h, missingRow, pageHead, problemBox, section } from './dom.js';
 import { count, percent, shortValue } from './format.js';
 import { go, noteView, viewUrl, wholeOf } from './router.js';
-import { sourceForm } from './rows.js';
+import { searchSection } from './search.js';
+import { rowSteps } from './steps.js';
 
 const PAGE = 24;
 
 /** @param {import('./app.js').View} view */
 export async function imagesPage(view) {
   if (!view.cache.rows) { fill(view.box, h('h1', {}, 'Images'), h('div', { class: 'box' }, view.cache.problem || 'The cache has no rows.')); return; }
+  const missing = missingRow(view.cache, view.query);
+  if (missing) { fill(view.box, h('h1', {}, 'Images'), missing); return; }
   await (view.query.get('one') === null ? gridPage(view) : onePage(view));
 }
 
@@ -18,19 +21,18 @@ export async function imagesPage(view) {
 async function gridPage(view) {
   const { index, rows } = view.cache;
   const carried = carriedRows(index) !== null;
-  const row = Math.min(wholeOf(view.query, 'row', 0), rows - 1);
+  const row = wholeOf(view.query, 'row', 0);
   const patch = view.query.get('patch') || '';
   const flipped = view.query.get('flip') === '1';
-  const found = await record(index, 'images', carried ? {} : { row, count: PAGE, patch });
+  const found = carried ? await carriedPage(index) : await record(index, 'images', { row, count: PAGE, patch });
   if (!view.alive()) return;
   const state = Object.fromEntries(view.query);
-  const address = {
-    said: (/** @type {string} */ name) => state[name] || '',
-    note: (/** @type {Record<string, any>} */ change) => noteView(index, 'images', Object.assign(state, change)),
-  };
   const again = (/** @type {Record<string, any>} */ change) => go(index, 'images', { row, patch, flip: flipped ? 1 : '', ...change });
   fill(view.box,
-    h('div', { class: 'head' }, h('h1', {}, 'Images'), h('span', { class: 'soft' }, 'JSON: ', h('a', { href: recordUrl(index, 'images.json', { row, count: PAGE, patch }) }, 'images'))),
+    pageHead('Images', {
+      python: ['import forebay as fb', `cache = fb.open_cache(${JSON.stringify(view.cache.root)})`, `fb.contact_sheet(cache, range(${row}, ${Math.min(rows, row + PAGE)})).save("sheet.png")`],
+      json: [['images', recordUrl(index, 'images.json', { row, count: PAGE, patch })]],
+    }),
     found.error ? problemBox(found) : [
       h('form', { onsubmit: (/** @type {any} */ event) => { event.preventDefault(); again({ row: event.target.row.value, patch: event.target.patch.value }); } },
         !carried && [h('button', { type: 'button', disabled: row === 0, onclick: () => again({ row: Math.max(0, row - PAGE) }) }, '← previous'),
@@ -38,11 +40,18 @@ async function gridPage(view) {
           h('label', {}, `row, 0 to ${count(rows - 1)}`, h('input', { type: 'number', name: 'row', min: 0, max: rows - 1, value: row })),
           h('label', {}, 'patch, pixels', h('input', { type: 'number', name: 'patch', min: 1, max: found.size, value: found.patch || '' })), h('button', {}, 'Go')],
         h('label', { class: 'check' }, h('input', { type: 'checkbox', name: 'flip', checked: flipped, onchange: (/** @type {any} */ event) => again({ flip: event.target.checked ? 1 : '' }) }), 'flipped, as training may')),
-      !carried && sourceForm(view.cache, 'images', address),
-      h('p', { class: 'soft' }, carried ? `this copy carries ${count(found.images.length)} of ${count(rows)} images` : `rows ${count(row)} to ${count(row + found.images.length - 1)} of ${count(found.rows)}`,
-        `, canvas ${found.size} × ${found.size} pixels; the box is outlined, `, found.patch ? `tokens of ${found.patch} × ${found.patch} with at least ${percent(found.threshold, 0)} padding are red: a model ignores them` : 'choose a patch that divides the canvas to see ignored tokens'),
+      h('p', { class: 'soft' }, carried ? `this copy has ${count(found.images.length)} of ${count(rows)} images` : `rows ${count(row)} to ${count(row + found.images.length - 1)} of ${count(rows)}`,
+        `, canvas ${found.size} × ${found.size} pixels; the box is outlined, `, found.patch ? `tokens of ${found.patch} × ${found.patch} pixels that are nearly all padding are red: a model can skip them` : 'choose a patch that divides the canvas to see ignored tokens'),
       h('div', { class: 'grid' }, found.images.map((/** @type {any} */ image) => cell(index, found, image, flipped))),
+      searchSection(view, view.query.get('text') || '', (text) => noteView(index, 'images', { ...state, text })),
     ]);
+}
+
+/** The images that a static copy has, as one page. @param {number} index */
+async function carriedPage(index) {
+  const found = await Promise.all((carriedRows(index) || []).map((row) => record(index, 'image', { row })));
+  const sound = found.filter((one) => !one.error);
+  return sound.length ? { ...sound[0], images: sound.map((one) => one.image) } : { error: 'This copy has no images.' };
 }
 
 /** @param {number} index @param {any} page @param {any} image @param {boolean} flipped */
@@ -53,15 +62,7 @@ function cell(index, page, image, flipped) {
       image.tags.length > 0 && [h('br'), image.tags.join(', ')])));
 }
 
-/**
- * A picture with drawn layers above it.
- * @param {string} url
- * @param {number} size
- * @param {any} image
- * @param {Record<string, boolean>} layers
- * @param {boolean} flipped
- * @param {any} masks
- */
+/** A picture with drawn layers above it. @param {string} url @param {number} size @param {any} image @param {Record<string, boolean>} layers @param {boolean} flipped @param {any} masks */
 function frame(url, size, image, layers, flipped, masks) {
   const canvas = h('canvas', { 'aria-hidden': 'true' });
   const picture = h('img', { src: url, alt: `${image.id}, row ${image.row}`, width: size, height: size, loading: 'lazy' });
@@ -71,15 +72,14 @@ function frame(url, size, image, layers, flipped, masks) {
     if (!side) return;
     canvas.width = canvas.height = side;
     const pen = canvas.getContext('2d');
-    const box = flipped ? image.flipped_box : image.box;
+    const [left, top, wide, high] = image.box;
+    const box = [flipped ? size - left - wide : left, top, wide, high];
     if (masks && layers.pixels) shade(pen, side, size, box);
     if (masks && layers.padding) cells(pen, side, masks.token_padding, flipped, (share) => `rgb(200 60 50 / ${0.75 * share})`);
     if (masks && layers.latents) cells(pen, side, masks.latent_weights, flipped, (share) => `rgb(${heatColor(share).join(' ')} / 70%)`);
     if (layers.ignored) {
-      const lines = flipped ? image.flipped_ignored : image.ignored;
-      cells(pen, side, lines.map((/** @type {string} */ line) => [...line].map(Number)), false, (share) => (share ? 'rgb(200 60 50 / 45%)' : ''));
+      cells(pen, side, image.ignored.map((/** @type {string} */ line) => [...line].map(Number)), flipped, (share) => (share ? 'rgb(200 60 50 / 45%)' : ''));
     }
-    if (layers.tokens && image.ignored.length) rule(pen, side, image.ignored.length);
     if (layers.box) {
       pen.strokeStyle = cssColor('--accent');
       pen.lineWidth = Math.max(2, side / 160);
@@ -115,29 +115,17 @@ function shade(pen, side, size, box) {
   pen.fill('evenodd');
 }
 
-/** @param {CanvasRenderingContext2D} pen @param {number} side @param {number} lines */
-function rule(pen, side, lines) {
-  pen.strokeStyle = 'rgb(128 128 128 / 60%)';
-  pen.lineWidth = 1;
-  pen.beginPath();
-  for (let at = 1; at < lines; at += 1) {
-    const place = Math.round((at * side) / lines) + 0.5;
-    pen.moveTo(place, 0); pen.lineTo(place, side); pen.moveTo(0, place); pen.lineTo(side, place);
-  }
-  pen.stroke();
-}
-
 /** @param {import('./app.js').View} view */
 async function onePage(view) {
   const { index, rows } = view.cache;
-  const row = Math.min(wholeOf(view.query, 'row', 0), rows - 1);
+  const row = wholeOf(view.query, 'row', 0);
   const found = await record(index, 'image', { row, patch: view.query.get('patch') || '' });
   if (!view.alive()) return;
   if (found.error) { fill(view.box, h('h1', {}, `Image ${count(row)}`), problemBox(found)); return; }
   const { image } = found;
   const chosen = (view.query.get('layers') ?? 'box,ignored').split(',');
   const names = /** @type {Record<string, string>} */ ({
-    box: 'content box', ignored: 'ignored tokens', tokens: 'lines between tokens', pixels: 'pixel mask: padding',
+    box: 'content box', ignored: 'ignored tokens', pixels: 'pixel mask: padding',
     padding: 'share of padding in each token', latents: 'latent weights, cells of 8 × 8', flip: 'flipped left to right',
   });
   const layers = Object.fromEntries(Object.keys(names).map((name) => [name, chosen.includes(name)]));
@@ -145,11 +133,13 @@ async function onePage(view) {
   const place = h('div', {});
   const draw = () => fill(place, frame(pictureUrl(index, { row, side: 512 }), found.size, image, layers, layers.flip, found));
   draw();
-  const step = (/** @type {number} */ way) => go(index, 'images', address(Math.max(0, Math.min(rows - 1, row + way))));
   fill(view.box,
-    h('div', { class: 'head' }, h('h1', {}, image.id), h('span', { class: 'soft' }, h('a', { href: viewUrl(index, 'images', { row: Math.floor(row / PAGE) * PAGE }) }, 'all images'), ' · JSON: ',
-      h('a', { href: recordUrl(index, 'image.json', { row }) }, 'image'))),
-    h('form', {}, h('button', { type: 'button', disabled: row === 0, onclick: () => step(-1) }, '← previous'), h('button', { type: 'button', disabled: row >= rows - 1, onclick: () => step(1) }, 'next →')),
+    pageHead(image.id, {
+      note: h('a', { href: viewUrl(index, 'images', { row: Math.floor(row / PAGE) * PAGE }) }, 'all images'),
+      python: ['import forebay as fb', `cache = fb.open_cache(${JSON.stringify(view.cache.root)})`, `row = cache[${row}]`, 'print(row["box"], row["original_size"])'],
+      json: [['image', recordUrl(index, 'image.json', { row })]],
+    }),
+    rowSteps(view, row, (next) => go(index, 'images', address(next))),
     h('div', { class: 'columns' },
       section('Canvas', h('div', { class: 'canvas' }, place)),
       h('div', {},

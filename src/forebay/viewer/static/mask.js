@@ -1,63 +1,45 @@
-// The attention mask of a packed row: which tokens (down) see which (across), and the blocks that FlexAttention computes.
+// The attention mask of a packed row: which tokens (down) see which (across).
 import { drawing } from './charts.js';
 import { cssColor, h } from './dom.js';
-import { count } from './format.js';
+import { count, counted } from './format.js';
 
-/**
- * @param {any} row
- * @param {boolean} blocksShown
- * @param {(yes: boolean) => void} changed
- */
-export function maskPicture(row, blocksShown, changed) {
+const SIDE = 340; // CSS pixels
+const MOST = 600; // cells in each direction; of a longer row, every n-th token is drawn
+
+/** @param {any} row */
+export function maskPicture(row) {
   const { length } = row;
-  let ruled = blocksShown;
-  const side = 340;
-  const canvas = drawing(side, (pen, width, height) => {
+  const canvas = drawing(SIDE, (pen, width, height) => {
     const size = Math.min(width, height);
-    const small = Math.min(length, 600);
-    const colors = [0, 1, 2, 3, 4, 5].map((at) => rgb(cssColor(`--mask${at}`)));
-    const pad = rgb(cssColor('--pad'));
-    const picture = new ImageData(small, small);
-    let number = 0;
-    let start = 0;
-    for (let y = 0; y < small; y += 1) {
-      const query = Math.floor((y * length) / small);
-      while (number < row.seq_lens.length && query >= start + row.seq_lens[number]) { start += row.seq_lens[number]; number += 1; }
-      const color = number < row.seq_lens.length ? colors[number % 6] : pad;
-      for (let x = 0; x < small; x += 1) {
-        const key = Math.floor((x * length) / small);
-        if (key <= query && key >= start) picture.data.set([...color, ruled && isFull(row, query, key) ? 255 : 150], 4 * (y * small + x));
-      }
-    }
-    const small2 = document.createElement('canvas');
-    small2.width = small2.height = small;
-    /** @type {CanvasRenderingContext2D} */ (small2.getContext('2d')).putImageData(picture, 0, 0);
+    const cells = Math.min(length, MOST);
+    const small = document.createElement('canvas');
+    small.width = small.height = cells;
+    /** @type {CanvasRenderingContext2D} */ (small.getContext('2d')).putImageData(maskPixels(row.seq_lens, length, cells), 0, 0);
     pen.imageSmoothingEnabled = false;
-    pen.drawImage(small2, 0, 0, size, size);
+    pen.drawImage(small, 0, 0, size, size);
     pen.strokeStyle = cssColor('--line');
     pen.strokeRect(0.5, 0.5, size - 1, size - 1);
-    if (!ruled) return;
-    pen.beginPath();
-    for (let at = row.blocks.size; at < length; at += row.blocks.size) {
-      const place = Math.round((at / length) * size) + 0.5;
-      pen.moveTo(place, 0); pen.lineTo(place, size); pen.moveTo(0, place); pen.lineTo(size, place);
-    }
-    pen.stroke();
   }, `Attention mask of ${length} tokens`);
-  const box = h('input', { type: 'checkbox', checked: ruled, onchange: (/** @type {any} */ event) => { ruled = event.target.checked; changed(ruled); canvas.redraw(); } });
-  const blocks = row.blocks.stop.length;
-  const computed = row.blocks.stop.reduce((/** @type {number} */ sum, /** @type {number} */ stop, /** @type {number} */ at) => sum + stop - row.blocks.start[at], 0);
   return h('div', {}, canvas,
-    h('p', { class: 'soft' }, `queries down, keys across, ${count(length)} tokens each; ${count(computed)} of ${count(blocks * blocks)} blocks are computed`),
-    h('label', { class: 'check' }, box, `blocks of ${row.blocks.size}; darker where a whole block is seen`));
+    h('p', { class: 'soft' }, `Queries down, keys across. Each of the ${counted(row.seq_lens.length, 'document')} sees only itself: ${count(length)} tokens, ${row.padding ? `${count(row.padding)} of them padding` : 'no padding'}.`));
 }
 
-/** @param {any} row @param {number} query @param {number} key */
-function isFull(row, query, key) {
-  const { size, full_start: from, full_stop: to } = row.blocks;
-  const line = Math.floor(query / size);
-  const across = Math.floor(key / size);
-  return across >= from[line] && across < to[line];
+/** @param {number[]} lengths @param {number} length @param {number} cells */
+function maskPixels(lengths, length, cells) {
+  const colors = [0, 1, 2, 3, 4, 5].map((at) => rgb(cssColor(`--mask${at}`)));
+  const pad = rgb(cssColor('--pad'));
+  const picture = new ImageData(cells, cells);
+  let number = 0;
+  let start = 0;
+  for (let y = 0; y < cells; y += 1) {
+    const query = Math.floor((y * length) / cells);
+    while (number < lengths.length && query >= start + lengths[number]) { start += lengths[number]; number += 1; }
+    const color = number < lengths.length ? colors[number % 6] : pad;
+    for (let x = 0; x <= y; x += 1) {
+      if (Math.floor((x * length) / cells) >= start) picture.data.set([...color, 220], 4 * (y * cells + x));
+    }
+  }
+  return picture;
 }
 
 /** @param {string} hex @returns {number[]} */

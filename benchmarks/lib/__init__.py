@@ -1,0 +1,1 @@
+"""Data, timing and peers of the benchmarks."""

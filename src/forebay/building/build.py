@@ -1,0 +1,208 @@
+"""Build a layer: plan a new cache or bind a recipe, then make what is missing."""
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import cast
+
+from forebay.building.chunk_maker import ChunkJob, input_incomplete
+from forebay.building.layers import bind_layer, released, resolve_recipe
+from forebay.building.listing import SourceListing, is_long_work
+from forebay.building.make import make
+from forebay.building.options import BuildOptions
+from forebay.building.queue import in_order
+from forebay.building.reuse import begin_reusing
+from forebay.building.segments import Planner, check_kind, is_unsigned
+from forebay.building.task import preload_document
+from forebay.building.update import append_new_files, check_unsigned, named_alike
+from forebay.building.writer import CacheWriter
+from forebay.cache.catalog import check_layer_name, read_recipe_document
+from forebay.cache.clean import drop_layers
+from forebay.cache.reports import BuildReport
+from forebay.cache.state import Index, numbers
+from forebay.errors import ForebayError, NotFound, RecipeInvalid
+from forebay.fields import checked_whole
+from forebay.recipe import (
+    AnyRecipe,
+    LayerRecipe,
+    Recipe,
+    RecipeDocument,
+    check_recipe,
+    dependencies_of,
+    input_layers,
+    is_same_recipe,
+    reads_of,
+)
+from forebay.source import Source
+from forebay.store.base import Store, naming_full_disk
+
+
+def build(
+    store: Store,
+    source: Source | None,
+    recipe: AnyRecipe,
+    layer: str,
+    options: BuildOptions,
+    *,
+    start_chunk: int | None = None,
+    end_chunk: int | None = None,
+    mode: str = "forward",
+    reuse: Store | None = None,
+    copy: bool = False,
+) -> BuildReport:
+    """Make what is missing of a layer, in an inclusive range of chunks; plan it first if it is new."""
+    check_range(start_chunk, end_chunk)
+    refuse_tier(store)
+    check_layer_name(layer)
+    check_recipe(recipe)
+    with CacheWriter(store, options.suited_to(recipe, source)) as cache, released(recipe):
+        if reads_of(recipe):
+            job = _layer_job(cache, cast(LayerRecipe, recipe), layer)
+        elif source is None:
+            raise RecipeInvalid(f"the recipe '{recipe.kind}' makes base rows and needs a source")
+        else:
+            old = None if reuse is None else Index.take(reuse)
+            source = source if old is None else named_alike(source, old.plan)
+            planner = _planner(cache, source, cast(Recipe, recipe), layer, options, bool(start_chunk or end_chunk))
+            _plan(cache, planner, layer, mode, start_chunk, old, copy)
+            job = cache.base_job(planner.listing, planner.recipe, layer)
+        planned = numbers(cache.index.state(layer).planned)
+        check_start(cache.store, start_chunk, max(planned, default=-1) + 1)
+        wanted = in_order(planned, mode, start_chunk, end_chunk)
+        if job.source is None:
+            _check_inputs(cache, layer, start_chunk, end_chunk)
+        return make(cache, job, wanted)
+
+
+def _planner(
+    cache: CacheWriter, source: Source, recipe: Recipe, layer: str, options: BuildOptions, is_part: bool
+) -> Planner:
+    """The source, listed, and the recipe with every choice made."""
+    if cache.index.newest is None:
+        cache.check_destination()
+        dependencies_of(recipe)  # a missing tokenizer is an error before another builder's plan is waited for
+    listing = SourceListing(source, cache.store)
+    with cache.clock.during("listing"):
+        is_long = is_long_work(listing.files)
+    if is_long and cache.index.newest is None:
+        with suppress(ForebayError):  # a recipe without a document is an error when the work starts
+            slots = 1 if options.memory_limit else cache.options.slots(cache.engine)
+            cache.engine.preload(preload_document(recipe), slots)
+    resolved, notes = resolve_recipe(cache.store, listing, recipe, layer)
+    cache.notes += [*notes, *listing.notes]
+    return Planner(
+        cache.store,
+        listing,
+        resolved,
+        cache.show_cut,
+        cache.warn,
+        options.skip_unreadable,
+        options.max_failures,
+        options.memory_limit,
+        is_part,
+    )
+
+
+def _plan(
+    cache: CacheWriter,
+    planner: Planner,
+    layer: str,
+    mode: str,
+    start_chunk: int | None,
+    old: Index | None,
+    copy: bool,
+) -> None:
+    """Plan a new cache, or compare the recipe and the source with the one that exists."""
+    cache.knows_walk = bool(cache.index.plan.segments)
+    reuses = old is not None and len(cache.index.plan.segments) <= len(old.plan.segments)  # else it has begun
+    if cache.knows_walk and mode == "forward" and not reuses and not is_unsigned(cache.index, cache.index.plan):
+        _bind_base(cache, planner, layer)
+        return
+    with naming_full_disk(cache.store, planner.listing.weight), cache.planning() as index:
+        plan = index.plan
+        if old is not None and len(plan.segments) <= len(old.plan.segments):
+            begin_reusing(cache, planner, layer, old, copy)
+        elif not plan.segments:
+            draft = planner.first()
+            check_start(cache.store, start_chunk, len(draft.segment))
+            cache.begin(layer, planner.recipe, draft)
+        else:
+            _bind_base(cache, planner, layer)
+            if mode == "inverse":
+                append_new_files(cache, planner)
+            else:
+                check_unsigned(cache, planner)
+
+
+def _bind_base(cache: CacheWriter, planner: Planner, layer: str) -> None:
+    cache.check_base(cache.index.base, layer)
+    check_kind(cache.store, planner.source, cache.index.plan)
+    bind_layer(cache.store, planner.recipe, layer)
+
+
+def _layer_job(cache: CacheWriter, recipe: LayerRecipe, layer: str) -> ChunkJob:
+    resolved, notes = resolve_recipe(cache.store, None, recipe, layer)
+    cache.notes += notes
+    bind_layer(cache.store, resolved, layer)
+    cache.refresh()
+    return cache.layer_job(resolved, layer)
+
+
+def _check_inputs(cache: CacheWriter, layer: str, start: int | None, end: int | None) -> None:
+    """Raise if an input layer lacks chunks of the wanted range that the base has."""
+    index = cache.index
+    recipe = index.recipe(layer)
+    base = index.state(index.base).listed
+    for name in input_layers(recipe) if recipe is not None else ():
+        lacking = in_order(numbers(base & ~index.state(name).listed), "forward", start, end)
+        if lacking:
+            raise input_incomplete(cache.store.address, layer, name, lacking)
+
+
+def check_range(start: int | None, end: int | None) -> None:
+    for name, chunk in (("start_chunk", start), ("end_chunk", end)):
+        if chunk is not None:
+            checked_whole(name, chunk)
+    if start is not None and end is not None and start > end:
+        raise ValueError(f"start_chunk must be at most end_chunk (got {start} and {end})")
+
+
+def check_start(store: Store, start_chunk: int | None, planned: int) -> None:
+    """Raise if a range of chunks begins beyond the plan."""
+    if start_chunk and start_chunk >= planned:
+        raise NotFound(
+            f"start_chunk {start_chunk} is beyond the plan: '{store.address}' has {planned:,} chunks, numbered from 0"
+        )
+
+
+def check_is_recipe(recipe: object) -> None:
+    if not isinstance(recipe, Recipe | LayerRecipe):
+        raise TypeError(f"a recipe is needed, for instance fb.ImageRecipe(size=224), not {type(recipe).__name__}")
+
+
+def refuse_tier(store: Store) -> None:
+    """A cache among the files of a tier would be neither."""
+    folder = store.local_path("")
+    if folder is not None and all(os.path.isfile(os.path.join(folder, name)) for name in ("data.mdb", "users")):
+        raise ForebayError(
+            f"'{store.address}' holds a tier (data.mdb), which CachedImages fills",
+            hint="build the cache into another folder",
+        )
+
+
+def replace_layers(store: Store, recipes: Mapping[str, AnyRecipe]) -> tuple[str, ...]:
+    """Drop those layers that other recipes made, or that were made from a layer that is dropped."""
+    stored = {layer: one for layer in recipes if (one := read_recipe_document(store, layer)) is not None}
+    others = {layer for layer in stored if _is_other(store, stored[layer], recipes[layer])}
+    changed = True
+    while changed:
+        above = {layer for layer in stored if others & input_layers(stored[layer]).keys()}
+        changed, others = not above <= others, others | above
+    if others:
+        drop_layers(store, sorted(others))
+    return tuple(sorted(others))
+
+
+def _is_other(store: Store, stored: RecipeDocument, recipe: AnyRecipe) -> bool:
+    resolved, _ = resolve_recipe(store, None, recipe, stored.layer)
+    return not is_same_recipe(stored, resolved)

@@ -1,0 +1,148 @@
+"""Walk a source: its files, those that cannot be read, and where planning writes temporary files."""
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+
+from forebay.cache.plan import Plan, load_plan
+from forebay.errors import SourceUnreadable
+from forebay.file_table import FileTable
+from forebay.source import Listing, Source, SourceFile, not_read, source_unreadable
+from forebay.store.base import Store
+
+LONG_WORK_BYTES = 64 * 1024 * 1024
+SHOWN_FILES = 20
+
+
+class UnreadableFiles:
+    """Source files that cannot be read, as path -> why. Unless files may be skipped, the first one is raised."""
+
+    def __init__(self, skip: bool = False) -> None:
+        self.skip = skip
+        self.problems: dict[str, str] = {}
+
+    def without(self, files: Sequence[SourceFile]) -> Sequence[SourceFile]:
+        return FileTable.of(file for file in files if file.path not in self.problems) if self.problems else files
+
+    def take_listed(self, source: Source, files: Sequence[SourceFile]) -> None:
+        """Note the files of which the listing itself says that they cannot be read."""
+        listed = [file for file in files if file.problem]
+        self.problems |= {file.path: file.problem for file in listed}
+        if listed and not (self.skip and self.without(files)):
+            root = source.describe().get("root", "")
+            raise source_unreadable(os.path.join(root, listed[0].path), listed[0].problem)
+
+    def take(self, error: SourceUnreadable, files: Sequence[SourceFile]) -> None:
+        """Note the file that an error names; raise it where that is not allowed, or where no other file is left."""
+        path = named_in(error, (file.path for file in files))
+        if not self.skip or path is None or path in self.problems:
+            raise error
+        self.problems[path] = error.facts["problem"]
+        if not self.without(files):
+            raise error
+
+
+def named_in(error: SourceUnreadable, paths: Iterable[str]) -> str | None:
+    """Which of some paths an error is about: it may name it with the folder that it is in."""
+    return next(
+        (
+            path
+            for path in paths
+            if error.facts.get("path") == path or str(error.facts.get("path")).endswith(f"/{path}")
+        ),
+        None,
+    )
+
+
+def unreadable_note(problems: dict[str, str]) -> tuple[str, ...]:
+    """One line for a report, none where all could be read."""
+    if not problems:
+        return ()
+    shown = "; ".join(f"'{path}': {why}" for path, why in list(problems.items())[:SHOWN_FILES])
+    left = len(problems) - SHOWN_FILES
+    more = f"; and {left:,} more, which `forebay status --json` lists" if left > 0 else ""
+    return (f"{len(problems):,} file(s) could not be read and were left out: {shown}{more}",)
+
+
+def scratch_folder(store: Store) -> str | None:
+    """A folder on the disk that the cache is on, None (the system's choice) where it is on none.
+
+    It is never made for the purpose: a cache that is not there yet will be made in the folder above it.
+    """
+    root = store.local_path("")
+    if root is None:
+        return None
+    folder = os.path.abspath(root)
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    return folder
+
+
+def _planned_files(source: Source, plan: Plan) -> Iterator[SourceFile]:
+    """The planned files that are there, each looked at by its name."""
+    for planned in plan.files.table:
+        try:
+            yield source.look(planned.path)
+        except FileNotFoundError:
+            continue
+        except (OSError, SourceUnreadable):  # a folder in its place, or no permission: the comparison reports it
+            yield planned
+
+
+class SourceListing:
+    """A source and its files, found by one walk, when first asked for.
+
+    It says which files there are, and how each looked at that moment. A plan that is older can be compared with that;
+    files that differ, and all files of a newer plan, are looked at again.
+    """
+
+    def __init__(self, source: Source, store: Store | None = None) -> None:
+        self.source, self._store = source, store
+        self.seconds = 0.0  # that it took
+
+    @cached_property
+    def _found(self) -> Listing:
+        started = time.perf_counter()
+        try:
+            if self._store is not None and not self.source.is_walked():
+                return Listing(list(_planned_files(self.source, load_plan(self._store))), {})
+            return self.source.listing(self._store.address if self._store else "")
+        finally:
+            self.seconds = time.perf_counter() - started
+
+    @property
+    def files(self) -> Sequence[SourceFile]:
+        return self._found.files
+
+    @property
+    def walked(self) -> Sequence[SourceFile]:
+        """The files as they were found; none where the source was not walked."""
+        return self.files if self.source.is_walked() else ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to say about the source: how it reads what was named, and the files that it does not read."""
+        left_out = not_read(self._found.left_out)
+        return (*self.source.notes(self.walked), *([left_out] if left_out else []))
+
+    @cached_property
+    def apart(self) -> Sequence[SourceFile]:
+        """The files, but for those of the cache where it lies among them: it must not become part of itself."""
+        root, folder = self.source.describe().get("root"), self._store.local_path("") if self._store else None
+        if folder is None or root is None:
+            return self.files
+        own = os.path.abspath(folder) + os.sep
+        paths = (os.path.normpath(os.path.join(root, file.path)) for file in self.files)
+        if not any(path.startswith(own) for path in paths):
+            return self.files
+        return [file for file in self.files if not os.path.normpath(os.path.join(root, file.path)).startswith(own)]
+
+    def weight(self) -> int:
+        """What all files hold, in the unit of the source."""
+        return sum(map(self.source.weight, self.files))
+
+
+def is_long_work(files: Iterable[SourceFile]) -> bool:
+    """Whether there is enough to do that workers should start while it is planned."""
+    return sum(file.size for file in files) >= LONG_WORK_BYTES

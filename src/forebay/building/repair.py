@@ -1,0 +1,265 @@
+"""Repair a cache: restore the index, then replace damaged and lost chunks by files with the same content.
+
+listed, SHA-256 differs ─▶ from the copy ─▶ sound file with the listed content ─▶ made again ─▶ stays listed, failed
+unlisted file           ─▶ adopted or made again, as in `build`
+"""
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import cast
+
+from forebay.building.chunk_maker import ChunkJob
+from forebay.building.layers import restore_constants, source_for, stored_workers
+from forebay.building.listing import SourceListing
+from forebay.building.make import make
+from forebay.building.options import BuildOptions
+from forebay.building.repair_run import RepairRun
+from forebay.building.restore_documents import recipe_problem
+from forebay.building.restore_index import check_copy, restore_index
+from forebay.building.update import named_alike
+from forebay.building.writer import CacheWriter
+from forebay.cache.catalog import read_recipe_document, sound_record
+from forebay.cache.copy import read_published
+from forebay.cache.publish import Publication, Publisher, builder_versions
+from forebay.cache.reports import Problem, RepairReport
+from forebay.cache.soundness import newest_sound, split_foreign
+from forebay.cache.state import Index, numbers
+from forebay.cache.verify import check_all, check_chunk, document_problems, source_check, stale_sources
+from forebay.errors import BuildFailed, Damaged, ForebayError, FormatTooNew, IndexCorrupt
+from forebay.format import layout
+from forebay.format.chunk import ChunkRecord
+from forebay.format.generation import Generation
+from forebay.format.tensors import hmac_key
+from forebay.recipe import AnyRecipe, LayerRecipe, RecipeDocument
+from forebay.source import Source
+from forebay.store.base import Missing, Store
+from forebay.store.retrying import RetryingStore
+
+ADVICE = re.compile(r"; run `forebay (?:verify`, then `forebay )?repair[^`]*`")
+
+
+def repair(
+    store: Store,
+    source: Source | None,
+    recipe: AnyRecipe | None,
+    copy: Store | None,
+    options: BuildOptions,
+    allow_network: bool,
+) -> RepairReport:
+    """Restore what is damaged or lost. Whatever `verify` still finds afterwards is a failure of the repair."""
+    run = RepairRun(RetryingStore(store), copy, source, recipe, allow_network)
+    check_copy(run.store, copy)
+    try:
+        restore_index(run)
+    except Damaged as error:
+        raise _without_advice(error) from error
+    workers = stored_workers(run.store) if options.workers is None else options.workers
+    with CacheWriter(run.store, replace(options, workers=workers), is_repair=True) as cache:
+        for layer in sorted(cache.index.layers, key=cache.index.height):
+            _repair_layer(cache, run, layer)
+    newest, log = check_repaired(run), run.log
+    return RepairReport(
+        root=run.store.address,
+        restored=tuple(dict.fromkeys(key for key in log.restored if key not in log.failed)),
+        replaced=log.replaced,
+        failed={key: ADVICE.sub("", reason) for key, reason in log.failed.items()},
+        generation=newest.number,
+        notes=tuple(log.notes),
+    )
+
+
+def _without_advice(error: Damaged) -> Damaged:
+    """An error whose hint is not the command that is running."""
+    if isinstance(error, FormatTooNew):
+        return error
+    hint = error.hint.partition(", then run `forebay repair`")[0]
+    if not hint or "forebay repair" in hint:
+        hint = "pass a copy (--from COPY)"
+    return Damaged(ADVICE.sub("", error.message), hint=hint)
+
+
+def _repair_layer(cache: CacheWriter, run: RepairRun, layer: str) -> None:
+    """Put back the listed chunks of a layer that are damaged, and list or make again its unlisted files."""
+    index = cache.refresh()
+    document, folder = index.recipe(layer), index.folder(layer)
+    if document is None or folder is None:
+        return
+    listed = [(folder, record) for record in index.table(layer).records()]
+    checked, _ = check_all(listed, partial(check_chunk, cache.store, full=False), cache.options.on_progress)
+    bad = {one.chunk: one for (_, one), problems in zip(listed, checked, strict=True) if problems != []}
+    for chunk in [chunk for chunk, record in bad.items() if _from_copy(run, folder, record)]:
+        del bad[chunk]
+    relisted = _sound_content(cache.store, document, bad)
+    _relist(cache, run, document, relisted, bad)
+    left = {chunk: record for chunk, record in bad.items() if chunk not in relisted}
+    if left:
+        _remake(cache, run, document, left)
+    if hmac_key() is None and index.sound_plan is not None:
+        _take_unlisted(cache, run, document)
+
+
+def _from_copy(run: RepairRun, folder: str, record: ChunkRecord) -> bool:
+    """Take a chunk from the copy if it has the listed bytes."""
+    if run.copy is None:
+        return False
+    try:
+        value = read_published(run.copy, record.key(folder), record)  # what is hashed is what is written
+    except (Missing, Damaged, IsADirectoryError):
+        return False
+    return value is not None and run.write(record.key(folder), lambda: [value])
+
+
+def _sound_content(store: Store, document: RecipeDocument, bad: Mapping[int, ChunkRecord]) -> dict[int, ChunkRecord]:
+    """Sound files with the listed content in other bytes, as another library version writes it; none with a key."""
+    if hmac_key() is not None:
+        return {}
+    records = {chunk: sound_record(store, document, chunk) for chunk in bad}
+    return {
+        chunk: one
+        for chunk, one in records.items()
+        if one is not None and (one.content, one.ids, one.base) == _content(bad[chunk])
+    }
+
+
+def _content(record: ChunkRecord) -> tuple[bytes, bytes, bytes]:
+    return record.content, record.ids, record.base
+
+
+def _relist(
+    cache: CacheWriter,
+    run: RepairRun,
+    document: RecipeDocument,
+    records: Mapping[int, ChunkRecord],
+    listed: Mapping[int, ChunkRecord],
+) -> None:
+    """List the bytes that are there for the content that was published."""
+    if not records:
+        return
+    about = Publication(
+        layer=document.layer,
+        fingerprint=document.fingerprint,
+        plan=cache.index.plan,
+        versions=builder_versions({}),
+        checks_failures=False,
+        replaced={chunk: listed[chunk].sha256 for chunk in records},
+    )
+    with Publisher(cache.store, cache.claims, about, cache.index.newest) as publisher:
+        for record in records.values():
+            publisher.add(record)
+            run.log.replaced[record.key(layout.document_folder(document))] = (
+                "its file has the same content in other bytes"
+            )
+
+
+def _job(cache: CacheWriter, run: RepairRun, document: RecipeDocument) -> ChunkJob:
+    """The job of a layer; files of the source that changed fail only the chunks that need them."""
+    index, recipe = cache.refresh(), run.recipe_of(document)
+    if document.reads:
+        return cache.layer_job(cast(LayerRecipe, recipe), document.layer)
+    source = source_for(cache.store, run.source, run.allow_network, index.plan, "repair")
+    listing = SourceListing(named_alike(source, index.plan), cache.store)
+    fresh = source_check(index, listing.source, index.plan).freshness()
+    job = cache.layer_job(cast(LayerRecipe, recipe), document.layer)
+    return replace(job, source=listing.source, now=dict(fresh.now))
+
+
+def _remake(
+    cache: CacheWriter,
+    run: RepairRun,
+    document: RecipeDocument,
+    bad: Mapping[int, ChunkRecord],
+) -> None:
+    """Make listed chunks again; one that would have other content stays listed as it is."""
+    folder = layout.document_folder(document)
+    reasons = _made(cache, run, document, list(bad), bad)
+    table = cache.refresh().table(document.layer)
+    for chunk, record in bad.items():
+        key, at = record.key(folder), table.position(chunk)
+        now = table.record(at) if at is not None else record
+        if chunk in reasons or check_chunk(cache.store, folder, now, False) != []:
+            run.log.failed[key] = reasons.get(chunk, "it was not made")
+        elif now.sha256 == record.sha256:
+            run.log.restored.append(key)
+        else:
+            run.log.replaced[key] = "the same content came out as other bytes with the library versions installed now"
+
+
+def _take_unlisted(cache: CacheWriter, run: RepairRun, document: RecipeDocument) -> None:
+    """List unlisted files that fit the source, and make the others again: a killed repair or build left them."""
+    index, layer = cache.refresh(), document.layer
+    folder = layout.document_folder(document)
+    unlisted = [
+        chunk
+        for chunk in numbers(index.state(layer).unlisted)
+        if cache.claims.holder(layout.claim(folder, chunk)) is None
+    ]
+    if not unlisted:
+        return
+    reasons = _made(cache, run, document, unlisted, {})
+    table = cache.refresh().table(layer)
+    for chunk in unlisted:
+        key = layout.chunk(folder, chunk)
+        if table.position(chunk) is not None:
+            run.log.replaced.setdefault(key, "no generation listed it; it was compared with the source, or made again")
+        else:
+            run.log.failed[key] = f"no generation lists it: {reasons.get(chunk, 'it was not made')}"
+
+
+def _made(
+    cache: CacheWriter,
+    run: RepairRun,
+    document: RecipeDocument,
+    chunks: list[int],
+    repairs: Mapping[int, ChunkRecord],
+) -> dict[int, str]:
+    """Make some chunks, all in the same way as `build`; returns why some could not be made."""
+    try:
+        job = replace(_job(cache, run, document), repairs=dict(repairs))
+        if not repairs:
+            restore_constants(cache.store, job.recipe, document)
+        return dict(make(cache, job, chunks).failed)
+    except BuildFailed as error:
+        return dict(error.facts.get("failed", {})) or dict.fromkeys(chunks, error.message)
+    except ForebayError as error:
+        return dict.fromkeys(chunks, f"{error.message}; {error.hint}" if error.hint else error.message)
+
+
+def check_repaired(run: RepairRun) -> Generation:
+    """The newest generation; whatever `verify` would still find is added to the failures."""
+    store = run.store
+    newest, problems = newest_sound(store, past_refused=hmac_key() is not None)
+    index = Index(store, newest)
+    for problem in [*split_foreign(problems, newest)[0], *document_problems(index), *_bound_problems(index)]:
+        run.log.failed.setdefault(problem.key, problem.problem)
+    for layer in index.layers:
+        folder, touched = index.folder(layer) or "", {*run.log.restored, *run.log.replaced}
+        for record in index.table(layer).records():
+            key = record.key(folder)
+            if key in touched and check_chunk(store, folder, record, False) != []:
+                run.log.failed.setdefault(key, "it was put back, and is damaged again; check the disk")
+    _note_source(run, index)
+    return newest
+
+
+def _bound_problems(index: Index) -> list[Problem]:
+    """Recipe files that contradict themselves."""
+    problems = []
+    for layer in index.layers:
+        with suppress(IndexCorrupt, Damaged):
+            document = read_recipe_document(index.store, layer)
+            if document is not None and (problem := recipe_problem(document)):
+                problems.append(Problem(key=layout.recipe(layer), problem=problem, layer=layer))
+    return problems
+
+
+def _note_source(run: RepairRun, index: Index) -> None:
+    """Changed source files are not damage of the cache; they are reported."""
+    plan = index.sound_plan
+    if plan is None or not plan.segments or run.source is None:
+        return
+    stale = stale_sources(index, named_alike(run.source, plan), full=False) or {}
+    if stale:
+        run.log.notes.append(f"{len(stale):,} source file(s) differ from the plan; see `forebay verify`")

@@ -1,0 +1,336 @@
+"""Restore the index of a cache: `cache.json`, recipes, constants, plan and generations. Chunk files are not written.
+
+    sound generations here ─┐
+    generation of the copy ─┼─▶ united ─▶ documents ─▶ plan ─▶ sound files of a lost generation ─▶ published
+    chunk files ────────────┘
+
+Nothing intact is deleted or overwritten, and no generation is published with fewer rows than were intact. A damaged
+generation is deleted after a newer one was created and two more reads failed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from forebay.building.repair_run import RepairRun, are_sound_constants, has_digest
+from forebay.building.restore_documents import restore_documents, unlisted_problem
+from forebay.building.restore_plan import PlanRepair, source_descriptions, source_sums_differ
+from forebay.cache.catalog import (
+    generation_numbers,
+    load_generation,
+    read_cache_document,
+    segment_problem,
+    sound_record,
+    unpublished,
+)
+from forebay.cache.copy import is_within
+from forebay.cache.plan import Plan
+from forebay.cache.reports import Problem
+from forebay.cache.soundness import newest_sound, sound_segment
+from forebay.cache.state import Index, chunk_numbers
+from forebay.cache.verify import check_chunk
+from forebay.errors import CacheNotFound, Damaged, ForebayError, FormatTooNew, IndexCorrupt, KeyRefused, message_of
+from forebay.format import layout
+from forebay.format.chunk import MADE_BY, ChunkRecord
+from forebay.format.generation import ChunkTable, Generation
+from forebay.format.tensors import hmac_key
+from forebay.recipe import RecipeDocument
+from forebay.store.base import Store, holds, key_refused, read_document
+
+TRIES = 100  # to create a generation, while others create theirs
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the generations of a cache tell about it."""
+
+    newest: Generation | None  # sound
+    numbers: tuple[int, ...] = ()  # of all of them
+    damaged: tuple[str, ...] = ()  # keys of generations that cannot be read
+    foreign: tuple[str, ...] = ()  # keys of sound generations of another cache
+
+    @property
+    def is_lost(self) -> bool:
+        """True if a generation newer than the newest sound one may have listed more."""
+        return self.newest is None or max(self.damaged, default="") > layout.generation(self.newest.number)
+
+
+def restore_index(run: RepairRun) -> None:
+    """Restore documents and plan, then publish one generation that lists everything intact, if that is needed."""
+    for _ in range(TRIES):
+        here = _known(run.store)
+        united = _restored(run, here)
+        number = _published(run, here, united)
+        if number is not None:
+            break
+    else:
+        raise ForebayError(f"no generation can be created at '{run.store.address}'", hint="stop other builders")
+    _delete_damaged(run, here, number)
+    run.log.notes += [f"'{key}' is of another cache and was left alone" for key in here.foreign]
+
+
+def _restored(run: RepairRun, here: Known) -> Generation:
+    """The generation to publish, once documents and plan are back."""
+    there = _copied(run, here)
+    united = _united(run, here.newest, there) or _from_nothing(run, here)
+    _check_plans(run, united, there)
+    united = restore_documents(run, united, here.is_lost)
+    plan = PlanRepair(run, united).restore(here.is_lost)
+    if here.is_lost and hmac_key() is None and plan is not None:
+        united = _with_sound_files(run, united, plan)
+    if not united.table(united.base).chunks.size:
+        raise Damaged(
+            f"the cache at '{run.store.address}' cannot be repaired: no generation and no chunk file is intact",
+            hint="pass a copy (--from COPY), or build the cache again in another folder",
+        )
+    return united
+
+
+def _known(store: Store) -> Known:
+    """What can be learned from the generations here; with a key, one without a right tag is damaged."""
+    numbers = tuple(generation_numbers(store))
+    try:
+        newest, problems = newest_sound(store, past_refused=hmac_key() is not None)
+    except CacheNotFound:
+        return Known(None, numbers)
+    except (IndexCorrupt, KeyRefused) as error:
+        if isinstance(error, KeyRefused) and hmac_key() is None:
+            raise
+        newest, problems = None, [Problem(key=layout.generation(number), problem="") for number in numbers]
+    foreign = {one.key for one in problems if _is_sound(store, one.key)}  # of another cache
+    damaged = [problem.key for problem in problems if problem.key not in foreign]
+    return Known(newest, numbers, tuple(damaged), tuple(sorted(foreign)))
+
+
+def _is_sound(store: Store, key: str) -> bool:
+    """True for a sound generation; raises if the store does not answer."""
+    try:
+        load_generation(store, layout.parse_generation(key))
+    except (Damaged, KeyRefused, CacheNotFound):
+        return False
+    return True
+
+
+def check_copy(store: Store, copy: Store | None) -> None:
+    """Raise unless a copy is another place that has a cache."""
+    if copy is None:
+        return
+    if is_within(copy, store) and is_within(store, copy):
+        raise ForebayError(f"'{copy.address}' is the cache itself", hint="pass a copy of it (--from COPY)")
+    if not holds(copy, layout.CACHE) and not generation_numbers(copy):
+        raise ForebayError(
+            f"'{copy.address}' is not a cache: it has neither '{layout.CACHE}' nor a generation",
+            hint=f"pass a copy made with `forebay copy {store.address} COPY`",
+        )
+
+
+def _copied(run: RepairRun, here: Known) -> Generation | None:
+    """The newest sound generation of the copy; None if it has none. Raises if it is of another cache."""
+    if run.copy is None:
+        return None
+    try:
+        there, _ = newest_sound(run.copy, past_refused=hmac_key() is not None)
+    except (Damaged, KeyRefused, CacheNotFound) as error:
+        if isinstance(error, FormatTooNew):
+            raise
+        return None
+    own = here.newest.document.cache_id if here.newest is not None else None
+    with suppress(CacheNotFound, Damaged):
+        own = read_cache_document(run.store).cache_id
+    if own not in (None, there.document.cache_id):
+        raise ForebayError(
+            f"the copy at '{run.copy.address}' is of another cache (id {there.document.cache_id}, here {own})",
+            hint=f"pass a copy of '{run.store.address}'; if '{layout.CACHE}' here is wrong, move it away first",
+        )
+    return there
+
+
+def _united(run: RepairRun, here: Generation | None, there: Generation | None) -> Generation | None:
+    """One generation with the records of both; None if there is neither."""
+    if here is None or there is None or run.copy is None:
+        return here or there
+    for number, (own, copied) in enumerate(zip(here.plan, there.plan, strict=False)):
+        if own != copied:
+            raise _diverged(run, number)
+    versions = (*here.versions, *(one for one in there.versions if dict(one) not in [dict(v) for v in here.versions]))
+    layers, recipes, constants = dict(here.layers), dict(here.recipes), dict(here.constants)
+    for layer, table in there.layers.items():
+        if layer not in recipes and _is_given_up(run.store, there.folder(layer), layer):
+            continue
+        if layer in recipes and here.recipe(layer).fingerprint != there.recipe(layer).fingerprint:
+            continue
+        recipes.setdefault(layer, there.recipes[layer])
+        known = layers.get(layer, ChunkTable.of([]))
+        if _has_constants(run.copy, there, layer) and not _has_constants(run.store, here, layer):
+            constants[layer] = there.constants[layer]
+        more = [one for one in table.records() if known.position(one.chunk) is None]
+        intact = [one for one in more if _is_intact(run, there.folder(layer), one)]
+        layers[layer] = known.with_records(_renumbered(one, there, versions) for one in intact)
+    plan = max(here.plan, there.plan, key=len)
+    return replace(here, plan=plan, layers=layers, recipes=recipes, constants=constants, versions=versions)
+
+
+def _has_constants(store: Store, generation: Generation, layer: str) -> bool:
+    """True if the constants that a generation lists are there, and agree with their own digest."""
+    if layer not in generation.constants:
+        return False
+    key = layout.constants(generation.folder(layer))
+    return has_digest(store, key, generation.constants[layer]) and are_sound_constants(store, key)
+
+
+def _is_given_up(store: Store, folder: str, layer: str) -> bool:
+    """True for a layer that was dropped: it has neither a recipe nor files."""
+    return not holds(store, layout.recipe(layer)) and not any(store.entries(folder))
+
+
+def _is_intact(run: RepairRun, folder: str, record: ChunkRecord) -> bool:
+    stores = (run.store, *((run.copy,) if run.copy is not None else ()))
+    return any(check_chunk(store, folder, record, full=False) == [] for store in stores)
+
+
+def _renumbered(record: ChunkRecord, there: Generation, versions: Sequence[Mapping[str, str]]) -> ChunkRecord:
+    """A record of the copy with the number that its set of versions has in the united list."""
+    number = record.statistics.get(MADE_BY, 0)
+    if not isinstance(number, int) or not 0 <= number < len(there.versions):
+        return record
+    now = [dict(one) for one in versions].index(dict(there.versions[number]))
+    statistics = {name: value for name, value in record.statistics.items() if name != MADE_BY}
+    return msgspec.structs.replace(record, statistics=statistics | ({MADE_BY: now} if now else {}))
+
+
+def _diverged(run: RepairRun, number: int) -> ForebayError:
+    where = run.copy.address if run.copy is not None else ""
+    return ForebayError(
+        f"the cache at '{run.store.address}' and the copy at '{where}' diverged at segment {number}: each was "
+        f"updated with other files",
+        hint="pass a copy that was made after the last `update`",
+    )
+
+
+def _check_plans(run: RepairRun, united: Generation, there: Generation | None) -> None:
+    """Raise if a sound, unlisted segment here contradicts the plan of the copy."""
+    for number in range(len(there.plan) if there is not None else 0):
+        segment = sound_segment(run.store, number)
+        is_next = segment is not None and number and segment.previous == united.plan[number - 1]
+        if segment is not None and is_next and segment.digest != united.plan[number]:
+            raise _diverged(run, number)
+
+
+def _from_nothing(run: RepairRun, here: Known) -> Generation:
+    """No generation can be read: a generation without records, if `cache.json` can be read and there is no key."""
+    store = run.store
+    if hmac_key() is not None:
+        problem = "no generation has a right tag of the key in use; take one from a copy (`--from COPY`)"
+        raise key_refused(store.address, layout.GENERATIONS, problem)
+    try:
+        document = read_cache_document(store)
+    except FormatTooNew:
+        raise
+    except (Damaged, CacheNotFound) as error:
+        if isinstance(error, CacheNotFound) and not here.damaged and not any(store.entries(layout.LAYERS)):
+            raise
+        raise Damaged(
+            f"the cache at '{store.address}' cannot be repaired: neither '{layout.CACHE}' nor a generation can be read",
+            hint="pass a copy (--from COPY), or build the cache again in another folder",
+        ) from error
+    if not any(store.entries(layout.LAYERS)):
+        raise unpublished(store)
+    _check_id(store, here, document.cache_id)
+    text = read_document(store, layout.CACHE).decode()
+    empty = Generation(number=-1, cache=text, recipes={}, constants={}, plan=(), versions=(), layers={})
+    problem = unlisted_problem(run, document.base, {})
+    if problem:
+        raise Damaged(
+            f"the cache at '{store.address}' cannot be repaired: no generation can be read, and "
+            f"'{layout.recipe(document.base)}' {problem}",
+            hint="pass a copy (--from COPY)",
+        )
+    return empty
+
+
+def _check_id(store: Store, here: Known, cache_id: str) -> None:
+    """Raise if sound generations list the files that are here under another id: `cache.json` may be the damaged one."""
+    for key in here.foreign:
+        generation = load_generation(store, layout.parse_generation(key))
+        if generation.plan and segment_problem(store, 0, generation.plan[0]) is None:
+            raise Damaged(
+                f"'{layout.CACHE}' of '{store.address}' has the id {cache_id}, and '{key}', which lists the plan that "
+                f"is here, is of another cache (id {generation.document.cache_id})",
+                hint=f"move away whichever is wrong ('{layout.CACHE}' or '{key}'), or pass a copy (--from COPY)",
+            )
+
+
+def _with_sound_files(run: RepairRun, united: Generation, plan: Plan) -> Generation:
+    """Add the records of all sound chunk files that are planned, the base first."""
+    store = run.store
+    source = next(run.sources(source_descriptions(store, united) or [plan.source]), None)
+    united = replace(united, plan=plan.digests, source=plan.source)
+    for layer in sorted(united.recipes, key=Index(store, united, plan).height):
+        document, base = united.recipe(layer), united.table(united.base)
+        records = []
+        for chunk, record in _sound_records(store, document, plan, united.table(layer)):
+            if layer == united.base and source_sums_differ(store, document, record, plan, source):
+                run.log.failed[layout.chunk(layout.document_folder(document), chunk)] = (
+                    "it was made from another source"
+                )
+            elif layer == united.base or _fits(record, base):
+                records.append(record)
+        united = replace(united, layers={**united.layers, layer: united.table(layer).with_records(records)})
+    return united
+
+
+def _sound_records(
+    store: Store, document: RecipeDocument, plan: Plan, listed: ChunkTable
+) -> Iterator[tuple[int, ChunkRecord]]:
+    folder = layout.document_folder(document)
+    for chunk in chunk_numbers((entry.key for entry in store.entries(folder)), folder).tolist():
+        is_planned = chunk < len(plan) and plan.planned[chunk]
+        if is_planned and listed.position(chunk) is None and (record := sound_record(store, document, chunk)):
+            yield chunk, record
+
+
+def _fits(record: ChunkRecord, base: ChunkTable) -> bool:
+    at = base.position(record.chunk)
+    return at is not None and (int(base.rows[at]), base.digests["ids"][at].tobytes()) == (record.rows, record.base)
+
+
+def _published(run: RepairRun, here: Known, united: Generation) -> int | None:
+    """The number of the generation that lists all of it, created if the newest does not; None if others published."""
+    newest = here.newest
+    is_same = newest is not None and replace(united, number=newest.number).same_content(newest)
+    is_below_foreign = newest is not None and max(here.foreign, default="") > layout.generation(newest.number)
+    if newest is not None and is_same and not here.is_lost and not is_below_foreign:
+        return newest.number
+    number = _created(run.store, here, united)
+    if number is not None:
+        why = "it lists everything intact" + ("" if here.damaged else ", also what only the copy listed")
+        run.log.replaced[layout.generation(number)] = why
+    return number
+
+
+def _created(store: Store, here: Known, united: Generation) -> int | None:
+    """The number of the new generation, above all others; None if somebody else has published meanwhile."""
+    first = max(here.numbers, default=-1) + 1
+    for number in range(first, first + TRIES):  # a folder or a link may have the name
+        is_created = False
+        with suppress(Damaged):
+            is_created = store.create(layout.generation(number), replace(united, number=number).encode(hmac_key()))
+        if is_created:
+            load_generation(store, number)  # raises if it does not read back
+            return number
+        if tuple(generation_numbers(store)) != here.numbers:
+            return None
+    return None
+
+
+def _delete_damaged(run: RepairRun, here: Known, number: int) -> None:
+    """Delete damaged generations, each after two more reads of it failed."""
+    for key in here.damaged:
+        try:
+            if not _is_sound(run.store, key) and not _is_sound(run.store, key):
+                run.store.delete(key)
+                run.log.replaced[key] = f"it could not be read; generation {number} stands in its place"
+        except OSError as error:
+            run.log.failed[key] = f"it could not be read again, and was left: {message_of(error)}"

@@ -1,0 +1,200 @@
+"""Restore the plan: segments and identities, from the copy or planned again.
+
+A segment that is planned again is accepted if its digest is the published one, or, if that is unknown, if sound chunk
+files fit it.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import cast
+
+from forebay.building.listing import SourceListing
+from forebay.building.repair_run import RepairRun, is_unreadable
+from forebay.building.segments import Draft, Planner
+from forebay.cache.catalog import generation_numbers, load_generation, sound_record
+from forebay.cache.identities import load_identities
+from forebay.cache.plan import Plan, load_plan
+from forebay.cache.segment import Segment
+from forebay.cache.soundness import continues, segment_numbers, sound_segment
+from forebay.cache.state import Index, chunk_numbers
+from forebay.errors import Damaged, ForebayError, FormatTooNew, SourceUnreadable, message_of
+from forebay.format import layout
+from forebay.format.chunk import ChunkFile, ChunkRecord
+from forebay.format.generation import Generation
+from forebay.format.tensors import hmac_key
+from forebay.recipe import Recipe, RecipeDocument
+from forebay.source import Part, Source, SourceFile
+from forebay.store.base import Buffer, Store, load_index
+
+
+@dataclass(frozen=True)
+class PlanRepair:
+    """The plan of a cache, and the generation that it must fit."""
+
+    run: RepairRun
+    united: Generation
+
+    def restore(self, is_lost: bool) -> Plan | None:
+        """Put back segments and identities; None if the plan still cannot be read."""
+        self._restore_segments()
+        plan = self._readable()
+        while plan is not None and plan.segments and is_lost and self._has_chunks_beyond(plan):
+            key = layout.plan_segment(len(plan.segments))
+            if not self.run.write(key, self._segment, len(plan.segments), ""):
+                failed = self.run.log.failed
+                failed[key] = f"it is gone, and chunk files were made by it: {failed[key]}"
+                break
+            plan = self._readable()
+        for segment in plan.segments if plan is not None else ():
+            if segment.identities and is_unreadable(load_identities, self.run.store, segment):
+                self.run.write(layout.identities(segment.number, segment.identities), self._identities, segment)
+        return plan
+
+    def _restore_segments(self) -> None:
+        """Put back listed segments, and lost ones before a segment that is there."""
+        store, listed = self.run.store, self.united.plan
+        count = max(len(listed), *(number + 1 for number in segment_numbers(store)), 0)
+        on_disk = [sound_segment(store, number) for number in range(count)]
+        for number, segment in enumerate(on_disk):
+            following = on_disk[number + 1] if number + 1 < count else None
+            expected = listed[number] if number < len(listed) else following.previous if following else ""
+            is_right = segment is not None and continues(segment, number, on_disk[number - 1] if number else None)
+            is_own = number < len(listed) or (segment is not None and self._is_own(segment))
+            if segment is None or not is_right or not is_own or (expected and segment.digest != expected):
+                self.run.write(layout.plan_segment(number), self._segment, number, expected)
+                on_disk[number] = sound_segment(store, number)
+
+    def _readable(self) -> Plan | None:
+        try:
+            plan = load_plan(self.run.store, self.united.withdrawn)
+            unlisted = plan.segments[len(self.united.plan) :]
+            return plan if all(map(self._is_own, unlisted)) else None
+        except FormatTooNew:
+            raise
+        except Damaged:
+            return None
+
+    def _is_own(self, segment: Segment) -> bool:
+        return segment.cache_id == self.united.document.cache_id
+
+    def _has_chunks_beyond(self, plan: Plan) -> bool:
+        """True if the base has sound chunk files that no segment plans: a segment is lost. A key trusts no file."""
+        if self.united.base not in self.united.recipes or hmac_key() is not None:
+            return False
+        store, document = self.run.store, self.united.recipe(self.united.base)
+        folder = layout.document_folder(document)
+        numbers = chunk_numbers((entry.key for entry in store.entries(folder)), folder).tolist()
+        return any(number >= len(plan) and sound_record(store, document, number) is not None for number in numbers)
+
+    def _segment(self, number: int, digest: str) -> Sequence[Buffer]:
+        """A segment with the published digest, from the copy or planned again."""
+        copy = self.run.copy
+        segment = sound_segment(copy, number) if copy is not None else None
+        if copy is not None and segment is not None and digest in ("", segment.digest):
+            return [load_index(copy, layout.plan_segment(number))]
+        segment = self._replanned(number, digest).segment
+        return replace(segment, cache_id=self.united.document.cache_id).encode()
+
+    def _identities(self, segment: Segment) -> Sequence[Buffer]:
+        """The identities of a segment, from the copy or planned again."""
+        copy = self.run.copy
+        if copy is not None and not is_unreadable(load_identities, copy, segment):
+            return [load_index(copy, layout.identities(segment.number, segment.identities))]
+        draft = self._replanned(segment.number, segment.digest)
+        if draft.segment.identities != segment.identities:
+            raise Damaged("the source has other samples now")
+        return draft.identities
+
+    def _replanned(self, number: int, digest: str) -> Draft:
+        """The segment, planned from the first source that gives the published one; raises if none does."""
+        store, united = self.run.store, self.united
+        if united.base not in united.recipes:
+            raise Damaged("it cannot be planned again: the recipe of the base layer is unknown")
+        recipe = cast(Recipe, self.run.recipe_of(united.recipe(united.base)))
+        before, later = self._plan_before(number), self._paths_after(number)
+        reason = "its source cannot be opened"
+        for source in self.run.sources(source_descriptions(store, united)):
+            listing = _EarlierFiles(source, store, later)
+            planner = Planner(store, listing, recipe, lambda *_: None, lambda _: None, max_failures=1.0)
+            try:
+                draft = planner.first() if not number else planner.following(Index(store, united, before), before)
+            except (ForebayError, OSError) as error:
+                reason = message_of(error)
+                continue
+            if draft is not None and self._is_accepted(draft, digest, before, source):
+                return draft
+            reason = "the source is planned differently now"
+        raise Damaged(f"it cannot be planned again: {reason}")
+
+    def _plan_before(self, number: int) -> Plan:
+        segments = [sound_segment(self.run.store, one) for one in range(number)]
+        if any(segment is None for segment in segments):
+            raise Damaged("it cannot be planned again: a segment before it cannot be read")
+        return Plan([segment for segment in segments if segment is not None], self.united.withdrawn)
+
+    def _paths_after(self, number: int) -> frozenset[str]:
+        """The files of later segments."""
+        store = self.run.store
+        segments = [sound_segment(store, one) for one in segment_numbers(store) if one > number]
+        return frozenset(path for segment in segments if segment is not None for path in segment.files.paths())
+
+    def _is_accepted(self, draft: Draft, digest: str, before: Plan, source: Source) -> bool:
+        if digest:
+            return draft.segment.digest == digest
+        store, document = self.run.store, self.united.recipe(self.united.base)
+        records = [sound_record(store, document, chunk) for chunk in draft.segment.chunk_numbers]
+        sound, plan = [record for record in records if record is not None], before.appended(draft.segment)
+        return bool(sound) and not any(source_sums_differ(store, document, one, plan, source) for one in sound)
+
+
+class _EarlierFiles(SourceListing):
+    """The files of a source without those that only later segments have."""
+
+    def __init__(self, source: Source, store: Store, later: frozenset[str]) -> None:
+        super().__init__(source, store)
+        self._later = later
+
+    @cached_property
+    def apart(self) -> Sequence[SourceFile]:
+        return [file for file in SourceListing(self.source, self._store).apart if file.path not in self._later]
+
+
+def source_descriptions(store: Store, united: Generation) -> list[Mapping[str, object]]:
+    """Descriptions of the source in all readable generations, the newest first, then in segments."""
+    described = [united.source]
+    for number in reversed(generation_numbers(store)):
+        with suppress(ForebayError):
+            described.append(load_generation(store, number).source)
+    segments = [sound_segment(store, number) for number in reversed(segment_numbers(store))]
+    described += [segment.source for segment in segments if segment is not None]
+    return [one for at, one in enumerate(described) if one and one not in described[:at]]
+
+
+def source_sums_differ(
+    store: Store, document: RecipeDocument, record: ChunkRecord, plan: Plan, source: Source | None
+) -> bool:
+    """True if a chunk was certainly made from other data than its slice of the source.
+
+    A source file that is gone or looks different from when it was planned proves nothing.
+    """
+    key, parts = record.key(layout.document_folder(document)), plan.parts(record.chunk)
+    try:
+        sums = list(ChunkFile(store.view(key), key).source_sums())
+    except Damaged:
+        return True
+    if len(sums) != len(parts):
+        return True
+    return any(_differs(part, known, source) for part, known in zip(parts, sums, strict=True))
+
+
+def _differs(part: Part, known: int, source: Source | None) -> bool:
+    if part.file.digest is not None:
+        return part.file.digest != known
+    try:
+        if source is None or not source.look(part.file.path).same_look(part.file):
+            return False
+        return source.digest(part.file, part.start, part.stop) != known
+    except (OSError, SourceUnreadable):
+        return False

@@ -1,0 +1,142 @@
+"""What happened in a build so far: counts, phases, notices, memory; and what it reports at the end."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from forebay.building.queue import ChunkQueue
+from forebay.cache.reports import Progress
+from forebay.engine.base import Engine
+from forebay.format.chunk import FAILED, ChunkRecord, is_counted_by_recipe
+from forebay.recipe import AnyRecipe, fields_of, hooks_of
+
+PHASES = ("listing", "planning", "making", "writing", "publishing")  # in the order of reports
+SLOW_SECONDS = 120.0  # on one chunk, until a notice
+STALL_SECONDS = 5.0  # without a worker that could begin a chunk, until a notice
+
+
+class PhaseClock:
+    """How long each phase of a build took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.add(phase, time.monotonic() - started)
+
+    def add(self, phase: str, seconds: float) -> None:
+        known = {**self.seconds, phase: self.seconds.get(phase, 0.0) + seconds}
+        self.seconds = {name: known[name] for name in PHASES if name in known}
+
+
+@dataclass(slots=True)
+class BuildRun:
+    """The counts of one run of `make`."""
+
+    total: int  # wanted chunks
+    present: int  # of those, listed before
+    started: float = field(default_factory=time.monotonic)
+    records: dict[int, ChunkRecord] = field(default_factory=dict)  # made or adopted here
+    adopted: set[int] = field(default_factory=set)
+    deaths: list[str] = field(default_factory=list)  # of workers
+    births_failed: int = 0  # workers in a row that ended before they began
+    rows: int = 0
+    samples: int = 0
+    failures: int = 0
+    read_bytes: float = 0.0  # of the source
+    written_bytes: int = 0
+    note: str = ""
+    warnings: list[str] = field(default_factory=list)  # for the report
+    source_bytes: int = 0  # of the chunks to make
+    downloads: bool = False  # whether the source is on another machine
+    memory_limit: int | None = None
+    sums: Counter[str] = field(default_factory=Counter)  # statistics of the chunks made
+    reasons: Counter[str] = field(default_factory=Counter)  # why samples of them failed
+
+    def add(self, record: ChunkRecord, adopted: bool) -> None:
+        self.records[record.chunk] = record
+        self.births_failed = 0
+        if adopted:
+            self.adopted.add(record.chunk)
+            return
+        self.rows += record.rows
+        self.samples += record.samples
+        self.failures += record.failures
+        self.written_bytes += record.size
+        numbers = {name: value for name, value in record.statistics.items() if not isinstance(value, list)}
+        failed = {name: int(value) for name, value in numbers.items() if name.startswith(FAILED)}
+        self.sums.update({name: value for name, value in numbers.items() if is_counted_by_recipe(name)})
+        self.reasons.update({name.removeprefix(FAILED): count for name, count in failed.items()})
+
+    @property
+    def made(self) -> int:
+        return len(self.records) - len(self.adopted)
+
+    def figures(self, recipe: AnyRecipe) -> dict[str, Any]:
+        """What the recipe derives from the chunks made so far."""
+        counts = {"chunks": self.made, "rows": self.rows, "bytes": self.written_bytes}
+        return hooks_of(recipe).figures(fields_of(recipe), self.sums, counts) if self.made else {}
+
+    def progress(self, recipe: AnyRecipe, queue: ChunkQueue, engine: Engine) -> Progress:
+        usage = engine.usage()
+        done = self.present + len(self.records) + queue.listed_elsewhere + len(queue.elsewhere)
+        waits = not queue.left and bool(queue.holders)
+        progress = Progress(
+            phase="waiting" if waits else "building",
+            done=min(self.total, done),
+            total=self.total,
+            rows=self.rows,
+            samples=self.samples,
+            read_bytes=int(self.read_bytes),
+            source_bytes=self.source_bytes,
+            downloads=self.downloads,
+            raw_bytes=int(self.sums["raw_bytes"]),
+            memory_limit=self.memory_limit,
+            written_bytes=self.written_bytes,
+            failures=self.failures,
+            tokens=self.sums["tokens"],
+            utilization=self.figures(recipe).get("utilization"),
+            seconds=time.monotonic() - self.started,
+            workers=usage.workers,
+            busy=len(set(queue.running.values())),  # a slot may write one chunk while it computes another
+            pids=usage.pids,
+            note=self.note,
+            waiting_for=queue.holders if waits else (),
+        )
+        self.note = ""
+        return progress
+
+
+class Notices:
+    """Notices about slow chunks and workers that do not start, each after twice the time of the one before."""
+
+    def __init__(self) -> None:
+        self._begun: dict[int, tuple[float, float]] = {}  # chunk -> when it began, after how long to notice
+        self._stalled = (time.monotonic(), STALL_SECONDS)
+
+    def look(self, running: Mapping[int, int], engine: Engine, is_starting: bool) -> str:
+        now = time.monotonic()
+        self._begun = {chunk: self._begun.get(chunk, (now, SLOW_SECONDS)) for chunk in running}
+        for chunk, (begun, pause) in self._begun.items():
+            if now - begun >= pause:
+                self._begun[chunk] = (begun, 2 * pause)
+                return f"chunk {chunk} has been running for {now - begun:.0f} s; Ctrl-C stops the build safely"
+        return self._stall(now, engine, bool(running) or not is_starting)
+
+    def _stall(self, now: float, engine: Engine, is_working: bool) -> str:
+        since, pause = self._stalled
+        if is_working:
+            self._stalled = (now, STALL_SECONDS)
+        elif now - since >= pause:
+            self._stalled = (since, 2 * pause)
+            waiting = engine.usage().waiting or "they are still starting"
+            return f"no worker has been ready for {now - since:.0f} s: {waiting}"
+        return ""

@@ -1,0 +1,263 @@
+"""Try a recipe on a sample of the source: how large chunks come out, and whether samples fail.
+
+source  ├──▪────▪────▪────▪────▪────▪────┤   24 small parts, evenly by weight; a recipe makes rows of each
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from math import ceil
+
+import numpy as np
+
+from forebay.building.cutting import OVERWEIGHT
+from forebay.building.listing import UnreadableFiles
+from forebay.errors import ForebayError, RecipeInvalid, SourceInvalid, SourceUnreadable
+from forebay.failure_reasons import Reasons
+from forebay.format.chunk import encode_chunk
+from forebay.recipe import ChunkTarget, Recipe, Rows, hooks_of, join_rows
+from forebay.source import BatchedSamples, Failure, Part, Sample, SampleBatch, Source, SourceFile, Unit
+
+CAP_BYTES = 128 * 1024 * 1024
+DEFAULT_CHUNK_BYTES = 32 * 1024 * 1024
+DEFAULT_CHUNK_SAMPLES = 1000
+SAMPLE_PLACES = 24
+MOST_BUDGETS = 4
+TRIAL_BYTES = 96 * 1024 * 1024  # of rows that a trial makes
+SPREAD = 4  # places are tried in this many rounds
+MOST_FILES_PER_PLACE = 1000
+WITHOUT_LOOKUPS = 1.1  # how much more of a stream is read for the same: nothing is looked up in it
+SAMPLE_WEIGHT = {"bytes": 4 * 1024 * 1024, "samples": 512}
+LITTLE_WEIGHT = {"bytes": 64 * 1024, "samples": 24}  # tried at every place whatever its share of the source
+HEADS = 16
+HEAD_WEIGHT = {"bytes": 16 * 1024, "samples": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a recipe made of a small part of the source."""
+
+    weight: int
+    seconds: float  # to read, make, encode and hash it
+    samples: int
+    failures: int
+    rows: float  # that so much would fill in a large chunk
+    raw_bytes: int
+    head_bytes: int  # every chunk has a header
+    stored_bytes: int  # index and data, which grow with the rows
+    made: Rows | None = None
+    reasons: Reasons = field(default_factory=Reasons)  # why samples failed
+
+    @property
+    def all_failed(self) -> bool:
+        return 0 < self.samples <= self.failures
+
+    def scaled(self, amount: float, total: int) -> float:
+        """A count of the trial, scaled to a source that weighs `total`."""
+        return amount / max(1, self.weight) * total
+
+
+def chunk_weight(target: ChunkTarget, trial: Trial, unit: Unit = "bytes") -> int:
+    """What a slice must weigh to come out as large as the recipe wants, and at most 128 MiB."""
+    if not trial.rows or not trial.raw_bytes:
+        return DEFAULT_CHUNK_BYTES if unit == "bytes" else DEFAULT_CHUNK_SAMPLES
+    wanted = (target.bytes or DEFAULT_CHUNK_BYTES) / trial.raw_bytes
+    if target.rows is not None:
+        wanted = target.rows / trial.rows
+    return max(1, int(trial.weight * min(wanted, CAP_BYTES / OVERWEIGHT / trial.raw_bytes)))
+
+
+def try_recipe(
+    source: Source,
+    files: Sequence[SourceFile],
+    recipe: Recipe,
+    unreadable: UnreadableFiles | None = None,
+    budget: int | None = None,
+) -> Trial:
+    """Make rows of small parts of the files that can be read. Parts that the recipe fails on are left out.
+
+    The build then reports the chunks that fail and makes the others; errors of the recipe or the source are raised.
+    """
+    unreadable = unreadable or UnreadableFiles()
+    while True:
+        readable = unreadable.without(files)
+        try:
+            total = sum(map(source.weight, readable))
+            places = sample_places(source, readable, budget or planning_budget(source, total, recipe))
+            return _try_places(source, places, recipe)
+        except SourceUnreadable as error:
+            unreadable.take(error, files)
+
+
+def planning_budget(source: Source, total: int, recipe: Recipe) -> int:
+    """A few MiB of bytes; of samples, which may be costly to get, a fourth at most."""
+    if source.unit == "bytes":
+        return SAMPLE_WEIGHT["bytes"]
+    most = min(SAMPLE_WEIGHT["samples"], hooks_of(recipe).judged_by or SAMPLE_WEIGHT["samples"])
+    return min(most, max(SAMPLE_PLACES, total // 4))
+
+
+def _try_places(source: Source, places: Sequence[Sequence[Part]], recipe: Recipe) -> Trial:
+    started = time.perf_counter()
+    tried = _tried(recipe, [TrialSamples(source, parts) for parts in places])
+    if not tried:
+        return Trial(1, 0.0, 0, 0, 0.0, 0, 0, 0)
+    rows = join_rows([rows for _, rows in tried], recipe.columns())
+    read = [samples for samples, _ in tried]
+    count = sum(samples.count for samples in read)
+    failures = [*(failure for samples in read for failure in samples.failures), *rows.failures]
+    columns = tuple(recipe.columns())
+    encoded = encode_chunk(rows.columns, columns, layer="trial", chunk=0, fingerprint="", samples=count)
+    encoded.sha256()
+    expected = hooks_of(recipe).rows_from(rows.statistics)
+    return Trial(
+        weight=max(1, sum(samples.weight for samples in read)),
+        seconds=time.perf_counter() - started,
+        samples=count,
+        failures=len(failures),
+        rows=encoded.meta.rows if expected is None else expected,
+        raw_bytes=sum(column.nbytes for column in rows.columns.values()),
+        head_bytes=len(encoded.buffers[0]),
+        stored_bytes=encoded.size - len(encoded.buffers[0]),
+        made=rows,
+        reasons=Reasons(failures),
+    )
+
+
+def _tried(recipe: Recipe, places: Sequence["TrialSamples"]) -> list[tuple["TrialSamples", Rows]]:
+    """The rows of each place; places are tried spread over the source, while their rows fit into memory."""
+    tried: dict[int, tuple[TrialSamples, Rows]] = {}
+    failed: Exception | None = None
+    held = 0
+    for at in sorted(range(len(places)), key=lambda at: (at % SPREAD, at)):
+        if held >= TRIAL_BYTES:
+            break
+        try:
+            rows = recipe.make(places[at])
+            tried[at] = places[at], rows
+            held += sum(column.nbytes for column in rows.columns.values())
+        except SourceInvalid as error:
+            failed = error
+        except (OSError, ForebayError):
+            raise
+        except Exception as error:  # a recipe may raise anything
+            failed = error
+    if isinstance(failed, SourceInvalid) and not tried:
+        raise failed
+    if failed is not None and not tried:
+        raise RecipeInvalid(f"the recipe '{recipe.kind}' fails on all it was tried on: {failed!r}") from failed
+    return [tried[at] for at in sorted(tried)]
+
+
+class TrialSamples(BatchedSamples):
+    """The samples of some parts, read for an estimate only; a source may have a cheaper way for that."""
+
+    def __init__(self, source: Source, parts: Sequence[Part]) -> None:
+        self.count = 0
+        self.failures: list[Failure] = []
+        self._source, self._parts = source, parts
+
+    @property
+    def weight(self) -> int:
+        """What was read: a preview may return fewer samples than a part has, and a slice of a function more."""
+        whole = sum(part.weight for part in self._parts)
+        return min(self.count, whole) if self._source.unit == "samples" else whole
+
+    def __iter__(self) -> Iterator[Sample]:
+        for batch in self.batches():
+            if isinstance(batch, SampleBatch):
+                yield from batch.samples()
+            else:
+                samples = [batch]
+                del batch
+                yield samples.pop()  # no reference to it stays here: it may be large, and the next one is read then
+
+    def batches(self) -> Iterator[Sample | SampleBatch]:
+        for part in self._parts:
+            for one in self._source.read(part, preview=True):
+                self.count += one.count if isinstance(one, SampleBatch) else 1
+                if isinstance(one, Failure):
+                    self.failures.append(one)
+                    continue
+                samples = [one]
+                del one
+                yield samples.pop()
+
+
+def sample_heads(source: Source, files: Sequence[SourceFile]) -> Iterator[Sample]:
+    """The first few samples of a few files spread over the source; planning reports files that cannot be read."""
+    chosen = {round(at) for at in np.linspace(0, len(files) - 1, min(HEADS, len(files)))}
+    for index in sorted(chosen):
+        weight = HEAD_WEIGHT[source.unit]
+        with suppress(SourceUnreadable):
+            stop = next(source.cuts(files[index], 0, weight, weight), None)
+            if stop is not None:
+                yield from TrialSamples(source, [Part(files[index], 0, stop)])
+
+
+def sample_places(source: Source, files: Sequence[SourceFile], budget: int) -> list[list[Part]]:
+    """Small parts at 24 offsets, evenly by weight; no two overlap.
+
+    A stream is only read from its beginning: the offsets in it make one part there, as long as all of them.
+    """
+    weights = np.fromiter(map(source.weight, files), np.int64, len(files))
+    ends, piece = np.cumsum(weights), ceil(budget / SAMPLE_PLACES)
+    offsets: dict[int, list[int]] = {}  # file -> offsets in it
+    for place in range(SAMPLE_PLACES):
+        at = int(ends[-1]) * (2 * place + 1) // (2 * SAMPLE_PLACES)
+        index = min(int(np.searchsorted(ends, at, side="right")), len(weights) - 1)
+        offsets.setdefault(index, []).append(at - int(ends[index] - weights[index]))
+    places: list[list[Part]] = []
+    passed: dict[str, int] = {}  # file -> where the last part of it ends
+    for index, in_file in offsets.items():
+        for parts in _in_file(source, files, index, in_file, piece):
+            fresh = [part for part in parts if part.start >= passed.get(part.file.path, 0)]
+            passed |= {part.file.path: part.stop for part in fresh}
+            places += [fresh] if fresh else []
+    return _within(places, max(budget, LITTLE_WEIGHT[source.unit]))
+
+
+def _within(places: list[list[Part]], budget: int) -> list[list[Part]]:
+    """The places, or two of them and more up to a few budgets where a source cannot be cut into small parts."""
+    weight = sum(part.weight for parts in places for part in parts)
+    most = max(2, int(len(places) * MOST_BUDGETS * budget / max(1, weight)))
+    if len(places) <= most:
+        return places
+    return [places[(2 * at + 1) * len(places) // (2 * most)] for at in range(most)]
+
+
+def _in_file(
+    source: Source, files: Sequence[SourceFile], index: int, offsets: Sequence[int], piece: int
+) -> Iterator[list[Part]]:
+    """The parts of the places that fall into one file."""
+    file = files[index]
+    if source.weight(file) <= piece:
+        yield _whole_files(source, files[index : index + MOST_FILES_PER_PLACE], piece)
+    elif file.stream:
+        yield _piece(source, file, 0, int(piece * len(offsets) * WITHOUT_LOOKUPS))
+    else:
+        yield from (_piece(source, file, offset, piece) for offset in offsets)
+
+
+def _piece(source: Source, file: SourceFile, at: int, piece: int) -> list[Part]:
+    """One part of about `piece` that begins near `at`, or at the beginning where there is no cut near it."""
+    if at:
+        edges = list(islice(source.cuts(file, 0, at, piece), 2))
+        if len(edges) == 2:
+            return [Part(file, edges[0], edges[1])]
+    stop = next(source.cuts(file, 0, piece, piece), None)
+    return [] if stop is None else [Part(file, 0, stop)]
+
+
+def _whole_files(source: Source, files: Iterable[SourceFile], piece: int) -> list[Part]:
+    """Whole files, one after the other, that weigh about `piece`: taken as they come, small and large alike."""
+    parts: list[Part] = []
+    weight = 0
+    for file in files:
+        parts += (begun := _piece(source, file, 0, piece))
+        weight += sum(part.weight for part in begun)
+        if weight >= piece:
+            break
+    return parts

@@ -1,0 +1,256 @@
+"""A cache that a verb writes to: plan under a claim, compare the source, prepare the job for `make`."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from typing import cast
+
+from forebay.building.chunk_maker import ChunkJob
+from forebay.building.layers import bind_layer
+from forebay.building.listing import SourceListing, unreadable_note
+from forebay.building.options import BuildOptions
+from forebay.building.run import PhaseClock
+from forebay.building.segments import Draft, check_kind, check_signed, is_unsigned
+from forebay.cache.catalog import begin_cache, check_base_documents, read_cache_document
+from forebay.cache.claims import Claims
+from forebay.cache.heartbeat import Heartbeat
+from forebay.cache.plan import Plan
+from forebay.cache.reports import Progress
+from forebay.cache.source_check import SourceCheck, reported, source_changed
+from forebay.cache.state import Index, numbers
+from forebay.errors import (
+    ForebayError,
+    RecipeInvalid,
+)
+from forebay.file_table import FileTable
+from forebay.format import layout
+from forebay.format.chunk import ChunkRecord
+from forebay.format.tensors import hmac_key, short_key_note
+from forebay.recipe import AnyRecipe, LayerRecipe, Recipe
+from forebay.source import Source, SourceFile, differing_files, files_changed
+from forebay.store.base import Store, naming_full_disk, wait_until_listed
+from forebay.store.retrying import RetryingStore
+
+FOREVER = float("inf")
+
+
+class CacheWriter:
+    """A cache that a verb writes to: its store, engine, claims and heartbeat. Used as a context."""
+
+    def __init__(
+        self, store: Store, options: BuildOptions, is_repair: bool = False, before: Index | None = None
+    ) -> None:
+        self.store: Store = RetryingStore(store)
+        self._is_repair = is_repair  # which may find damaged documents
+        self.options = options
+        self.clock = PhaseClock()
+        self.notes: list[str] = list(short_key_note(hmac_key()))
+        self.claims = Claims(self.store, options.lease_seconds)
+        self.heartbeat = Heartbeat(self.store, options.lease_seconds)
+        self.index = before or Index(self.store, None)
+        self._ending = ExitStack()
+        self._has_begun = False
+
+    def __enter__(self) -> "CacheWriter":
+        self.engine = self.options.open_engine()
+        self._ending.callback(self.engine.close)
+        try:
+            self.refresh()
+            if self.index.newest is not None and not self._is_repair:
+                check_base_documents(self.store, self.index.newest)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError, ForebayError):  # claims expire
+            self.claims.release_all()
+        self._ending.close()
+
+    def start(self) -> None:
+        """Begin to write: from now on others see the heartbeat."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._ending.callback(remove_empty_folders, self.store)
+            self._ending.enter_context(self.heartbeat)
+
+    def check_destination(self) -> None:
+        """Raise if no file can be created at a new cache, before the source is listed."""
+        with naming_full_disk(self.store, lambda: 0):
+            self.start()
+            if self.claims.take(layout.PLAN_CLAIM):
+                self.claims.release(layout.PLAN_CLAIM)
+
+    def refresh(self) -> Index:
+        """Read what is new in the index."""
+        self.index = Index.take(self.store, self.index)
+        return self.index
+
+    @contextmanager
+    def planning(self) -> Iterator[Index]:
+        """Hold the claim on the plan. If another builder plans, wait for its segment, and read it.
+
+        With a key every builder plans: none trusts a segment that no tagged generation covers.
+        """
+        self.start()
+        following = layout.plan_segment(len(self.index.plan.segments))
+        shown = Progress(phase="waiting", done=0, total=0, unit="files")
+
+        def is_planned() -> bool:
+            self.show(shown)
+            return self.store.head(following) is not None
+
+        wait_seconds = FOREVER if hmac_key() is None else 0.0
+        with self.clock.during("planning"), self.claims.holding(layout.PLAN_CLAIM, wait_seconds, is_planned):
+            yield self.refresh()
+
+    def begin(self, layer: str, recipe: Recipe, draft: Draft) -> None:
+        """Create the documents and the first segment of a cache; another planner may be first."""
+        with naming_full_disk(self.store, lambda: 0):
+            document = begin_cache(self.store, layer)
+            self.check_base(document.base, layer)
+            bind_layer(self.store, recipe, layer)
+            self.append(draft)
+
+    def append(self, draft: Draft) -> None:
+        """Append a segment to the plan. If another planner was first, read the one that it wrote."""
+        cache_id = read_cache_document(self.store).cache_id
+        draft = replace(draft, segment=replace(draft.segment, cache_id=cache_id))
+        plan, number = self.index.plan, draft.segment.number
+        if draft.append(self.store):
+            self.index = Index(self.store, self.index.newest, plan.appended(draft.segment))
+            self.refresh()
+        else:
+            wait_until_listed(self.store, layout.plan_segment(number))
+            self.refresh()
+        if is_unsigned(self.index, self.index.plan):
+            check_signed(self.store, self.index.plan, number, draft)
+
+    def check_base(self, base: str, layer: str) -> None:
+        if base != layer:
+            raise RecipeInvalid(
+                f"the cache at '{self.store.address}' has the base layer '{base}'; the recipe of another layer must "
+                f"declare the base columns it reads"
+            )
+
+    def show(self, progress: Progress) -> None:
+        self.heartbeat.progress = progress
+        self.options.on_progress(progress)
+
+    def warn(self, note: str) -> None:
+        """Show a note now, and in the report."""
+        self.notes.append(note)
+        self.show(Progress(phase="planning", done=0, total=0, unit="files", note=note))
+
+    def show_cut(self, done: int, total: int, passed: int, size: int) -> None:
+        """Show how far planning is; slices of a function have no bytes."""
+        passed, size = (passed, size) if size > total else (0, 0)
+        self.show(Progress(phase="planning", done=done, total=total, unit="files", read_bytes=passed, total_bytes=size))
+
+    def base_job(self, listing: SourceListing, recipe: Recipe, layer: str, is_update: bool = False) -> ChunkJob:
+        """The job of the base layer, after comparing the source with the plan; an update may have other files."""
+        plan, source, table = self.index.plan, listing.source, self.index.table(layer)
+        check_kind(self.store, source, plan)
+        job = self._job(layer, recipe, source)
+        check = SourceCheck(self.store, source, plan, job.folder, table)
+        with self.clock.during("listing"):
+            fresh = check.freshness(listed=listing.walked if self.knows_walk else ())
+        if fresh.changed:
+            raise source_changed(self.store.address, plan, reported(source, plan, fresh.changed))
+        if not is_update:
+            self.notes += _same_source(self.store, plan, listing, set(fresh.missing))
+        self.notes += _source_notes(self.store.address, listing.apart, plan, len(fresh.grown))
+        return replace(job, now=dict(fresh.now))
+
+    knows_walk = False  # True if the source was walked after the plan was written
+
+    def layer_job(self, recipe: LayerRecipe, layer: str) -> ChunkJob:
+        """The job of a layer above the base: it reads the chunks of the newest generation."""
+        self.index.published  # noqa: B018  # raises if nothing is
+        return self._job(layer, recipe, None)
+
+    def _job(self, layer: str, recipe: AnyRecipe, source: Source | None) -> ChunkJob:
+        document = self.index.recipe(layer)
+        assert document is not None
+        newest = self.index.newest
+        return ChunkJob(
+            store=self.store,
+            layer=layer,
+            recipe=recipe,
+            fingerprint=document.fingerprint,
+            source=source,
+            planned=self.index.plan.digests,
+            generation=newest.number if newest is not None else None,
+            existing=frozenset(numbers(self.index.state(layer).unlisted)),
+            skip_unreadable=self.options.skip_unreadable,
+            known=self.index.plan,
+        )
+
+    def recheck(self, job: ChunkJob, files: Sequence[str], made: Mapping[int, ChunkRecord]) -> ChunkJob:
+        """The job after source files changed while they were read; raises if their planned ranges did."""
+        plan, source = self.index.plan, cast(Source, job.source)
+        changed, now = self._compared(job, [plan.files[path] for path in files if path in plan.files], made)
+        if changed:
+            raise source_changed(self.store.address, plan, reported(source, plan, changed))
+        others = {path: file for path, file in job.now.items() if path not in files}  # one may look as planned again
+        return replace(job, now={**others, **now})
+
+    def changed_since(self, job: ChunkJob, made: Mapping[int, ChunkRecord]) -> Mapping[str, str]:
+        """The files of some chunks that do not have the planned content now -> how they differ."""
+        if job.source is None or not made:
+            return {}
+        parts = (part for chunk in made for part in self.index.plan.parts(chunk))
+        files = {part.file.path: job.now.get(part.file.path, part.file) for part in parts}
+        return self._compared(job, list(files.values()), made)[0]
+
+    def _compared(
+        self, job: ChunkJob, files: Sequence[SourceFile], made: Mapping[int, ChunkRecord]
+    ) -> tuple[Mapping[str, str], Mapping[str, SourceFile]]:
+        source, table = cast(Source, job.source), Index.take(self.store, self.index).table(job.layer)
+        check = SourceCheck(self.store, source, self.index.plan, job.folder, table, made)
+        fresh = check.compared(differing_files(source, files))
+        return fresh.changed, fresh.now
+
+
+def _same_source(store: Store, plan: Plan, listing: SourceListing, missing: set[str]) -> list[str]:
+    """A build continues with a source that was planned: all files of a segment, except those that are gone."""
+    passed = FileTable.of(listing.files)
+    active = [segment for segment in plan.segments if segment.number not in plan.withdrawn]
+    for segment in active:
+        if len(active) == 1 and segment.files.same_paths(passed):
+            return []
+        away = {path for path in segment.files.paths() if passed.find(path) is None}
+        if len(away) < segment.file_count and away <= missing:
+            absent = f"{len(away):,} of {segment.file_count:,} planned file(s) are not in the source passed"
+            return [f"{absent} (the first is '{min(away)}'); their rows are kept"] if away else []
+    absent_paths = sorted(path for path in plan.files if passed.find(path) is None)
+    if active and absent_paths:
+        how = dict.fromkeys(absent_paths, "was planned and is not in the source passed")
+        advice = (
+            f"pass the source that the cache was built from, or add other files with `forebay update {store.address}`"
+        )
+        raise files_changed(store.address, how, advice)
+    return []
+
+
+def _source_notes(root: str, files: Sequence[SourceFile], plan: Plan, grown: int) -> list[str]:
+    is_same = len(plan.segments) == 1 and plan.segments[0].files.same_paths(FileTable.of(files))
+    known = plan.files
+    new = 0 if is_same else sum(file.path not in known and file.size > 0 for file in files)
+    command = f"`forebay update {root} SOURCE`"
+    notes = [f"{new:,} file(s) of the source are not in the plan; {command} adds them"] if new else []
+    notes += [f"{grown:,} file(s) of the source grew; {command} adds the new data"] if grown else []
+    left_out = plan.duplicates
+    notes += [f"{left_out:,} sample(s) are duplicates of earlier ones and are left out"] if left_out else []
+    return [*notes, *unreadable_note(plan.unreadable)]
+
+
+def remove_empty_folders(store: Store) -> None:
+    """After a build that wrote nothing else: remove the folders of claims and heartbeats, and an empty root."""
+    root = store.local_path("")
+    if root is not None:
+        for folder in (layout.CLAIMS, layout.BUILDERS, ""):
+            with suppress(OSError):
+                os.rmdir(os.path.join(root, folder))

@@ -1,0 +1,186 @@
+"""Find the Parquet shards of a subset and a split of a data set.
+
+They are listed in the `configs` of its README's head; otherwise the names of folders and files decide.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import translate
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+import yaml
+
+from forebay.errors import SourceNotFound
+from forebay.hub.repository import RemoteFile, RepositoryListing
+from forebay.hub.session import not_found
+
+_HEAD = re.compile(r"\A---\r?\n(.*?)^---\s*$", re.DOTALL | re.MULTILINE)
+_SPLITS = ("train", "training", "test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation")
+_LARGEST_HEAD = 1 << 20  # characters; the YAML parser takes seconds for that
+_MOST_PATTERNS = 100_000  # of a split
+_MOST_MATCHES = 4_000_000  # of a pattern with a path; half a minute
+_WILD = re.compile(r"[*?\[]")
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it comes without types
+    """YAML without merge keys, which could expand a few lines to gigabytes."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        pass
+
+
+def parquet_shards(listing: RepositoryListing, what: str, subset: str | None, split: str) -> list[RemoteFile]:
+    """The shards, sorted by name."""
+    shards = [file for file in listing.files if file.path.endswith(".parquet")]
+    if not shards:
+        hint = "try the revision 'refs/convert/parquet', which the hub makes"
+        raise not_found(f"Parquet files of {what}", _kinds(listing), hint)
+    configs = _configs(listing.readme, what)
+    matching = _by_config(shards, configs, what, subset, split) if configs else _by_name(shards, subset, split)
+    if not matching:
+        wanted = f"split '{split}'" + (f" of subset '{subset}'" if subset else "")
+        hint = f"there are: {_choices(shards, configs, subset)}"
+        raise not_found(f"{wanted} of {what}", "no Parquet file matches", hint)
+    return matching
+
+
+def _configs(readme: str, what: str) -> dict[str, dict[str, Any]]:
+    """The subsets that a README describes, by name."""
+    head = _HEAD.match(readme)
+    if head and len(head[1]) > _LARGEST_HEAD:
+        raise _unreadable(what, f"its head is longer than {_LARGEST_HEAD:,} characters")
+    try:
+        facts = yaml.load(head[1], _Loader) if head else None
+    except RecursionError as error:
+        raise _unreadable(what, "lists and objects in its head are nested too deeply") from error
+    except (yaml.YAMLError, ValueError):  # an invalid date is a ValueError
+        return {}  # fall back to the names of the files
+    configs = facts.get("configs") if isinstance(facts, dict) else None
+    known = [config for config in configs if isinstance(config, dict)] if isinstance(configs, list) else []
+    return {_scalar(config.get("config_name"), "default"): config for config in known if "data_files" in config}
+
+
+def _unreadable(what: str, problem: str) -> SourceNotFound:
+    return not_found(f"the subsets in README.md of {what}", problem, "download its files and build from those")
+
+
+def _scalar(value: Any, otherwise: str = "") -> str:
+    """A scalar as text; other values give `otherwise`, because lists of aliases could expand to gigabytes."""
+    return str(value) if isinstance(value, str | int | float) else otherwise
+
+
+def _by_config(
+    shards: Sequence[RemoteFile], configs: dict[str, dict[str, Any]], what: str, subset: str | None, split: str
+) -> list[RemoteFile]:
+    name = _default(configs) if subset is None else subset
+    if name is None:
+        raise not_found(what, "it has several subsets", f"choose one: {_listed(configs)}")
+    if name not in configs:
+        raise not_found(f"subset '{name}' of {what}", "it does not exist", f"there are: {_listed(configs)}")
+    patterns = _checked_patterns(configs[name], split, what)
+    named = {pattern for pattern in patterns if not _WILD.search(pattern)}
+    globs = [pattern for pattern in patterns if pattern not in named]
+    if len(globs) * len(shards) > _MOST_MATCHES:
+        raise _unreadable(what, f"{len(globs):,} patterns over {len(shards):,} files would take minutes to match")
+    for pattern in globs:
+        named.update(file.path for file in shards if matches(pattern, file.path))
+    return [file for file in shards if file.path in named]
+
+
+def _checked_patterns(config: dict[str, Any], split: str, what: str) -> list[str]:
+    """The patterns of a split in a subset, once there are not too many: an alias repeats a list in a few characters."""
+    folder = _scalar(config.get("data_dir")).strip("/")
+    named = list(islice(_patterns(config["data_files"], split), _MOST_PATTERNS + 1))
+    if len(named) > _MOST_PATTERNS:
+        raise _unreadable(what, f"it names more than {_MOST_PATTERNS:,} files or patterns for split '{split}'")
+    patterns = list(dict.fromkeys(f"{folder}/{pattern}".lstrip("/") for pattern in named))
+    for pattern in patterns:
+        if any("**" in part and part != "**" for part in pattern.split("/")):
+            raise _unreadable(what, f"the pattern '{pattern[:100]}' is not valid: '**' must be a whole part of a path")
+    return patterns
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether a glob matches a path: `*` within a folder, `**` over any number of them.
+
+    Takes time proportional to both lengths for any pattern, because patterns come from a README.
+
+    >>> matches("data/*/*", "data/en/0.parquet"), matches("data/*", "data/en/0.parquet")
+    (True, False)
+    >>> matches("data/**", "data/en/0.parquet"), matches("**/0.parquet", "0.parquet")
+    (True, True)
+    """
+    names = path.split("/")
+    reached = {0}  # numbers of names that the parts so far can match
+    for part in pattern.split("/"):
+        if part == "**":
+            reached = set(range(min(reached, default=0), len(names) + 1)) if reached else set()
+        else:
+            reached = {at + 1 for at in reached if at < len(names) and _matcher(part)(names[at])}
+    return len(names) in reached
+
+
+@lru_cache(maxsize=256)
+def _matcher(part: str) -> Any:
+    return re.compile(translate(part)).match
+
+
+def _default(configs: dict[str, dict[str, Any]]) -> str | None:
+    marked = [name for name, config in configs.items() if config.get("default")]
+    if marked or "default" in configs:
+        return [*marked, "default"][0]
+    return next(iter(configs)) if len(configs) == 1 else None
+
+
+def _patterns(data_files: Any, split: str) -> Iterable[str]:
+    """The patterns of a split; files without a split belong to `train`."""
+    entries = data_files if isinstance(data_files, list) else [data_files]
+    for entry in entries:
+        described = entry if isinstance(entry, dict) else {"split": "train", "path": entry}
+        paths = described.get("path", [])
+        if described.get("split", "train") == split:
+            yield from (_scalar(path).removeprefix("./") for path in (paths if isinstance(paths, list) else [paths]))
+
+
+def _splits(data_files: Any) -> list[str]:
+    entries = data_files if isinstance(data_files, list) else [data_files]
+    named = (entry.get("split", "train") if isinstance(entry, dict) else "train" for entry in entries)
+    return sorted({_scalar(split, "train") for split in named})
+
+
+def _by_name(shards: Sequence[RemoteFile], subset: str | None, split: str) -> list[RemoteFile]:
+    of_subset = [file for file in shards if subset is None or _has_word(file.path, subset)]
+    of_split = [file for file in of_subset if _has_word(file.path, split)]
+    if not of_split and split == "train" and not any(_has_word(file.path, word) for file in shards for word in _SPLITS):
+        return of_subset
+    return of_split
+
+
+def _has_word(path: str, word: str) -> bool:
+    """Whether a path contains a word between separators.
+
+    >>> _has_word("en/train-00000-of-00002.parquet", "train"), _has_word("en/training.parquet", "train")
+    (True, False)
+    """
+    return re.search(rf"(?:^|[/._-]){re.escape(word)}(?:[/._-]|$)", path) is not None
+
+
+def _choices(shards: Sequence[RemoteFile], configs: dict[str, dict[str, Any]], subset: str | None) -> str:
+    """The splits of a subset if a README names them, otherwise the folders of the shards."""
+    name = _default(configs) if subset is None else subset
+    if name in configs:
+        return f"the splits {_listed(_splits(configs[name]['data_files']))}"
+    return _listed(sorted({file.path.rpartition("/")[0] or file.path for file in shards}))
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = list(names)
+    more = f" and {len(shown) - 12} more" if len(shown) > 12 else ""
+    return ", ".join(f"'{name}'" for name in shown[:12]) + more
+
+
+def _kinds(listing: RepositoryListing) -> str:
+    kinds = sorted({file.path.rpartition(".")[2] for file in listing.files if "." in file.path})
+    return f"it only has files of type {_listed(kinds)}" if kinds else "it has no files"

@@ -1,0 +1,156 @@
+"""Draw masks as PNG or in a notebook. numpy only.
+
+    packed_row     which tokens of a packed row see which: one color per document, dark where whole blocks are seen
+    letterbox      the padding of an image, and its ignored tokens
+
+Both return a `Picture`: `picture.save("mask.png")`, or leave it as the last line of a notebook cell.
+"""
+
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from forebay.masks.documents import document_ids, padding_mask
+from forebay.masks.rectangle import IGNORE_THRESHOLD, Size, pixel_mask, token_ignore_mask
+from forebay.masks.spans import Spans, document_spans
+
+Pixels = NDArray[np.uint8]  # (height, width, 3)
+UNSEEN = (250, 250, 248)
+PADDING = (190, 190, 186)
+DOCUMENTS = ((86, 140, 201), (233, 150, 71), (106, 176, 106), (190, 112, 168), (214, 190, 80), (94, 178, 184))
+GRID = (120, 120, 120)
+IGNORED = (200, 60, 50)
+FULL_BLOCK_SHADE = 0.72
+_CROSS_MARGIN = 3
+_UP = 2  # a filter of PNG: each line is stored as its difference to the one above
+
+
+def encode_png(canvas: NDArray[np.generic]) -> bytes:
+    """Return a picture `[3, height, width]` of bytes as a PNG."""
+    pixels = np.ascontiguousarray(canvas.transpose(1, 2, 0), np.uint8)
+    height, width, _ = pixels.shape
+    lines = np.full((height, 1 + 3 * width), _UP, np.uint8)
+    lines[:, 1:] = np.diff(pixels.reshape(height, -1), axis=0, prepend=np.uint8(0))
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(lines.tobytes(), 3)), (b"IEND", b""))
+    body = b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A finished drawing, which a notebook displays."""
+
+    pixels: Pixels
+
+    def png(self) -> bytes:
+        return encode_png(self.pixels.transpose(2, 0, 1))
+
+    def save(self, path: str) -> None:
+        with open(path, "wb") as file:
+            file.write(self.png())
+
+    def _repr_png_(self) -> bytes:
+        return self.png()
+
+
+def packed_row(
+    seq_lens: ArrayLike | Mapping[str, ArrayLike],
+    sequence_length: int | None = None,
+    *,
+    row: int = 0,
+    spans: Spans | None = None,
+    block_size: int | None = None,
+    pixels: int = 480,
+) -> Picture:
+    """Draw the mask of one packed row, queries down and keys across: causal documents, or `spans` if passed.
+
+    A row of a cache, as in `packed_row(cache[5])`, is drawn as it is, as are the lengths of one row.
+    A row longer than the picture is sampled, so that no row needs S² memory. With `block_size`, lines separate
+    FlexAttention's blocks, and blocks that it computes without a mask are dark.
+    """
+    if isinstance(seq_lens, Mapping):
+        sequence_length, seq_lens = _lengths_of(seq_lens)
+    elif isinstance(seq_lens, np.ndarray):
+        seq_lens = np.atleast_2d(seq_lens)
+    seen = spans if spans is not None else document_spans(seq_lens, sequence_length)
+    colors = _document_colors(seq_lens, sequence_length, row)
+    token = np.arange(pixels) * seen.sequence_length // pixels
+    first, stop = seen.first[row, token][:, None], seen.stop[row, token][:, None]
+    canvas = np.where(((token >= first) & (token < stop))[:, :, None], colors[token][:, None], UNSEEN)
+    if block_size is None:
+        return Picture(canvas.astype(np.uint8))
+    shaded = np.where(_in_full_block(seen, row, token, block_size)[:, :, None], canvas * FULL_BLOCK_SHADE, canvas)
+    drawing = shaded.astype(np.uint8)
+    _rule(drawing, seen.sequence_length, block_size)
+    return Picture(drawing)
+
+
+def _lengths_of(packed: Mapping[str, ArrayLike]) -> tuple[int, NDArray[np.int64]]:
+    """The length of a row, and the lengths of its documents: a row of a cache, or a batch of a loader."""
+    if missing := {"tokens", "seq_lens"} - packed.keys():
+        raise ValueError(f"a packed row has tokens and seq_lens (got {', '.join(packed)}, without {min(missing)})")
+    try:
+        lengths = np.atleast_2d(packed["seq_lens"])
+    except ValueError as error:
+        raise ValueError("packed_row draws one row: pass cache[5], not a slice of rows") from error
+    return np.shape(packed["tokens"])[-1], lengths
+
+
+def letterbox(
+    rectangle: ArrayLike,
+    size: Size,
+    patch: int,
+    *,
+    threshold: float = IGNORE_THRESHOLD,
+    image: Pixels | None = None,
+    scale: int = 1,
+) -> Picture:
+    """Draw one letterboxed image: padding gray, lines between patches, ignored tokens crossed out."""
+    if isinstance(size, int):
+        raise TypeError(f"size is (height, width), such as ({size}, {size}) (got {size})")
+    box = np.asarray(rectangle)[None]
+    content = DOCUMENTS[0] if image is None else image
+    canvas = np.where(pixel_mask(box, size)[0][:, :, None], PADDING, content)
+    drawing = canvas.repeat(scale, axis=0).repeat(scale, axis=1).astype(np.uint8)
+    _rule(drawing, size[1], patch)
+    _cross_out(drawing, token_ignore_mask(box, size, patch, threshold)[0], patch * scale)
+    return Picture(drawing)
+
+
+def _document_colors(seq_lens: ArrayLike, sequence_length: int | None, row: int) -> NDArray[np.int64]:
+    """Return colors `(sequence_length, 3)`: neighboring documents differ, padding is gray."""
+    numbers = document_ids(seq_lens, sequence_length)[row] % len(DOCUMENTS)
+    padded = padding_mask(seq_lens, sequence_length)[row]
+    return np.where(padded[:, None], PADDING, np.array(DOCUMENTS)[numbers])
+
+
+def _in_full_block(spans: Spans, row: int, token: NDArray[np.int64], block_size: int) -> NDArray[np.bool_]:
+    start = token // block_size * block_size
+    last = start + block_size - 1
+    whole = last < spans.sequence_length
+    last = np.minimum(last, spans.sequence_length - 1)
+    sees_all = (spans.first[row, last][:, None] <= start) & (spans.stop[row, start][:, None] > last)
+    full: NDArray[np.bool_] = sees_all & whole[:, None] & whole
+    return full
+
+
+def _rule(drawing: Pixels, length: int, step: int) -> None:
+    """Draw thin lines at every `step` of `length`, in both directions."""
+    height, width, _ = drawing.shape
+    per_unit = width / length
+    for place in range(step, max(length, int(height / per_unit)), step):
+        line = round(place * per_unit)
+        drawing[line : line + 1] = drawing[:, line : line + 1] = GRID
+
+
+def _cross_out(drawing: Pixels, ignored: NDArray[np.bool_], side: int) -> None:
+    across = np.arange(_CROSS_MARGIN, side - _CROSS_MARGIN + 1)
+    for y, x in np.argwhere(ignored) * side:
+        drawing[y + across, x + across] = drawing[y + side - across, x + across] = IGNORED

@@ -1,0 +1,337 @@
+"""Read the rows of one column: fixed, ragged, compressed, dictionary, or presence bits.
+
+fixed        one compiled call copies the rows of mapped chunks whose blocks were checked
+ragged       the offsets of all rows, likewise; then all rows in one call
+compressed   the blocks of the rows, cached or decoded now; then all rows in one call
+dictionary   the index of the rows, then the rows of the same chunks that hold their values
+
+Addresses are compared with their tensor before anything is read, although a chunk is checked when it is opened: a
+mapped file may change later.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay import kernels
+from forebay.columns import Array, Column, Ragged, join
+from forebay.format.chunk import ChunkFile, CodecError
+from forebay.read.blocks import BlockCache, Checks, DecodedBlock, Where
+from forebay.read.maps import Maps, RowLocations, TensorTable
+
+_EDGE_BYTES = 8  # of one offset
+Numbers = NDArray[np.int64]
+
+
+class Slices(NamedTuple):
+    """Items of the first axis of every row of a fixed column: `length` of them, from a different one for each row."""
+
+    starts: Numbers
+    length: int
+
+
+class ColumnReader(Protocol):
+    def read(self, place: RowLocations, part: Slices | None = None) -> Array | Ragged: ...
+
+    def views(self, place: RowLocations) -> Iterator[Array]:
+        """The rows one by one, each checked when it is yielded; ragged rows are not copied."""
+        ...
+
+
+def column_reader(
+    column: Column, rows: Numbers, maps: Maps, blocks: BlockCache, where: Where, max_block_bytes: int
+) -> ColumnReader:
+    """The reader of a column; `rows` has the number of rows of each chunk."""
+    checks = Checks(column, rows, maps, where)
+    if column.codec != "none":
+        return CompressedReader(column, rows, maps, checks, blocks, max_block_bytes)
+    return (RaggedReader if column.has_offsets else FixedReader)(column, rows, maps, checks)
+
+
+class FixedReader:
+    """Copies rows from the addresses of mapped chunks."""
+
+    def __init__(self, column: Column, rows: Numbers, maps: Maps, checks: Checks) -> None:
+        self._column, self._maps, self._checks = column, maps, checks
+        self._row_bytes = column.item_bytes
+        self._table = TensorTable(maps, len(rows), lambda file: file.flat(column.name))
+        tables = (self._table.bases, self._table.sizes, max(1, self._row_bytes))
+        self._tables = (*tables, checks.first, checks.bits, checks.block_rows)
+
+    def read(self, place: RowLocations, part: Slices | None = None) -> Array:
+        shape, starts = self._column.shape, None
+        if part is not None:
+            shape = (part.length, *shape[1:])
+            starts = part.starts * (self._row_bytes // max(1, self._column.shape[0]))
+        out = np.empty((len(place.rows), *shape), self._column.array_dtype)
+        if not out.nbytes:
+            return out
+        raw = out.reshape(-1).view(np.uint8)
+        with self._maps.reading():
+            if kernels.read_rows(raw, *place, starts, self._tables):
+                self._maps.touch(place.positions)
+            else:
+                addresses = self._addresses(place, starts, out.nbytes // len(out))
+                kernels.gather(raw, addresses, np.full(len(out), out.nbytes // len(out)))
+        return out
+
+    def views(self, place: RowLocations) -> Iterator[Array]:
+        yield from self.read(place)
+
+    def _addresses(self, place: RowLocations, starts: Numbers | None, item: int) -> Numbers:
+        """Where rows are, after mapping their chunks and checking their blocks."""
+        bases = self._table.mapped(place.positions)
+        offsets = place.rows * self._row_bytes + (0 if starts is None else starts)
+        inside = (offsets >= 0) & (offsets + item <= self._table.sizes[place.positions])
+        if not inside.all():
+            raise self._checks.outside(int(place.positions[~inside][0]))
+        self._checks.ensure(place)
+        addresses: Numbers = bases + offsets
+        return addresses
+
+
+class Edges:
+    """The start and stop of rows of a ragged column."""
+
+    def __init__(self, column: Column, rows: Numbers, maps: Maps, checks: Checks) -> None:
+        self._maps, self._checks = maps, checks
+        self._table = TensorTable(maps, len(rows), lambda file: file.offsets(column.name))
+        tables = (self._table.bases, self._table.sizes, _EDGE_BYTES)
+        self._tables = (*tables, checks.first, checks.bits, checks.block_rows)
+
+    def of(self, place: RowLocations) -> tuple[Numbers, Numbers]:
+        """The first value of every row, and the one after its last; their blocks are checked."""
+        pairs = np.empty((len(place.rows), 2), np.int64)
+        with self._maps.reading():
+            if not kernels.read_rows(pairs, *place, None, self._tables):
+                self._checks.ensure(place)
+                bases, offsets = self._table.mapped(place.positions), place.rows * _EDGE_BYTES
+                inside = offsets + 2 * _EDGE_BYTES <= self._table.sizes[place.positions]
+                if not inside.all():
+                    raise self._checks.outside(int(place.positions[~inside][0]))
+                kernels.gather(pairs, bases + offsets, np.full(len(pairs), 2 * _EDGE_BYTES))
+        return pairs[:, 0], pairs[:, 1]
+
+
+class RaggedReader:
+    """Copies ranges of values from mapped chunks."""
+
+    def __init__(self, column: Column, rows: Numbers, maps: Maps, checks: Checks) -> None:
+        self._column, self._maps, self._checks = column, maps, checks
+        self._edges = Edges(column, rows, maps, checks)
+        self._table = TensorTable(maps, len(rows), lambda file: file.flat(column.name))
+
+    def read(self, place: RowLocations, part: Slices | None = None) -> Ragged:
+        _check_fixed(self._column, part)
+        with self._maps.reading():
+            bases, starts, stops = self._located(place)
+            return _gathered(self._column, bases, starts, stops)
+
+    def views(self, place: RowLocations) -> Iterator[Array]:
+        """Rows as views of the mapped files; a view keeps its map open."""
+        with self._maps.reading():
+            _, starts, stops = self._located(place)
+            flats = {
+                position: self._maps.get(position).flat(self._column.name) for position in set(place.positions.tolist())
+            }
+        for position, start, stop in zip(place.positions.tolist(), starts.tolist(), stops.tolist(), strict=True):
+            yield flats[position][start:stop]
+
+    def _located(self, place: RowLocations) -> tuple[Numbers, Numbers, Numbers]:
+        """The address of value 0 of each row's chunk, and the values of the row; checked, and in bounds."""
+        starts, stops = self._edges.of(place)
+        bases = self._table.mapped(place.positions)
+        inside = (starts >= 0) & (starts <= stops)
+        if self._column.item_bytes:
+            inside &= stops <= self._table.sizes[place.positions] // self._column.item_bytes
+        if not inside.all():
+            raise self._checks.outside(int(place.positions[~inside][0]))
+        return bases, starts, stops
+
+
+class CompressedReader:
+    """Reads rows from decoded blocks."""
+
+    def __init__(
+        self,
+        column: Column,
+        rows: Numbers,
+        maps: Maps,
+        checks: Checks,
+        blocks: BlockCache,
+        max_block_bytes: int,
+    ) -> None:
+        self._column, self._maps, self._checks, self._blocks = column, maps, checks, blocks
+        self._max_block_bytes = max_block_bytes
+        self._number = blocks.new_column()
+        self._edges = Edges(column, rows, maps, checks) if column.has_offsets else None
+
+    def read(self, place: RowLocations, part: Slices | None = None) -> Array | Ragged:
+        """Copy rows block by block where their blocks take more than half of the block cache, else all at once."""
+        _check_fixed(self._column, part)
+        self._checks.ensure(place)
+        numbers, which = _by_last_use(self._checks.numbers(place))
+        pieces: list[tuple[Numbers, Array | Ragged]] = []
+        held, held_bytes, first = list[DecodedBlock](), 0, 0
+        for at, number in enumerate(numbers.tolist()):
+            held.append(self._blocks.get(self._number, number, self._decode))
+            held_bytes += held[-1].nbytes
+            if held_bytes > self._blocks.limit // 2 or at + 1 == len(numbers):
+                rows = np.flatnonzero((which >= first) & (which <= at))
+                pieces.append((rows, self._copied(place.at(rows), which[rows] - first, held)))
+                held, held_bytes, first = [], 0, at + 1
+        values = _in_order(pieces) if pieces else self._copied(place, which, held)
+        return values if part is None else _sliced(values, part)
+
+    def views(self, place: RowLocations) -> Iterator[Array]:
+        """Rows as views of decoded blocks."""
+        self._checks.ensure(place)
+        starts, stops = self._values(place)
+        for at, number in enumerate(self._checks.numbers(place).tolist()):
+            block = self._blocks.get(self._number, number, self._decode)
+            low, high = int(starts[at]) - block.first, int(stops[at]) - block.first
+            if not 0 <= low <= high <= len(block.values):
+                raise self._checks.outside(int(place.positions[at]))
+            yield block.values[low] if self._edges is None else block.values[low:high]
+
+    def _values(self, place: RowLocations) -> tuple[Numbers, Numbers]:
+        return (place.rows, place.rows + 1) if self._edges is None else self._edges.of(place)
+
+    def _copied(self, place: RowLocations, which: Numbers, held: list[DecodedBlock]) -> Array | Ragged:
+        """Rows, each from the block `held[which[i]]`."""
+        starts, stops = self._values(place)
+        facts = np.array([(block.address, block.first, len(block.values)) for block in held], np.int64).reshape(-1, 3)
+        addresses, firsts, counts = facts[which].T
+        inside = (starts >= firsts) & (starts <= stops) & (stops <= firsts + counts)
+        if not inside.all():
+            raise self._checks.outside(int(place.positions[~inside][0]))
+        values = _gathered(self._column, addresses - firsts * self._column.item_bytes, starts, stops)
+        return values if self._edges is not None else values.values
+
+    def _decode(self, number: int) -> DecodedBlock:
+        position, block = self._checks.find(number)
+        file = self._maps.get(position)
+        try:
+            values = file.decode_block(self._column.name, block, self._max_block_bytes)
+        except CodecError as error:
+            raise self._checks.undecodable(file, block, error) from error
+        return DecodedBlock(values, self._first_value(file, block))
+
+    def _first_value(self, file: ChunkFile, block: int) -> int:
+        row = block * self._checks.block_rows
+        return row if self._edges is None else int(file.offsets(self._column.name)[row])
+
+
+def _by_last_use(numbers: Numbers) -> tuple[Numbers, Numbers]:
+    """Return distinct numbers, those needed last at the end, which an LRU cache keeps longest; and where each is.
+
+    >>> [found.tolist() for found in _by_last_use(np.array([7, 3, 7, 5]))]
+    [[3, 7, 5], [1, 0, 1, 2]]
+    """
+    distinct, after, which = np.unique(numbers[::-1], return_index=True, return_inverse=True)
+    order = np.argsort(-after)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return distinct[order], rank[which[::-1]]
+
+
+def _gathered(column: Column, bases: Numbers, starts: Numbers, stops: Numbers) -> Ragged:
+    """Copy the values `starts` to `stops` of every row, counted from its base."""
+    ends = np.concatenate([[0], np.cumsum(stops - starts, dtype=np.int64)])
+    values = np.empty((int(ends[-1]), *column.shape), column.array_dtype)
+    if values.nbytes:
+        item = column.item_bytes
+        kernels.gather(values.reshape(-1).view(np.uint8), bases + starts * item, (stops - starts) * item)
+    return Ragged(values, ends)
+
+
+def _in_order(pieces: list[tuple[Numbers, Array | Ragged]]) -> Array | Ragged:
+    """Join pieces of rows, and put every row where it belongs."""
+    if len(pieces) == 1:
+        return pieces[0][1]
+    order = np.argsort(np.concatenate([rows for rows, _ in pieces]))
+    joined = join([values for _, values in pieces])
+    if isinstance(joined, Ragged):
+        return Ragged.of([joined[row] for row in order.tolist()], joined.values.dtype, joined.values.shape[1:])
+    return joined[order]
+
+
+def _check_fixed(column: Column, part: Slices | None) -> None:
+    if part is not None and column.has_offsets:
+        raise TypeError(f"'{column.name}' is ragged or a dictionary; slices need rows of one shape, each stored")
+
+
+def _sliced(values: Array | Ragged, part: Slices) -> Array:
+    assert not isinstance(values, Ragged)
+    sliced: Array = values[np.arange(len(values))[:, None], part.starts[:, None] + np.arange(part.length)]
+    return sliced
+
+
+class DictionaryReader:
+    """Reads values that are stored once for equal rows of a chunk."""
+
+    def __init__(
+        self, column: Column, values: ColumnReader, index: ColumnReader, checks: Checks, rows: Numbers
+    ) -> None:
+        self._column, self._values, self._index, self._checks, self._rows = column, values, index, checks, rows
+
+    def read(self, place: RowLocations, part: Slices | None = None) -> Array | Ragged:
+        _check_fixed(self._column, part)
+        values = self._values.read(self._holders(place))
+        assert isinstance(values, Ragged)
+        if self._column.ragged:
+            return values
+        lengths = values.lengths
+        if (lengths > 1).any():
+            raise self._checks.outside(int(place.positions[lengths > 1][0]))
+        found = np.zeros((len(values), *self._column.shape), self._column.array_dtype)
+        found[lengths == 1] = values.values
+        return found
+
+    def views(self, place: RowLocations) -> Iterator[Array]:
+        read = self.read(place)
+        yield from (read[row] for row in range(len(read)))
+
+    def _holders(self, place: RowLocations) -> RowLocations:
+        rows = np.asarray(self._index.read(place)).astype(np.int64)
+        outside = rows >= self._rows[place.positions]
+        if outside.any():
+            raise self._checks.outside(int(place.positions[outside][0]))
+        return RowLocations(place.positions, rows)
+
+
+_PIECE_ROWS = 65_536
+_WHOLE, _PARTIAL, _UNSEEN = range(3)  # ordered: the maximum over some chunks decides
+
+
+class PresenceReader:
+    """Reads presence bits, without reading the column in chunks where all rows are present.
+
+    A chunk never changes, so the result of looking through it once holds until the cache is closed.
+    """
+
+    def __init__(self, bits: ColumnReader, rows: Numbers) -> None:
+        self._bits = bits
+        self._rows = rows
+        self._seen = np.full(len(rows), _UNSEEN, np.uint8)
+
+    def read(self, place: RowLocations, part: Slices | None = None) -> Array | Ragged:
+        most = self._seen[place.positions].max(initial=_WHOLE)
+        if most == _UNSEEN:
+            for position in np.unique(place.positions[self._seen[place.positions] == _UNSEEN]).tolist():
+                self._seen[position] = _WHOLE if self._is_whole(position) else _PARTIAL
+            most = self._seen[place.positions].max()
+        return self._bits.read(place) if most == _PARTIAL else np.ones(len(place.rows), np.bool_)
+
+    def views(self, place: RowLocations) -> Iterator[Array]:
+        return self._bits.views(place)
+
+    def _is_whole(self, position: int) -> bool:
+        """Whether all rows of a chunk are present. Reads in pieces: opening the chunk verifies its row count."""
+        count = int(self._rows[position])
+        pieces = (np.arange(at, min(at + _PIECE_ROWS, count)) for at in range(0, count, _PIECE_ROWS))
+        return all(
+            np.asarray(self._bits.read(RowLocations(np.full(len(rows), position), rows))).all() for rows in pieces
+        )

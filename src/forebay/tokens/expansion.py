@@ -1,0 +1,94 @@
+"""Reject tokenizers that could expand texts without bound.
+
+    normalizer      Replace "a" -> "aa", forty times in a row      every "a" becomes 10^12 of them
+    post-processor  a template that contains the text a thousand times
+
+Unicode limits what NFKC and lower-casing can do; only what the file itself defines is counted.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+MOST_EXPANSION = 64  # real tokenizers stay below 10
+MOST_AFFIX_BYTES = 1024
+_AFFIXES = (
+    "prepend",
+    "prefix",
+    "suffix",
+    "continuing_subword_prefix",
+    "end_of_word_suffix",
+    "pad_token",
+    "replacement",
+)
+_STEPS = ("normalizers", "pretokenizers", "decoders", "processors")
+_PARTS = ("normalizer", "pre_tokenizer", "decoder", "post_processor", "model")
+_CHARSMAP_HEAD = 4
+_RUN = re.compile(r"[ \w]\{(?P<least>[1-9]),\}", re.ASCII)  # as " {2,}" of T5, XLM-R and ALBERT
+
+
+def expansion_problem(document: Mapping[str, Any]) -> str | None:
+    """Why a tokenizer may expand texts too much, None if it does not."""
+    for part in _PARTS:
+        step = document.get(part)
+        if not isinstance(step, Mapping):
+            continue
+        factor = _factor(step)
+        if factor > MOST_EXPANSION:
+            return f"its {part} may make a text {factor:,.0f} times as long; at most {MOST_EXPANSION} times is accepted"
+        affix = _longest_affix(step)
+        if affix > MOST_AFFIX_BYTES:
+            return f"its {part} adds {affix:,} bytes before or after a text; at most {MOST_AFFIX_BYTES:,} are accepted"
+    return None
+
+
+def _factor(step: Mapping[str, Any]) -> float:
+    """The factor by which a step, including its inner steps, may lengthen a text."""
+    inner = [each for name in _STEPS for each in _list(step.get(name)) if isinstance(each, Mapping)]
+    return prod(map(_factor, inner)) * max(1.0, _own_factor(step))
+
+
+def _own_factor(step: Mapping[str, Any]) -> float:
+    match step.get("type"):
+        case "Replace":
+            return _replaced(step.get("pattern"), str(step.get("content", "")))
+        case "Precompiled":
+            return _longest_mapped(str(step.get("precompiled_charsmap") or ""))
+        case "TemplateProcessing":
+            return sum(isinstance(piece, Mapping) and "Sequence" in piece for piece in _list(step.get("single")))
+    return 1.0
+
+
+def _replaced(pattern: Any, content: str) -> float:
+    """The expansion of a replacement; a regular expression may match before every character, but not a run of one."""
+    size = len(content.encode("utf-8", "surrogatepass"))
+    fixed = pattern.get("String") if isinstance(pattern, Mapping) else pattern
+    if isinstance(fixed, str) and fixed:
+        return size / len(fixed.encode("utf-8", "surrogatepass"))
+    regex = pattern.get("Regex") if isinstance(pattern, Mapping) else None
+    run = _RUN.fullmatch(regex) if isinstance(regex, str) else None
+    return size / int(run["least"]) if run else 1.0 + size
+
+
+def _longest_mapped(charsmap: str) -> float:
+    """The longest replacement in a character map: a trie, then zero-terminated texts."""
+    try:
+        content = base64.b64decode(charsmap)
+    except binascii.Error:
+        return 1.0  # the library will reject it
+    texts = content[_CHARSMAP_HEAD + int.from_bytes(content[:_CHARSMAP_HEAD], "little") :]
+    return float(max(map(len, texts.split(b"\0"))))
+
+
+def _longest_affix(step: Mapping[str, Any]) -> int:
+    inner = [each for name in _STEPS for each in _list(step.get(name)) if isinstance(each, Mapping)]
+    own = [step[name] for name in _AFFIXES if isinstance(step.get(name), str)]
+    sizes = [len(affix.encode("utf-8", "surrogatepass")) for affix in own]
+    return max([*sizes, *map(_longest_affix, inner)], default=0)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,126 @@
+"""The arguments of a loader, checked before anything is read, and the stream that they describe."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from forebay.feeding.choose_order import Shuffle, choose_ordering, refuse_decoding_again
+from forebay.feeding.mixture import Mixture
+from forebay.feeding.stream import (
+    CacheStream,
+    Growth,
+    Policy,
+    Ranks,
+    SelectionRule,
+    Stream,
+    checked_rule,
+    checked_whole,
+)
+from forebay.fields import as_bytes
+from forebay.order.window import Window
+from forebay.read.cache import Cache
+from forebay.torch.collate import Assembler, suitable_threads
+
+
+def ordered(
+    source: Cache | Stream,
+    columns: Sequence[str],
+    seed: int | None,
+    shuffle: Shuffle | Window | None,
+    selection: SelectionRule | None,
+    growth: Policy,
+    on_growth: Callable[[Growth], None] | None,
+    restart: bool,
+) -> Stream:
+    """Return a cache as a stream; another stream has its own order, and none of the arguments that decide one."""
+    rule = checked_rule(selection)
+    if not isinstance(source, Cache):
+        _check_stream_options(source, seed, shuffle, selection, growth, on_growth, restart=restart)
+        return source
+    window = shuffle if isinstance(shuffle, Window) else None
+    name: Shuffle | None = "window" if isinstance(shuffle, Window) else shuffle
+    seed = checked_whole("seed", seed or 0)
+    return CacheStream(source, partial(choose_ordering, columns=columns, shuffle=name, seed=seed, window=window), rule)
+
+
+def check_rows(stream: Stream, assembler: Assembler, ranks: Ranks, least: int) -> None:
+    """Raise where an epoch has fewer rows than a batch, or batches of its rows would be wrong or differ by rank."""
+    _check_generations(ranks, stream.caches)
+    if stream.size(0) < least:
+        raise ValueError(
+            f"global_batch_size ({least:,}) exceeds the epoch ({stream.size(0):,} rows); choose a smaller one, or pass "
+            "drop_last=False"
+        )
+    assembler.check(stream.selections)
+    check_decoded_once(stream, assembler.columns, ranks)
+
+
+def check_decoded_once(stream: Stream, columns: Sequence[str], ranks: Ranks) -> None:
+    """Raise where blocks would be decoded repeatedly because those being mixed do not fit in memory."""
+    if isinstance(stream, CacheStream):
+        refuse_decoding_again(stream.cache, columns, stream.ordering, ranks)
+    if isinstance(stream, Mixture):  # shares deal the rows of every lane to all ranks
+        for each in stream.streams:
+            refuse_decoding_again(each.cache, columns, each.ordering, Ranks(0, 1))
+
+
+def checked_threads(assembler: Assembler, threads: int | None, prefetch: int | None) -> tuple[int, int | None]:
+    """Return the number of threads, at most one per batch that is made ahead, and of these batches."""
+    number = suitable_threads(assembler) if threads is None else checked_whole("threads", threads)
+    if number < 0:
+        raise ValueError(f"threads must be at least 0 (got {threads})")
+    if prefetch is not None and checked_whole("prefetch", prefetch) < 1:
+        raise ValueError(f"prefetch must be at least 1 (got {prefetch})")
+    return number if prefetch is None else min(number, prefetch), prefetch
+
+
+def checked_bytes(option: str, size: int | str) -> int:
+    number = as_bytes(size) if isinstance(size, str) else size
+    if checked_whole(option, number, "a number of bytes") < 0:
+        raise ValueError(f"{option} must be at least 0 (got {size})")
+    return number
+
+
+def _check_generations(ranks: Ranks, caches: Sequence[Cache]) -> None:
+    """Raise where ranks may have opened different generations and cannot compare them."""
+    if ranks.world_size == 1 or ranks.known_by != "environment":
+        return
+    for cache in caches:
+        if not cache.pinned_explicitly:
+            raise ValueError(
+                f"RANK={ranks.rank} and WORLD_SIZE={ranks.world_size} are set, but torch.distributed has no process "
+                f"group, so ranks cannot compare which generation of '{cache.root}' they opened: call "
+                "init_process_group() first, or open one by number, "
+                f"fb.open_cache(root, generation={cache.generation.number}), or pass ranks=Ranks(rank, world_size)"
+            )
+
+
+def _check_stream_options(
+    stream: Stream,
+    seed: int | None,
+    shuffle: Shuffle | Window | None,
+    selection: SelectionRule | None,
+    growth: Policy,
+    on_growth: Callable[[Growth], None] | None,
+    *,
+    restart: bool,
+) -> None:
+    """Raise for arguments that a stream decides itself."""
+    is_mixture = isinstance(stream, Mixture)
+    passed = {
+        "seed": seed not in (None, stream.seed),
+        "shuffle": shuffle != "auto",
+        "selection": selection is not None,
+        "growth": growth != "pinned" and not is_mixture,
+        "on_growth": on_growth is not None and not (is_mixture and growth == "epoch"),
+    }
+    names = [name for name, is_passed in passed.items() if is_passed]
+    if names:
+        kind = type(stream).__name__
+        raise ValueError(
+            f"{', '.join(names)} cannot be passed with a {kind}, which has its own order; pass it to the {kind}"
+        )
+    if growth == "within" or (growth == "epoch" and restart):
+        raise ValueError(
+            f"growth={growth!r} and restart={restart} cannot be used together with a mixture; pass growth='epoch' "
+            "without restart: its caches grow between epochs"
+        )

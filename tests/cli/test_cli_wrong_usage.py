@@ -1,0 +1,121 @@
+"""Wrong usage: one `error:` line, at most one `hint:` line, exit code 2."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.running import build_lines, run
+
+BUILD = ["build", "raw", "data", "--into", "cache"]
+COMMANDS: list[tuple[list[str], str]] = [
+    (["frobnicate"], "no command 'frobnicate' (known: demo, estimate, build, "),
+    (["verfy", "cache"], "did you mean 'verify'?"),
+    (["biuld"], "did you mean 'build'?"),
+    (["rm", "cache"], "delete the folder of a cache to remove it; `forebay drop CACHE LAYER` removes a layer"),
+    (["delete", "cache"], "`forebay drop CACHE LAYER` removes a layer"),
+    (["ls"], "see `forebay status CACHE`"),
+    (["list", "cache"], "see `forebay status CACHE`"),
+    (["help", "build"], "`forebay VERB --help`"),
+    (["gaps", "cache"], "did you mean 'status'?"),
+    (["grow", "cache", "new"], "did you mean 'update'?"),
+    (["refresh", "cache"], "did you mean 'update'?"),
+    (["warm", "cache"], "did you mean 'tier'?"),
+    (["rekey", "cache"], "did you mean 'copy'?"),
+    (["cat", "cache"], "did you mean 'peek'?"),
+    (["check", "cache"], "did you mean 'verify'?"),
+    (["train", "cache"], "from forebay.torch import Loader"),
+    (["tier", "fil", "cache"], "did you mean 'fill'?"),
+    (["tier", "--json"], "for instance: forebay tier fill … --json"),
+    (["--json", "status", "cache"], "'--json' comes after the verb"),
+    (["build", "-q", "raw"], "'-q' comes after the verb"),
+    (["status"], "Missing argument 'CACHE'"),
+    (["status", "a", "b"], "unexpected extra argument (b)"),
+    (["copy", "cache"], "Missing argument 'DEST'"),
+    (["drop", "cache"], "Missing argument 'LAYER...'"),
+    (["import", "old.pt"], "Missing option '-o' / '--into'"),
+    (["update", "cache"], "Missing argument 'SOURCE...'"),
+    (["build", "rwa", "data"], "did you mean: forebay build raw data"),
+    (["estimate", "token", "a b.txt"], "did you mean: forebay estimate tokens 'a b.txt'"),
+    (["build", "data/*.jsonl", "--into", "c"], "comes first: forebay build tokens 'data/*.jsonl' --into c"),
+    (["build", "data"], "comes first: forebay build tokens data"),
+    (["build", "raw", "data"], "missing option '--into'"),
+    (["build", "raw", "--into", "cache"], "missing argument 'SOURCE...'"),
+    (["build", "chat", "a.jsonl", "--into", "cache"], "missing option '--tokenizer' (required for chat)"),
+    (["build", "tokens", "a.jsonl", "--seqlen", "8"], "did you mean '--sequence-length'?"),
+    (["build", "tokens", "a.jsonl", "--seq-len", "8"], "did you mean '--sequence-length'?"),
+    (["build", "tokens", "a.jsonl", "--max-length", "8"], "did you mean '--sequence-length'?"),
+    (["build", "tokens", "a.jsonl", "--output", "x"], "did you mean '--into'?"),
+    (["build", "tokens", "a.jsonl", "--num-workers", "8"], "did you mean '--workers'?"),
+    (["build", "tokens", "a.jsonl", "--chunk-size", "8"], "did you mean '--chunk-rows'?"),
+    (["build", "images", "a", "--chunk-rows", "8"], "did you mean '--chunk-bytes'?"),
+    (["build", "chat", "a", "--long-documents", "drop"], "did you mean '--long'?"),
+    (["build", "raw", "a", "--codex", "x"], "did you mean '--codec'?"),
+    (["build", "teachers", "cache", "--into", "x"], "`forebay build teachers` has no option '--into'"),
+    (["verify", "cache", "--deep"], "did you mean '--full'?"),
+    (["verify", "cache", "--check-source"], "did you mean '--allow-network'?"),
+    (["status", "cache", "--jsn"], "did you mean '--json'?"),
+    (["build", "raw", "-", "--into", "cache"], "save it first"),
+    (["estimate", "raw", "/dev/stdin"], "save it first"),
+    (["update", "cache", "-"], "save it first"),
+    (["build", "raw", "data", "--into", "memory://x"], "'memory://x' would be lost when this command ends"),
+    (["copy", "cache", "memory://x"], "name a folder or a bucket"),
+    ([*BUILD, "--memory-limit", "lots"], "use 600MB"),
+    ([*BUILD, "--memory-limit", "0"], "at least one byte"),
+    ([*BUILD, "--max-failures", "200%"], "a share like 1%"),
+    ([*BUILD, "--max-failures", "-1"], "a share like 1%"),
+    ([*BUILD, "--start-chunk", "4", "--end-chunk", "3"], "comes after --end-chunk 3"),
+    ([*BUILD, "--unit", "lines", "--suffix", ".py"], "pass a glob like"),
+    ([*BUILD, "--codec", "zip"], "it must be one of 'none', 'lz4', 'zstd'"),
+    ([*BUILD, "--workers", "many"], "it must be a whole number of at least 0"),
+    ([*BUILD, "--workers"], "Option '--workers' requires an argument"),
+    ([*BUILD, "--engine", "ray", "--workers", "0"], "leave it out with --engine ray"),
+    ([*BUILD, "--num-cpus", "2"], "add --engine ray"),
+    (["clean", "cache", "--keep-generations", "0"], "x>=1"),
+    (["repair", "cache", "--from", "nowhere"], "does not exist"),
+    (["copy", "cache", "other", "--old-key-env", "NO_SUCH"], "'NO_SUCH' is not set or empty"),
+    (["tier", "list"], "pass the folder of the tier, or set FOREBAY_TIER"),
+    (["tier", "fill", "cache", "t", "--nodes", "4"], "--nodes 4 needs --node, from 0 to 3"),
+    (["estimate", "remote", "cache", "--bandwidth", "fast"], "use 1Gbit or 100MB"),
+    (["view"], "Missing argument 'CACHE...'"),
+    (["view", "cache", "--port", "99999"], "0<=x<=65535"),
+]
+
+
+@pytest.mark.parametrize(("words", "shown"), COMMANDS, ids=[" ".join(words) for words, _ in COMMANDS])
+def test_wrong_usage_is_one_error_line_and_at_most_one_hint(words: list[str], shown: str) -> None:
+    ran = run(*words, code=2)
+    assert shown in ran.err
+    error, *hints = ran.err.splitlines()
+    assert error.startswith("error: ")
+    assert len(hints) <= 1
+    assert all(hint.startswith("hint: ") for hint in hints)
+    if "--json" in words:
+        assert json.loads(ran.out)["error"]["type"] == "UsageError"
+    else:
+        assert ran.out == ""
+
+
+def test_at_least_sixty_wrong_usages_are_tried() -> None:
+    assert len({tuple(words) for words, _ in COMMANDS}) >= 60
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["peek", "CACHE", "--row", "60"], "there is no row 60; "),
+        (["peek", "CACHE", "--layer", "raw"], "--layer needs --png FILE"),
+        (["peek", "CACHE", "--patch", "16"], "--patch images"),
+        (["peek", "CACHE", "--source", "data"], "--source is for packed tokens"),
+        (["build", "CACHE", "--into", "new"], "use `forebay update` to add data"),
+        (["build", "CACHE", "--start-chunk", "99"], "is beyond the plan"),
+        (["build", "teachers", "CACHE"], "has no teacher layer"),
+        (["build", "teachers", "CACHE", "--vae", "x"], "--vae needs images"),
+    ],
+)
+def test_wrong_usage_of_a_cache_is_one_error_line_and_at_most_one_hint(
+    tmp_path: Path, words: list[str], shown: str
+) -> None:
+    root, _ = build_lines(tmp_path)
+    ran = run(*(str(root) if word == "CACHE" else word for word in words), code=2)
+    assert shown in ran.err
+    assert [line.partition(": ")[0] for line in ran.err.splitlines()] in (["error"], ["error", "hint"])

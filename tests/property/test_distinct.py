@@ -1,6 +1,7 @@
 """Deduplication is what its definition says: of equal samples the first stays, however the cache comes to be."""
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,6 +14,7 @@ from tests.helpers.hypothesis_profiles import scaled
 
 import forebay as fb
 from forebay.building.dedup import RECORD_BYTES
+from forebay.cache.segment import decode_segment
 
 ALPHABET = [b"", b"a", b"b", b"ab", b"abc", b"abd", b"ba", b"\0", b"\0a", b"bad", b"a bad one", b"x" * 30]
 FILES = st.lists(st.lists(st.sampled_from(ALPHABET) | st.binary(max_size=3).map(lambda b: b.replace(b"\n", b" "))),
@@ -41,9 +43,15 @@ def kept(files: list[list[bytes]], recipe: DistinctRecipe) -> list[bytes]:
 
 
 def values(store: fb.MemoryStore) -> dict[str, bytes]:
-    """Plan, identities and chunks."""
-    found = {entry.key: store.read(entry.key) for entry in store.entries("")}
-    return {key: value for key, value in found.items() if key.startswith(("plan/", "identities/", "layers/"))}
+    """Identities, chunks, and the plan without the random id of its cache."""
+    stored = {entry.key: store.read(entry.key) for entry in store.entries("")}
+    segments = {
+        key: decode_segment(memoryview(value), store.address, key)
+        for key, value in stored.items()
+        if key.startswith("plan/")
+    }
+    plan = {key: b"".join(replace(segment, cache_id="").encode()) for key, segment in segments.items()}
+    return plan | {key: value for key, value in stored.items() if key.startswith(("identities/", "layers/"))}
 
 
 def counts(root: object) -> tuple[int, int]:

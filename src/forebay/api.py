@@ -49,7 +49,7 @@ from forebay.cache.verify import verify_cache
 from forebay.engine.base import Engine
 from forebay.errors import LibraryMissing, choice_error
 from forebay.fields import check_flags, checked_number, checked_whole
-from forebay.format.chunk import MAX_BLOCK_BYTES
+from forebay.format.codecs import MAX_BLOCK_BYTES
 from forebay.kinds import WRONG, recipe_class
 from forebay.named_sources import AnySource, new_source, source_like
 from forebay.read.pinned import load_pinned

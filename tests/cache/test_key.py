@@ -16,7 +16,8 @@ from tests.helpers.layer_recipes import LineRecipe, flip, number_cache, tree, wr
 
 import forebay as fb
 from forebay.errors import ChunkCorrupt, Damaged, ForebayError, KeyRefused, StateMismatch
-from forebay.format.chunk import ChunkFile, encode_chunk
+from forebay.format.chunk import encode_chunk
+from forebay.format.chunk_file import ChunkFile
 from forebay.format.generation import decode_generation
 from forebay.format.tensors import VARIABLE
 from forebay.recipe import fingerprint

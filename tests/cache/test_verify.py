@@ -14,7 +14,8 @@ from tests.helpers.layer_recipes import LengthLayer, LineRecipe, flip, layered_c
 
 import forebay as fb
 from forebay.errors import CacheNotFound, ChunkCorrupt, IndexCorrupt, KeyRefused
-from forebay.format.chunk import ChunkFile, encode_chunk
+from forebay.format.chunk import encode_chunk
+from forebay.format.chunk_file import ChunkFile
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.tensors import VARIABLE, seal
 from forebay.recipe import fingerprint

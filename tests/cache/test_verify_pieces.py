@@ -15,7 +15,7 @@ from tests.helpers.layer_recipes import LineRecipe, number_cache
 import forebay as fb
 from forebay.columns import DTYPES, Column, Dtype
 from forebay.errors import IndexCorrupt
-from forebay.format.chunk import ChunkFile
+from forebay.format.chunk_file import ChunkFile
 from forebay.source import Source
 from forebay.store import LocalStore
 from forebay.store.base import PIECE_BYTES, Buffer, Missing, Pieces, load_index

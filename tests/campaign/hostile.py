@@ -25,7 +25,8 @@ import zstandard
 from tests.campaign.worlds import doorbell
 
 from forebay.columns import Array, Ragged
-from forebay.format.chunk import ChunkFile, encode_chunk
+from forebay.format.chunk import encode_chunk
+from forebay.format.chunk_file import ChunkFile
 
 Craft = Callable[[random.Random, Path, Path], str]  # draw, the root, a tree outside -> what was done
 # What is asked of a stranger's cache: verbs that change nothing in it, and verbs that may. {root} is that cache, {mine}

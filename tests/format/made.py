@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from forebay.columns import DTYPES, Array, Column, Columns, Ragged
-from forebay.format.chunk import ChunkFile, EncodedChunk, adopt_chunk, encode_chunk
+from forebay.format.chunk import EncodedChunk, encode_chunk
+from forebay.format.chunk_file import ChunkFile, adopt_chunk
 from forebay.source import Failure
 
 FINGERPRINT = "f" * 64

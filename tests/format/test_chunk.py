@@ -18,7 +18,8 @@ from tests.helpers.hypothesis_profiles import scaled
 
 from forebay.columns import DTYPES, Column, Ragged
 from forebay.errors import RecipeInvalid
-from forebay.format.chunk import ChunkFile, adopt_chunk, content_digest
+from forebay.format.chunk import content_digest
+from forebay.format.chunk_file import ChunkFile, adopt_chunk
 from forebay.source import Failure
 from forebay.store import LocalStore
 

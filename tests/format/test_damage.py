@@ -17,7 +17,8 @@ from tests.helpers.hypothesis_profiles import scaled
 
 from forebay.columns import Column, Ragged
 from forebay.errors import Damaged, FormatTooNew
-from forebay.format.chunk import ChunkFile, ChunkMeta, adopt_chunk
+from forebay.format.chunk import ChunkMeta
+from forebay.format.chunk_file import ChunkFile, adopt_chunk
 from forebay.format.tensors import encode_header, parse_header, seal
 
 CODECS = ["none", "lz4", "zstd"]

@@ -13,7 +13,7 @@ from made import joined, small_chunk
 
 from forebay.columns import DTYPES
 from forebay.errors import Damaged, ForebayError, FormatTooNew, IndexCorrupt, KeyRefused, RecipeInvalid
-from forebay.format.chunk import ChunkFile
+from forebay.format.chunk_file import ChunkFile
 from forebay.format.tensors import VARIABLE, hmac_key, seal, unseal
 from forebay.source import MOST_LEVELS, TOO_DEEP
 from forebay.store import LocalStore

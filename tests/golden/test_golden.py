@@ -18,7 +18,8 @@ from tests.helpers.dedup_cases import DistinctRecipe, write_file
 import forebay as fb
 from forebay.columns import DTYPES, Column, Ragged
 from forebay.format import layout
-from forebay.format.chunk import compressor, encode_chunk
+from forebay.format.chunk import encode_chunk
+from forebay.format.codecs import compressor
 from forebay.format.generation import ChunkTable, Generation
 from forebay.format.tensors import seal
 from forebay.source import Failure, Part, SourceFile

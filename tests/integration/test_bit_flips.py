@@ -17,7 +17,7 @@ from forebay.cache.reports import VerifyReport
 from forebay.columns import Ragged
 from forebay.errors import Damaged, ForebayError, IndexCorrupt
 from forebay.format import layout
-from forebay.format.chunk import ChunkFile
+from forebay.format.chunk_file import ChunkFile
 from forebay.source import Part, PartDigest, Sample, Source, SourceFile
 
 LINES = [b"0", b"11", b"", b"3", b"444", b"5", b"66666", b"7", b"8"]  # the empty one fails

@@ -10,7 +10,7 @@ from tests.helpers.processes import PythonProcess, script_environment
 
 import forebay as fb
 from forebay.columns import Array, Column, Ragged
-from forebay.format.chunk import ChunkFile
+from forebay.format.chunk_file import ChunkFile
 
 NUMBERED = (
     Column(name="plain", dtype="int64", shape=(3,), rows_per_block=4),

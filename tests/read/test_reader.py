@@ -19,7 +19,7 @@ from tests.helpers.token_caches import token_cache
 import forebay as fb
 from forebay.columns import DTYPES, Array, Column, Ragged
 from forebay.errors import CacheNotFound, ChunkCorrupt, ChunkMissing, NotFound
-from forebay.format.chunk import ChunkFile
+from forebay.format.chunk_file import ChunkFile
 
 EVERYTHING = [
     *(Column(name=f"{dtype}_{codec}", dtype=dtype, codec=codec, rows_per_block=2) for dtype in DTYPES for codec in ("none", "zstd")),  # type: ignore[arg-type]  # noqa: E501

@@ -47,7 +47,8 @@ from forebay.errors import (
 )
 from forebay.failure_reasons import Reasons
 from forebay.format import layout
-from forebay.format.chunk import ChunkFile, ChunkRecord, EncodedChunk, chunk_corrupt, encode_chunk
+from forebay.format.chunk import ChunkRecord, EncodedChunk, chunk_corrupt, encode_chunk
+from forebay.format.chunk_file import ChunkFile
 from forebay.format.generation import Generation
 from forebay.format.tensors import hmac_key
 from forebay.recipe import (

@@ -21,7 +21,8 @@ from forebay.cache.soundness import continues, segment_numbers, sound_segment
 from forebay.cache.state import Index, chunk_numbers
 from forebay.errors import Damaged, ForebayError, FormatTooNew, SourceUnreadable, message_of
 from forebay.format import layout
-from forebay.format.chunk import ChunkFile, ChunkRecord
+from forebay.format.chunk import ChunkRecord
+from forebay.format.chunk_file import ChunkFile
 from forebay.format.generation import Generation
 from forebay.format.tensors import hmac_key
 from forebay.recipe import Recipe, RecipeDocument

@@ -24,17 +24,9 @@ from forebay.errors import (
     RecipeInvalid,
 )
 from forebay.format import layout
-from forebay.format.chunk import (
-    MAX_BLOCK_BYTES,
-    MAX_HEAD_BYTES,
-    BlockOverLimit,
-    ChunkFile,
-    ChunkRecord,
-    CodecError,
-    adopt_chunk,
-    chunk_corrupt,
-    chunk_missing,
-)
+from forebay.format.chunk import MAX_HEAD_BYTES, ChunkRecord, chunk_corrupt, chunk_missing
+from forebay.format.chunk_file import ChunkFile, adopt_chunk
+from forebay.format.codecs import MAX_BLOCK_BYTES, BlockOverLimit, CodecError
 from forebay.format.generation import Generation, decode_generation
 from forebay.format.layout import CacheDocument, decode_cache_document, decode_recipe_document
 from forebay.format.tensors import hmac_key

@@ -22,7 +22,8 @@ from forebay.cache.plan import Plan
 from forebay.columns import Array
 from forebay.errors import Damaged, ForebayError
 from forebay.format import layout
-from forebay.format.chunk import MADE_BY, ChunkRecord, library_versions
+from forebay.format.chunk import MADE_BY, ChunkRecord
+from forebay.format.codecs import library_versions
 from forebay.format.generation import ChunkTable, Generation
 from forebay.format.tensors import hmac_key, unseal
 from forebay.recipe import recipe_mismatch

@@ -28,8 +28,10 @@ from forebay.cache.source_check import SourceCheck
 from forebay.cache.state import Index, chunk_numbers
 from forebay.errors import Damaged, ForebayError, SourceNotFound, StoreUnavailable, message_of
 from forebay.format import layout
-from forebay.format.chunk import MAX_BLOCK_BYTES, ChunkFile, ChunkRecord
-from forebay.format.chunk import check_content as check_chunk_content
+from forebay.format.chunk import ChunkRecord
+from forebay.format.chunk_file import ChunkFile
+from forebay.format.chunk_file import check_content as check_chunk_content
+from forebay.format.codecs import MAX_BLOCK_BYTES
 from forebay.format.generation import Generation
 from forebay.format.tensors import hmac_key, unseal
 from forebay.recipe import input_layers

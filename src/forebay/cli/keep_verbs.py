@@ -29,7 +29,7 @@ from forebay.cli.output import Finding, shown_progress
 from forebay.cli.settings import BuildSettings
 from forebay.cli.verb import verb
 from forebay.errors import LibraryMissing
-from forebay.format.chunk import MAX_BLOCK_BYTES
+from forebay.format.codecs import MAX_BLOCK_BYTES
 from forebay.named_sources import source_like
 from forebay.preview.words import command_line
 from forebay.read.opening import open_cache

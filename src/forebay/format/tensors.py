@@ -147,22 +147,6 @@ def parse_header(view: View, where: str, max_bytes: int = MAX_HEADER_BYTES) -> H
     return Header(metadata, tensors)
 
 
-def header_size(start: bytes) -> int:
-    """Where the header of a file ends, by its first bytes; as far as a header may reach."""
-    return min(8 + int.from_bytes(start[:8], "little"), 8 + MAX_HEADER_BYTES)
-
-
-def first_sides(text: bytes, where: str) -> dict[str, int]:
-    """The lengths of all tensors, by the header of a file alone."""
-    entries = _header_entries(_header_text(memoryview(text), where, MAX_HEADER_BYTES)[0], where)[1]
-    return {name: _tensor_shape(entry)[0] for name, entry in entries.items() if _tensor_shape(entry)}
-
-
-def _tensor_shape(entry: Any) -> list[int]:
-    shape = entry.get("shape") if isinstance(entry, dict) else None
-    return shape if isinstance(shape, list) and all(type(side) is int for side in shape) else []
-
-
 def _header_text(view: View, where: str, max_bytes: int) -> tuple[bytes, int]:
     if len(view) == 0:
         raise not_forebay(where, "it is empty")
@@ -272,7 +256,7 @@ def seal(metadata: dict[str, Any], tensors: Mapping[str, Array], key: bytes | No
     if key is not None:
         entries.append((".hmac", "U8", (32,), 32))
     buffers: list[Buffer] = [encode_header(metadata, entries), *map(as_bytes, ordered.values())]
-    buffers.append(_sha256(buffers))
+    buffers.append(sha256_of_all(buffers))
     if key is not None:
         buffers.append(tag(key, buffers))
     return buffers
@@ -314,7 +298,7 @@ def unseal(
 def is_whole(view: memoryview) -> bool:
     """Whether a file ends with its own digest, in any version of the format."""
     ends = (len(view) - 32, len(view) - 64)  # without a tag, with one
-    return any(end > 0 and bytes(view[end : end + 32]) == _sha256([view[:end]]) for end in ends)
+    return any(end > 0 and bytes(view[end : end + 32]) == sha256_of_all([view[:end]]) for end in ends)
 
 
 def _checked_header(view: memoryview, root: str, where: str) -> Header:
@@ -330,14 +314,14 @@ def _checked_header(view: memoryview, root: str, where: str) -> Header:
     trailer = [name for name in header.tensors if name.startswith(".")]
     if digest is None or digest.shape != (32,) or list(header.tensors)[-len(trailer) :] != trailer:
         raise index_corrupt(root, where, "it does not end with a digest")
-    if bytes(view[digest.start : digest.stop]) != _sha256([view[: digest.start]]):
+    if bytes(view[digest.start : digest.stop]) != sha256_of_all([view[: digest.start]]):
         raise index_corrupt(root, where, "its bytes do not match its digest")
     if trailer not in ([".digest"], [".digest", ".hmac"]):
         raise index_corrupt(root, where, f"it ends with {trailer}")
     return header
 
 
-def _sha256(buffers: Sequence[Buffer]) -> bytes:
+def sha256_of_all(buffers: Sequence[Buffer]) -> bytes:
     digest = hashlib.sha256()
     for buffer in buffers:
         digest.update(buffer)

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from forebay.cache.catalog import corrupt_block
 from forebay.columns import Array, Column
 from forebay.errors import ChunkCorrupt, ForebayError
-from forebay.format.chunk import BlockOverLimit, ChunkFile, CodecError, chunk_corrupt
+from forebay.format.chunk import chunk_corrupt
+from forebay.format.chunk_file import ChunkFile
+from forebay.format.codecs import BlockOverLimit, CodecError
 from forebay.read.maps import Maps, RowLocations, by_position
 
 Where = tuple[str, str]  # root, layer

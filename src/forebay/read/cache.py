@@ -44,7 +44,6 @@ from forebay.errors import (
 )
 from forebay.format import layout
 from forebay.format.chunk import (
-    MAX_BLOCK_BYTES,
     MAX_COUNT,
     MAX_HEAD_BYTES,
     SUM_BYTES,
@@ -52,6 +51,7 @@ from forebay.format.chunk import (
     chunk_corrupt,
     chunk_missing,
 )
+from forebay.format.codecs import MAX_BLOCK_BYTES
 from forebay.format.generation import Generation
 from forebay.format.tensors import unseal
 from forebay.read.blocks import BlockCache, BlockStatistics, Checks

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from forebay import kernels
 from forebay.columns import Array, Column, Ragged, join
-from forebay.format.chunk import ChunkFile, CodecError
+from forebay.format.chunk_file import ChunkFile
+from forebay.format.codecs import CodecError
 from forebay.read.blocks import BlockCache, Checks, DecodedBlock, Where
 from forebay.read.maps import Maps, RowLocations, TensorTable
 

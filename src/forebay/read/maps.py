@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from forebay.columns import Array
 from forebay.errors import ChunkCorrupt
-from forebay.format.chunk import ChunkFile
+from forebay.format.chunk_file import ChunkFile
 
 PASSING_BYTES = 4 << 30  # of chunks that are in no file: they passed through a full tier, or have none
 MAX_MAPS = 8192  # per layer; an eighth of the maps that Linux grants a process by default

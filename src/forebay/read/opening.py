@@ -7,7 +7,7 @@ import numpy as np
 
 from forebay.errors import TierUnusable, not_found
 from forebay.fields import as_bytes
-from forebay.format.chunk import MAX_BLOCK_BYTES
+from forebay.format.codecs import MAX_BLOCK_BYTES
 from forebay.read.cache import DEFAULT_MEMORY, Cache, Options
 from forebay.read.maps import MAX_MAPS
 from forebay.read.pinned import load_pinned

@@ -13,11 +13,8 @@ from forebay.errors import (
     StateMismatch,
 )
 from forebay.format import layout
-from forebay.format.chunk import (
-    ChunkFile,
-    ChunkRecord,
-    chunk_corrupt,
-)
+from forebay.format.chunk import ChunkRecord, chunk_corrupt
+from forebay.format.chunk_file import ChunkFile
 from forebay.format.generation import Generation
 from forebay.store.base import Store, holds
 from forebay.store.tiered import TieredStore

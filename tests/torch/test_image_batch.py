@@ -328,22 +328,6 @@ def test_the_memory_of_pixel_masks_is_counted_and_taken_only_if_they_are_made(ca
         assert COUNT * row_bytes <= buffers.free_bytes < COUNT * row_bytes + 1024
 
 
-def test_a_pixel_mask_that_was_not_asked_for_is_an_error_that_says_how_to_get_it(caches: dict[str, fb.Cache]) -> None:
-    cache, collate = caches["raw"], ImageBatch(caches["raw"])
-    whole = in_order(cache, collate)
-    (loaded,) = DataLoader(CacheDataset(cache), batch_size=COUNT, collate_fn=collate)
-    for batch in (whole, loaded, copy.copy(whole), tree_map(torch.clone, whole)):
-        with pytest.raises(KeyError, match=r"pass masks='host' to ImageBatch, or use masks_on_device\(batch\)"):
-            batch["pixel_mask"]
-        assert "pixel_mask" not in batch
-        assert batch.get("pixel_mask") is None
-        with pytest.raises(KeyError, match=r"^'token_mask'$"):
-            batch["token_mask"]
-    compiled = torch.compile(masks_on_device, backend="aot_eager", fullgraph=True)
-    assert_same(compiled(whole), in_order(cache, ImageBatch(cache, masks="host")))
-    assert_same(pickle.loads(pickle.dumps(whole)), whole)
-
-
 def test_orientation_tags_are_swapped_with_the_flip_and_no_others(caches: dict[str, fb.Cache]) -> None:
     swapped = {"looking_left": "looking_right", "looking_right": "looking_left"}
     for flip in (0.0, 1.0):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from forebay.torch.attention.leaks import Leak, PaddingLeak, document_leaks, padding_leaks
     from forebay.torch.attention.mask_cache import BlockMaskCache, BlockMaskStatistics
     from forebay.torch.attention.packed_attention import PackedSelfAttention
-    from forebay.torch.batches import BatchTable, LoadedBatch, MaskPicture, derive_on_device, show_batch, show_mask
+    from forebay.torch.batches import BatchTable, show_batch
     from forebay.torch.collate import Collate, StoredBatch, Transform, usual_collate
     from forebay.torch.dataset import CacheDataset
     from forebay.torch.distill.timed_features import TorchFeatures, features
@@ -42,9 +42,11 @@ if TYPE_CHECKING:
     from forebay.torch.images.canvases import Canvases, JointTransform
     from forebay.torch.images.crops import AspectBucket, RandomResizedCrop, aspect_buckets
     from forebay.torch.images.image_batch import ImageBatch
-    from forebay.torch.images.model_input import LetterboxModule, masks_on_device, normalize_on_device
+    from forebay.torch.images.letterbox_module import LetterboxModule
+    from forebay.torch.images.on_device import masks_on_device, normalize_on_device
     from forebay.torch.images.torchvision_v2 import JointV2
     from forebay.torch.loader import Loader, change_weights
+    from forebay.torch.on_device import derive_on_device
     from forebay.torch.preference_batch import PreferenceBatch
     from forebay.torch.ranks import current_ranks
     from forebay.torch.schedule import Schedule
@@ -75,17 +77,17 @@ _HOMES = {
     "ImageBatch": "forebay.torch.images.image_batch",
     "JointV2": "forebay.torch.images.torchvision_v2",
     **dict.fromkeys(("Canvases", "JointTransform"), "forebay.torch.images.canvases"),
-    "LetterboxModule": "forebay.torch.images.model_input",
+    "LetterboxModule": "forebay.torch.images.letterbox_module",
     **dict.fromkeys(("Loader", "change_weights"), "forebay.torch.loader"),
     "PreferenceBatch": "forebay.torch.preference_batch",
     "LoaderStatistics": "forebay.feeding.statistics",
     **dict.fromkeys(("Ingredient", "Mixture"), "forebay.feeding.mixture"),
     "open_mixture": "forebay.feeding.mixture_file",
-    "derive_on_device": "forebay.torch.batches",
-    **dict.fromkeys(("masks_on_device", "normalize_on_device"), "forebay.torch.images.model_input"),
+    "derive_on_device": "forebay.torch.on_device",
+    **dict.fromkeys(("masks_on_device", "normalize_on_device"), "forebay.torch.images.on_device"),
     **dict.fromkeys(("Present", "Split", "Where"), "forebay.feeding.selection"),
     "Schedule": "forebay.torch.schedule",
-    **dict.fromkeys(("BatchTable", "LoadedBatch", "MaskPicture", "show_batch", "show_mask"), "forebay.torch.batches"),
+    **dict.fromkeys(("BatchTable", "show_batch"), "forebay.torch.batches"),
     "Stream": "forebay.feeding.stream",
     **dict.fromkeys(("TorchFeatures", "features"), "forebay.torch.distill.timed_features"),
     "transformers_inputs": "forebay.torch.attention.block_mask",
@@ -93,13 +95,13 @@ _HOMES = {
 __all__ = [
     "AspectBucket", "BatchTable", "BlockMaskCache", "BlockMaskStatistics", "BucketLoader", "CacheDataset", "Canvases",
     "Coins", "Collate", "Dequantized", "Filled", "Growth", "ImageBatch", "Ingredient", "JointTransform", "JointV2",
-    "Leak", "LetterboxModule", "LoadedBatch", "Loader", "LoaderStatistics", "Located", "MaskPicture", "Mixture",
+    "Leak", "LetterboxModule", "Loader", "LoaderStatistics", "Located", "Mixture",
     "PackedSelfAttention", "Padded", "PaddingLeak", "Plan", "PreferenceBatch", "Present", "RandomResizedCrop", "Ranks",
     "RowReader", "Schedule", "ShuffleQuality", "Split", "StoredBatch", "Stream", "Table", "Timed", "TokenBatch",
     "TorchFeatures", "Transform", "View", "Where", "Window", "aspect_buckets", "causal_block_mask", "change_weights",
     "current_ranks", "derive_on_device", "document_block_mask", "document_leaks", "features", "image_block_mask",
     "masks_on_device", "move_mask", "normalize_on_device", "open_mixture", "padding_leaks", "prefix_block_mask",
-    "show_batch", "show_mask", "transformers_inputs", "usual_collate",
+    "show_batch", "transformers_inputs", "usual_collate",
 ]  # fmt: skip
 
 

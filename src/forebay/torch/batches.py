@@ -1,48 +1,26 @@
 """Tensors of a batch, in reused memory: columns as they are stored, and arrays as tensors.
 
 Every column becomes a tensor as it is stored; a ragged one becomes `name` (flat values) and `name.offsets`. Batches for
-language models are made in `forebay.torch.token_batch`.
-
-Derive int64 tokens, labels and positions of packed rows on the device that trains.
-
-The host hands out tokens as they are stored and the lengths of documents, 2 bytes a token instead of 24:
-
-    loader = Loader(cache, global_batch_size=48, derive="device")
-    for batch in loader:
-        sent = {name: values.to("cuda", non_blocking=True) for name, values in batch.items()}
-        batch = derive_on_device(sent)          # or torch.compile(derive_on_device)
-
-Batches and block masks in a notebook: shapes and types, documents as colored bars, who sees whom as a picture.
-
-A batch of a `Loader` shows itself, and so does torch's `BlockMask`; `show_batch(batch)` shows any dict of tensors, in a
-terminal too.
+language models are made in `forebay.torch.token_batch`. `show_batch(batch)` is a table of any dict of tensors.
 """
 
-import sys
 import threading
 import weakref
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
-from torch.utils._pytree import MappingKey, register_pytree_node
 
 from forebay.columns import Array, Columns, Ragged
-from forebay.masks.documents import IGNORED_LABEL, LabelStyle, checked_label_style
-from forebay.preview.mask_html import bars_html, mask_html, sampled
 from forebay.records import html_table
-
-if TYPE_CHECKING:  # importing it imports torch's compiler
-    from torch.nn.attention.flex_attention import BlockMask
-
 
 Batch = dict[str, Any]  # of tensors; max_seqlen is an int
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -85,22 +63,14 @@ class Buffers:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return an array to write to, and then to pass to `wrap`."""
-        if not self._pinned and prod(shape) * dtype.itemsize < _SMALLEST:
-            return np.empty(shape, dtype)
-        (array,) = self.several(1, shape, dtype)
-        return array
-
-    def several(self, count: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[Array]:
-        """Return arrays to write to, and then to pass to `wrap`, each with its own memory."""
         size = prod(shape) * dtype.itemsize
         if self._pinned:
-            kind = _torch_dtype(dtype)
-            return [torch.empty(shape, dtype=kind, pin_memory=True).numpy() for _ in range(count)]
+            kind = torch.from_numpy(np.empty(0, dtype)).dtype
+            return torch.empty(shape, dtype=kind, pin_memory=True).numpy()
         if size < _SMALLEST:
-            return [np.empty(shape, dtype) for _ in range(count)]  # as fast from malloc
-        return [self._lend(np.ndarray(shape, dtype, memory), memory) for memory in self._memory(count, size)]
-
-    def _lend(self, view: Array, memory: Array) -> Array:
+            return np.empty(shape, dtype)
+        memory = self._memory(size)
+        view: Array = np.ndarray(shape, dtype, memory)
         self._lent[id(view)] = weakref.ref(view, partial(self._take_back, id(view), memory))
         return view
 
@@ -112,16 +82,16 @@ class Buffers:
         np.copyto(pinned, values)
         return pinned
 
-    def _memory(self, count: int, size: int) -> list[Array]:
+    def _memory(self, size: int) -> Array:
         with self._lock:
-            if self._returned:
-                self._collect()
-            free = self._free.get(size, [])
-            found = [free.pop() for _ in range(min(count, len(free)))]
-            self._free_bytes -= size * len(found)
-            if not free:
-                self._free.pop(size, None)
-        return found + [_aligned(size) for _ in range(count - len(found))]
+            self._collect()
+            if size not in self._free:
+                return _aligned(size)
+            memory = self._free[size].pop()
+            self._free_bytes -= size
+            if not self._free[size]:
+                del self._free[size]
+            return memory
 
     def _collect(self) -> None:
         """Take up what was returned, and drop memory of the sizes that were used longest ago beyond the limit."""
@@ -168,10 +138,6 @@ def to_tensor(values: Array, buffers: Buffers | None = None) -> torch.Tensor:
     return wrap(values if buffers is None else buffers.as_pinned(values))
 
 
-def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype
-
-
 def plain_batch(read: Columns, buffers: Buffers) -> Batch:
     """Return columns as they are stored."""
     batch: Batch = {}
@@ -211,48 +177,6 @@ def to_numpy(values: torch.Tensor) -> NDArray[np.float32]:
     return found
 
 
-def derive_on_device(batch: dict[str, Tensor], labels: LabelStyle | None = "shifted") -> dict[str, Tensor]:
-    """Return the batch with `tokens`, `labels` and `positions` as int64, equal to those that a `Loader` derives.
-
-    `tokens` are as stored, `[rows, sequence_length]`, and `seq_lens` `[rows, max_documents]`, zero-padded.
-    """
-    style = checked_label_style("labels", labels)
-    tokens = _widened(batch["tokens"])
-    starts, stops = _document_edges(batch["seq_lens"], tokens.shape[1])
-    column = torch.arange(tokens.shape[1], device=tokens.device)
-    derived = batch | {"tokens": tokens, "positions": column - starts}
-    if style is not None:
-        derived["labels"] = _labels(tokens, column, starts, stops, batch["seq_lens"], style)
-    return derived
-
-
-def _widened(tokens: Tensor) -> Tensor:
-    """Return tokens as int64. Devices have few operations on unsigned types, so their bits are read as signed ones."""
-    if tokens.dtype == torch.uint16:
-        return tokens.view(torch.int16).to(torch.int64) & 0xFFFF
-    if tokens.dtype == torch.uint32:
-        return tokens.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
-    return tokens.to(torch.int64)
-
-
-def _document_edges(seq_lens: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Return where the document of each token starts and stops, `[rows, width]`; padding is one more document."""
-    stops = seq_lens.to(torch.int64).cumsum(1)
-    column = torch.arange(width, device=seq_lens.device).expand(len(seq_lens), width).contiguous()
-    document = torch.searchsorted(stops, column, right=True)
-    edges = torch.cat([stops.new_zeros(len(stops), 1), stops, stops.new_full((len(stops), 1), width)], dim=1)
-    return edges.gather(1, document), edges.gather(1, document + 1)
-
-
-def _labels(
-    tokens: Tensor, column: Tensor, starts: Tensor, stops: Tensor, seq_lens: Tensor, style: LabelStyle
-) -> Tensor:
-    padding = column >= seq_lens.sum(1, keepdim=True)
-    if style == "shifted":
-        return tokens.roll(-1, 1).masked_fill(padding | (column + 1 == stops), IGNORED_LABEL)
-    return tokens.masked_fill(padding | (column == starts), IGNORED_LABEL)
-
-
 @dataclass(frozen=True, slots=True)
 class BatchTable:
     """What a batch contains: lines as text, a table in a notebook."""
@@ -260,55 +184,15 @@ class BatchTable:
     batch: Mapping[str, object]
 
     def __repr__(self) -> str:
-        facts = _facts(self.batch)
-        width = max(map(len, facts), default=0)
-        return "\n".join(f"{name:{width}}  {fact}" for name, fact in facts.items()) or "an empty batch"
+        width = max(map(len, self._facts), default=0)
+        return "\n".join(f"{name:{width}}  {fact}" for name, fact in self._facts.items()) or "an empty batch"
 
     def _repr_html_(self) -> str:
-        return html_table("Batch", _facts(self.batch)) + _bars(self.batch.get("tokens"), self.batch.get("seq_lens"))
+        return html_table("Batch", self._facts)
 
-
-_NO_PIXEL_MASK = "no pixel_mask in this batch; pass masks='host' to ImageBatch, or use masks_on_device(batch)"
-
-
-class LoadedBatch(dict[str, Any]):
-    """A batch of a `Loader`: a dict that is a table in a notebook, and says how to get a pixel mask.
-
-    Trainers, `torch.compile`, `tree_map` and DDP take it as a dict. Pickled it is an OrderedDict, which `torch.load`
-    reads with `weights_only`, and processes read without forebay.
-    """
-
-    __slots__ = ()
-
-    def _repr_html_(self) -> str:
-        return BatchTable(self)._repr_html_()
-
-    def __missing__(self, name: str) -> Any:
-        raise KeyError(_NO_PIXEL_MASK if name == "pixel_mask" and "box" in self else name)
-
-    def __copy__(self) -> "LoadedBatch":
-        return LoadedBatch(self)
-
-    def __reduce__(self) -> tuple[type, tuple[()], None, None, Iterator[tuple[str, Any]]]:
-        return OrderedDict, (), None, None, iter(self.items())
-
-
-def _keyed(batch: LoadedBatch) -> tuple[list[tuple[Any, Any]], list[str]]:
-    return [(MappingKey(name), value) for name, value in batch.items()], list(batch)
-
-
-def _rebuilt(values: Iterable[Any], names: Any) -> LoadedBatch:
-    return LoadedBatch(zip(names, values, strict=True))
-
-
-# torch takes an unknown subclass of dict for a leaf.
-register_pytree_node(
-    LoadedBatch,
-    lambda batch: (list(batch.values()), list(batch)),
-    _rebuilt,
-    serialized_type_name="forebay.torch.LoadedBatch",
-    flatten_with_keys_fn=_keyed,
-)
+    @property
+    def _facts(self) -> dict[str, str]:
+        return {str(name): _fact(value) for name, value in self.batch.items()}
 
 
 def show_batch(batch: Mapping[str, object]) -> BatchTable:
@@ -316,79 +200,8 @@ def show_batch(batch: Mapping[str, object]) -> BatchTable:
     return BatchTable(dict(batch))
 
 
-def _facts(batch: Mapping[str, object]) -> dict[str, str]:
-    return {str(name): _fact(value) for name, value in batch.items()}
-
-
 def _fact(value: object) -> str:
     if not isinstance(value, Tensor | np.ndarray):
         return type(value).__name__
     where = f" on {value.device}" if isinstance(value, Tensor) and value.device.type != "cpu" else ""
     return f"{str(value.dtype).removeprefix('torch.')} [{', '.join(map(str, value.shape))}]{where}"
-
-
-def _bars(tokens: object, seq_lens: object) -> str:
-    """The documents of packed rows; nothing where a transform made something else of the two."""
-    if not (isinstance(tokens, Tensor) and isinstance(seq_lens, Tensor) and tokens.ndim == seq_lens.ndim == 2):
-        return ""
-    if not len(tokens) or not tokens.shape[1] or len(tokens) != len(seq_lens):
-        return ""
-    try:
-        return bars_html(seq_lens.cpu().numpy(), tokens.shape[1])
-    except (TypeError, ValueError):  # not lengths
-        return ""
-
-
-@dataclass(frozen=True, slots=True)
-class MaskPicture:
-    """Who sees whom in the first row of a block mask, as a table and a picture in a notebook."""
-
-    mask: "BlockMask"
-
-    def _repr_html_(self) -> str:
-        queries, keys = (torch.from_numpy(sampled(length)) for length in self.mask.seq_lengths)
-        head = torch.zeros((), dtype=torch.int64, device=self.mask.kv_num_blocks.device)
-        seen = self.mask.mask_mod(head, head, queries[:, None].to(head.device), keys.to(head.device))
-        whole_blocks = _first_full_blocks(self.mask)
-        whole = whole_blocks[queries[:, None] // self.mask.BLOCK_SIZE[0], keys // self.mask.BLOCK_SIZE[1]]
-        facts = _mask_facts(self.mask, whole_blocks.shape[1])
-        return mask_html("BlockMask", facts, seen.expand(whole.shape).cpu().numpy(), whole.numpy())
-
-
-def show_mask(mask: "BlockMask") -> MaskPicture:
-    """Return a picture of the mask's first row: leave `show_mask(mask)` as the last line of a notebook cell."""
-    return MaskPicture(mask)
-
-
-def show_masks_in_notebooks() -> None:
-    """Let IPython, where it runs, draw block masks; they are torch's, so that they cannot have a method for it."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    if shell is not None:
-        formatter = shell.display_formatter.formatters["text/html"]
-        name = ("torch.nn.attention.flex_attention", "BlockMask")
-        if formatter.for_type_by_name(*name) is None:  # nobody else draws them
-            formatter.for_type_by_name(*name, lambda mask: MaskPicture(mask)._repr_html_())
-
-
-def _mask_facts(mask: "BlockMask", key_blocks: int) -> dict[str, object]:
-    counts = (mask.kv_num_blocks, mask.full_kv_num_blocks)
-    seen_blocks = sum(int(count.sum()) for count in counts if count is not None)
-    return {
-        "shape": " × ".join(f"{length:,}" for length in mask.shape),
-        "block size": " × ".join(map(str, mask.BLOCK_SIZE)),
-        "blocks seen": f"{seen_blocks:,} of {mask.kv_num_blocks.numel() * key_blocks:,}",
-        "device": mask.kv_num_blocks.device,
-    }
-
-
-def _first_full_blocks(mask: "BlockMask") -> Tensor:
-    """Return which blocks `[query blocks, key blocks]` of the first row are seen without a mask."""
-    size = tuple(-(-length // side) for length, side in zip(mask.seq_lengths, mask.BLOCK_SIZE, strict=True))
-    full = torch.zeros(size, dtype=torch.bool)
-    if mask.full_kv_num_blocks is not None and mask.full_kv_indices is not None:
-        for line, (count, indices) in enumerate(
-            zip(mask.full_kv_num_blocks[0, 0].tolist(), mask.full_kv_indices[0, 0].tolist(), strict=True)
-        ):
-            full[line, indices[:count]] = True
-    return full

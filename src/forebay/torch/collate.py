@@ -30,7 +30,7 @@ from forebay.read.cache import Cache
 from forebay.read.maps import take_opening_spans
 from forebay.read.rows import Located, RowReader, Table, row_coins
 from forebay.read.views import View
-from forebay.torch.batches import Batch, Buffers, LoadedBatch, plain_batch, tensor_bytes
+from forebay.torch.batches import Batch, Buffers, plain_batch, tensor_bytes
 
 
 class Collate:
@@ -201,7 +201,7 @@ class Assembler:
             batch |= _tags(table.located)
         if self.transform is not None:
             batch = checked_batch(self.transform(batch, coins))
-        return LoadedBatch(batch) if type(batch) is dict else batch
+        return batch
 
 
 def _taken(name: str) -> ValueError:

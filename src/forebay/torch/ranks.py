@@ -13,10 +13,9 @@ tensors or stages compare themselves with each other only.
 import itertools
 import json
 import os
-import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -32,7 +31,6 @@ RankSource = Ranks | distributed.ProcessGroup | DeviceMesh | None
 _GRACE = 30.0  # seconds that ranks wait longer than rank 0, which knows the missing ranks
 _SHORTEST, _LONGEST = 0.005, 0.25  # seconds between two polls of the store
 _SPLITS_MODEL = frozenset({"tp", "pp", "cp", "ep", "sp"})  # usual names of dimensions whose ranks need the same rows
-_SILENT = 5.0  # seconds of waiting before a rank says whom it waits for
 _loaders: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)  # by the ranks that share them
 
 
@@ -209,48 +207,26 @@ class Agreement:
     def _compared(self, store: RankStore, key: str) -> dict[str, Any]:
         """Return the missing ranks, or else the facts in which a rank differs from rank 0."""
         keys = [f"{key}/{rank}" for rank in range(self._ranks.world_size)]
-
-        def missing() -> list[int]:
-            return [rank for rank, own in enumerate(keys) if not store.check([own])]
-
-        if not _wait_for(store, keys, self._timeout, lambda: self._say(missing())):
-            return {"missing": missing(), "differs": [], "seconds": self._timeout}
-        facts = [json.loads(store.get(own)) for own in keys]
+        if not _wait_for(store, keys, self._timeout):
+            missing = [rank for rank, rank_key in enumerate(keys) if not store.check([rank_key])]
+            return {"missing": missing, "differs": [], "seconds": self._timeout}
+        facts = [json.loads(store.get(rank_key)) for rank_key in keys]
         return {"missing": [], "differs": _differences(facts)}
 
     def _awaited(self, store: RankStore, key: str) -> bytes:
-        came = f"{key.rpartition('/')[0]}/0"  # if rank 0 came, it says whom it waits for
-        if not _wait_for(store, [key], self._timeout + _GRACE, lambda: None if store.check([came]) else self._say([0])):
+        if not _wait_for(store, [key], self._timeout + _GRACE):
             raise self._missing([0], self._timeout + _GRACE)
         return store.get(key)
 
-    def _say(self, missing: Sequence[int]) -> None:
-        """Print whom this rank waits for: another one may have failed, or be without this loader."""
-        named, ranks = ", ".join(str(self._named(rank)) for rank in missing), self._ranks
-        world = f"a group of {ranks.world_size}" if ranks.members else ranks.world_size
-        whom = f"rank{'s' if len(missing) > 1 else ''} {named} of {world}"
-        print(
-            f"forebay: rank {self._named(ranks.rank)} waits for {whom} to iterate this loader, for at most "
-            f"{self._timeout:g} s (timeout of Ranks)",
-            file=sys.stderr,
-            flush=True,
-        )
 
-
-def _wait_for(store: RankStore, keys: Sequence[str], seconds: float, say: Callable[[], None]) -> bool:
-    """Return whether the keys are set in time; after a few seconds, call `say` once.
-
-    It polls: a blocking wait would block other callers and Ctrl-C.
-    """
-    begun, pause, is_silent = time.monotonic(), _SHORTEST, True
+def _wait_for(store: RankStore, keys: Sequence[str], seconds: float) -> bool:
+    """Return whether the keys are set in time. It polls: a blocking wait would block other callers and Ctrl-C."""
+    begun, pause = time.monotonic(), _SHORTEST
     while not store.check(list(keys)):
         waited = time.monotonic() - begun
         if waited >= seconds:
             return False
-        if is_silent and waited >= _SILENT:
-            is_silent = False
-            say()
-        time.sleep(min(pause, max(0.0, seconds - waited)))
+        time.sleep(min(pause, seconds - waited))
         pause = min(2 * pause, _LONGEST)
     return True
 

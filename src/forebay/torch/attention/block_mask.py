@@ -45,9 +45,6 @@ from forebay.masks.spans import (
     span_block_lists,
     windowed,
 )
-from forebay.torch.batches import show_masks_in_notebooks
-
-show_masks_in_notebooks()
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

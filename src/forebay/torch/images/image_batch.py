@@ -38,7 +38,7 @@ from forebay.masks.rectangle import IGNORE_THRESHOLD, flip_rectangles
 from forebay.order.coins import Coins, sample_keys
 from forebay.order.selected_rows import Selection
 from forebay.read.cache import Cache
-from forebay.torch.batches import Batch, Buffers, LoadedBatch, plain_batch
+from forebay.torch.batches import Batch, Buffers, plain_batch
 from forebay.torch.collate import Collate, caches_of
 from forebay.torch.images.canvas_maker import Boxes, CanvasMaker, Channels, Planes, TokenMasks, mirrored
 from forebay.torch.images.canvases import JointTransform
@@ -183,7 +183,7 @@ class ImageBatch(Collate):
             table[name] = np.array(table[name], np.int32).reshape(len(rows), width)
         self._check_meaning(table)
         coins = Coins(self.seed, self.epoch, sample_keys(each.tobytes() for each in table["id"]))
-        return LoadedBatch(self.collate(table, coins, self._buffers))
+        return self.collate(table, coins, self._buffers)
 
     def collate(self, table: Mapping[str, Any], coins: Coins, buffers: Buffers) -> Batch:
         """Make a batch of rows of a cache."""

@@ -1,4 +1,4 @@
-"""Letterbox and normalize images inside a model, so that both are exported with it.
+"""Letterbox and normalize images inside a model, to export both with it.
 
     uint8 image, any height and width ──▶ box ──▶ resized ──▶ padded ──▶ normalized, with its masks
 
@@ -17,81 +17,18 @@ operations exist in torch and ONNX, for lengths that are known only when the gra
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from forebay.errors import choice_error
 from forebay.images import ImageRecipe, KeepsRecipes, image_recipe
 from forebay.images.geometry import Normalize, Scaling, fit
-from forebay.masks.rectangle import IGNORE_THRESHOLD, Size
+from forebay.masks.rectangle import IGNORE_THRESHOLD
 from forebay.torch.batches import Batch
 from forebay.torch.images.canvas_maker import TokenMasks
-
-
-def normalize_on_device(
-    pixels: Tensor, normalize: Normalize = "imagenet", dtype: torch.dtype = torch.float32
-) -> Tensor:
-    """Return what `ImageBatch(normalize=…, dtype=…)` makes, from its uint8 pixels `[..., 3, height, width]`.
-
-        batch = next(iter(Loader(cache, global_batch_size=64)))
-        values = normalize_on_device(batch["pixels"].to("cuda", non_blocking=True), "imagenet", torch.bfloat16)
-
-    It computes the same product and sum in float32, each rounded, then casts to `dtype`: equal bit by bit on any
-    device. If a compiler fuses the two, values differ by at most an ulp of the larger one (5e-7 with "imagenet").
-    """
-    if pixels.dtype != torch.uint8 or pixels.ndim < 3 or pixels.shape[-3] != 3:
-        raise ValueError(
-            "pixels must be uint8 [..., 3, height, width], as an ImageBatch without `normalize` returns them "
-            f"(got {pixels.dtype} {list(pixels.shape)})"
-        )
-    scaling = Scaling.of(normalize)
-    # Tensors that an exporter traces must not be cached.
-    planes = _channel_planes if type(pixels) is Tensor else _channel_planes.__wrapped__
-    scale, shift = (planes(tuple(each.ravel().tolist()), pixels.device) for each in (scaling.scale, scaling.shift))
-    return pixels.to(torch.float32).mul_(scale).add_(shift).to(dtype)
-
-
-def masks_on_device(
-    batch: Batch, patch: int | None = None, threshold: float = IGNORE_THRESHOLD, size: Size | None = None
-) -> Batch:
-    """Return a batch of an `ImageBatch` with `pixel_mask` and, with a `patch`, `token_mask`.
-
-        sent = {name: values.to("cuda", non_blocking=True) for name, values in batch.items()}
-        batch = masks_on_device(sent, patch=16)          # or torch.compile(masks_on_device)
-
-    They are made from `box` on its device, equal to those of `ImageBatch(masks="host")` unless its transforms leave
-    padding inside a box. `size` is (height, width) of the canvases, that of `pixels` unless you pass it.
-    """
-    height, width = batch["pixels"].shape[-2:] if size is None else size
-    box = batch["box"].to(torch.int64)
-    rows = _covered(height, 1, box[:, 1], box[:, 3])
-    columns = _covered(width, 1, box[:, 0], box[:, 2])
-    derived = batch | {"pixel_mask": (rows[:, :, None] * columns[:, None, :]) == 0}
-    if patch is not None:
-        if height % patch or width % patch:
-            raise ValueError(f"patch must divide the canvas of {height} × {width} pixels (got {patch})")
-        rows = _covered(height, patch, box[:, 1], box[:, 3])
-        columns = _covered(width, patch, box[:, 0], box[:, 2])
-        padded = (patch * patch - rows[:, :, None] * columns[:, None, :]).to(torch.float64) / (patch * patch)
-        derived["token_mask"] = padded >= threshold
-    return derived
-
-
-def _covered(length: int, cell: int, start: Tensor, count: Tensor) -> Tensor:
-    """Return how many pixels of each cell of a line the content from `start` on covers, `[images, length / cell]`."""
-    edges = torch.arange(0, length, cell, device=start.device)
-    stop = (start + count)[:, None]
-    return (torch.minimum(edges + cell, stop) - torch.maximum(edges, start[:, None])).clamp(min=0)
-
-
-@lru_cache(maxsize=64)
-def _channel_planes(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Return values as `[3, 1, 1]` on a device. Cached, since sending them for every batch would make it wait."""
-    return torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]
-
 
 PRECISION_BITS = 22
 
@@ -103,50 +40,29 @@ class Kernel(NamedTuple):
     support: float
 
 
-def resize_weights(
-    length: int, fitted: Tensor, positions: Tensor, resample: str, precision: torch.dtype = torch.float64
-) -> Tensor:
+def resize_weights(length: int, fitted: Tensor, positions: Tensor, resample: str) -> Tensor:
     """Return the weights `[positions, length]` of a line's pixels in the given pixels of it, resized to `fitted`.
 
-    In float64 they are whole numbers that sum to about 2²², in float32 they sum to 1. A line becomes shorter or keeps
-    its length.
+    They are whole numbers in float64 that sum to about 2²². A line becomes shorter or keeps its length.
     """
-    scale = torch.scalar_tensor(length, dtype=precision, device=positions.device) / fitted
+    scale = torch.scalar_tensor(length, dtype=torch.float64, device=positions.device) / fitted
     pixels = torch.arange(length, device=positions.device)
-    if resample == "nearest":
-        return (pixels == _nearest(scale, positions)[:, None]).double() * float(1 << PRECISION_BITS)
     kernel = KERNELS[resample]
-    centers = (positions.to(precision) + 0.5) * scale
+    centers = (positions.double() + 0.5) * scale
     weights = kernel.weight((pixels - centers[:, None] + 0.5) * torch.reciprocal(scale))
     # Pillow rounds the position of the first pixel (a cast truncates, as in C). The kernel alone may include the one
     # before it at the edge of a box; at the other end they agree.
     first = (centers - kernel.support * scale + 0.5).long()[:, None]
     weights = torch.where(pixels >= first, weights, 0.0)
     weights = weights / weights.sum(dim=1, keepdim=True)
-    return _in_fixed_point(weights) if precision == torch.float64 else weights
-
-
-def resized_line(sums: Tensor) -> Tensor:
-    """Return the pixels for sums of weighted pixels: rounded, and clamped to 0 … 255."""
-    if sums.dtype != torch.float64:
-        return torch.floor(sums + 0.5).clamp(0, 255)
-    half = 1 << (PRECISION_BITS - 1)
-    return torch.floor((sums + half) * 2.0**-PRECISION_BITS).clamp(0, 255)
-
-
-def _nearest(scale: Tensor, positions: Tensor) -> Tensor:
-    # Pillow accumulates the scale, with its rounding errors. So does this, else some pixels would be off by one.
-    steps = torch.cat(((scale * 0.5)[None], scale.expand(len(positions) - 1)))
-    return steps.cumsum(dim=0)[positions].long()
-
-
-def _in_fixed_point(weights: Tensor) -> Tensor:
     rounding = torch.where(weights < 0, -0.5, 0.5)
     return (weights * float(1 << PRECISION_BITS) + rounding).long().double()
 
 
-def _box(distance: Tensor) -> Tensor:  # float64 only
-    return ((distance > -0.5) & (distance <= 0.5)).double()
+def resized_line(sums: Tensor) -> Tensor:
+    """Return the pixels for sums of weighted pixels: rounded, and clamped to 0 … 255."""
+    half = 1 << (PRECISION_BITS - 1)
+    return torch.floor((sums + half) * 2.0**-PRECISION_BITS).clamp(0, 255)
 
 
 def _triangle(distance: Tensor) -> Tensor:
@@ -172,7 +88,6 @@ def _sinc(x: Tensor) -> Tensor:
 
 
 KERNELS = {
-    "box": Kernel(_box, 0.5),
     "bilinear": Kernel(_triangle, 1.0),
     "bicubic": Kernel(_cubic, 2.0),
     "lanczos": Kernel(_lanczos, 3.0),
@@ -197,9 +112,8 @@ class LetterboxModule(nn.Module):
     Apply EXIF orientation, alpha and 16-bit conversion before, as `forebay.images.prepare` does. The effects of "jpeg"
     storage and "fast" decoding on pixels are not reproduced. An image so small that all of its tokens are ignored is an
     error; an exported graph cannot raise, so there its whole `token_mask` is True. The products are dense:
-    6 · size operations per pixel of the image, 2.7 · 10⁹ per megapixel at 448. They are in float64, which some runtimes
-    do not have (TensorRT, WebGPU, Core ML): `precision=torch.float32` has no float64 in the graph, and pixels differ by
-    at most 1 from those of training. The resamplers "nearest" and "box" need float64.
+    6 · size operations per pixel of the image, 2.7 · 10⁹ per megapixel at 448, in float64. The resamplers "nearest" and
+    "box" cannot be exported.
     """
 
     def __init__(
@@ -210,13 +124,12 @@ class LetterboxModule(nn.Module):
         dtype: torch.dtype = torch.uint8,
         patch: int | None = None,
         threshold: float = IGNORE_THRESHOLD,
-        precision: torch.dtype = torch.float64,
     ) -> None:
         super().__init__()
         stored = image_recipe(recipe)
         _check_dtype(dtype, normalize)
-        _check_precision(precision, stored.resample)
-        self.precision = precision
+        if stored.resample not in KERNELS:
+            raise choice_error("resample of a LetterboxModule", stored.resample, list(KERNELS))
         self.size, self.resample, self.pad_color = stored.size, stored.resample, stored.pad_color
         self.dtype, self.patch = dtype, patch
         self._tokens = None if patch is None else TokenMasks(stored.size, patch, threshold)
@@ -229,7 +142,7 @@ class LetterboxModule(nn.Module):
         planes = _planes(image)
         images, _, height, width = planes.shape
         if not torch.compiler.is_exporting():
-            self._refuse(width, height)
+            self._check_size(width, height)
         sides = torch.stack([torch.scalar_tensor(side, dtype=torch.int64) for side in (width, height)])
         sides = sides.to(planes.device)
         box = letterbox_box(sides, self.size)
@@ -250,10 +163,7 @@ class LetterboxModule(nn.Module):
         places = torch.arange(self.size, device=start.device) - start
         # Padding gets the weights of the nearest content, and is overwritten with the pad color.
         nearest = torch.minimum(places.clamp(min=0), fitted - 1)
-        return _Line((places >= 0) & (places < fitted), self._weights(length, fitted, nearest))
-
-    def _weights(self, length: int, fitted: Tensor, positions: Tensor) -> Tensor:
-        return resize_weights(length, fitted, positions, self.resample, self.precision)
+        return _Line((places >= 0) & (places < fitted), resize_weights(length, fitted, nearest, self.resample))
 
     def _values(self, pixels: Tensor) -> Tensor:
         if self.dtype == torch.uint8:
@@ -268,10 +178,10 @@ class LetterboxModule(nn.Module):
         return patch * patch - rows[:, None] * columns[None, :] >= self._least_padded
 
     def _pad(self, device: torch.device) -> Tensor:
-        return torch.tensor(self.pad_color, dtype=self.precision, device=device)[:, None, None]
+        return torch.tensor(self.pad_color, dtype=torch.float64, device=device)[:, None, None]
 
-    def _refuse(self, width: int, height: int) -> None:
-        """Raise for an image that training refuses: without a pixel, or without a kept token."""
+    def _check_size(self, width: int, height: int) -> None:
+        """Raise for an image that training rejects: without a pixel, or without a kept token."""
         box = fit(width, height, self.size).box
         if self._tokens is not None:
             self._tokens.of_boxes(np.array([box], np.int32), (self.size, self.size), lambda _: "<an image>")
@@ -330,16 +240,6 @@ def _check_dtype(dtype: torch.dtype, normalize: Normalize) -> None:
         raise ValueError(f"dtype must be torch.uint8 or a float type (got {dtype})")
     if dtype == torch.uint8 and normalize is not None:
         raise ValueError(f"normalize needs a float dtype (got {normalize!r} with uint8)")
-
-
-def _check_precision(precision: torch.dtype, resample: str) -> None:
-    if precision not in (torch.float64, torch.float32):
-        raise ValueError(f"precision must be torch.float64 or torch.float32 (got {precision})")
-    if precision == torch.float32 and resample in ("nearest", "box"):
-        raise ValueError(
-            f"precision must be torch.float64 for resample={resample!r}, which takes a pixel or leaves it (got "
-            f"{precision})"
-        )
 
 
 def _least_padded(patch: int, threshold: float) -> int:

@@ -1,7 +1,5 @@
 """Batches of images: what is on a canvas by definition, the same bits by every way of reading, flips, masks, tags."""
 
-import copy
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,6 @@ from tests.helpers.image_caches import (
 )
 from tests.helpers.layer_recipes import flip as flip_byte
 from torch import Tensor
-from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 import forebay as fb

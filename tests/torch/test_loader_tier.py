@@ -172,39 +172,12 @@ def test_chunks_are_fetched_ahead_in_every_epoch(root: Path, tmp_path: Path, gro
         wait_until(lambda: any(name.startswith("forebay-fetch") for name in far.threads), seconds=20)
 
 
-def is_idle(loader: Loader) -> bool:
-    """Whether nothing runs ahead of a loader, once its first thread has asked the tier."""
-    wait_until(lambda: loader._fetcher._ahead._is_idle is not None)
-    return loader._fetcher._ahead._is_idle
-
-
-@pytest.mark.parametrize("world_size", [1, 4])
-def test_nothing_runs_ahead_of_a_warm_tier(root: Path, tmp_path: Path, world_size: int) -> None:
-    options = {"ranks": Ranks(world_size - 1, world_size), "fetch_ahead": 1}
-    numbers_of(loader_of(tiered(root, tmp_path / "tier"), **options))
-    store = tiered(root, tmp_path / "tier")
-    loader = loader_of(store, **options)
-    for _ in range(2):
-        batches = iter(loader)
-        next(batches)
-        assert is_idle(loader)
-        list(batches)
-    assert store.transfers().bytes_fetched == 0
-    kept = store.tier.caches()[0].chunks
-    assert (kept == ROWS // CHUNK) == (world_size == 1), "one of four ranks has a part of the chunks"
-
-    store.tier.clean()
-    next(iter(loader))
-    assert not is_idle(loader), "the tier is asked again in the next epoch"
-
-
 def test_one_missing_copy_is_fetched_ahead(root: Path, tmp_path: Path) -> None:
     numbers_of(loader_of(tiered(root, tmp_path / "tier")))
     sorted((tmp_path / "tier" / "caches").glob("*/chunks/*"))[0].unlink()
     store = tiered(root, tmp_path / "tier")
     loader = loader_of(store)
     assert sorted(row for batch in numbers_of(loader) for row in batch) == list(range(ROWS))
-    assert not is_idle(loader)
     assert store.transfers().fetched == 1
 
 

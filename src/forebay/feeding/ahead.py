@@ -84,7 +84,7 @@ class Ahead(Generic[Task, Item]):
     def release(self, is_passed: Callable[[Task], bool]) -> None:
         """Forget the first tasks that are passed, whether they are done or not; never waits."""
         with self._changed:
-            while self._pending and is_passed(self._pending[0].task):
+            while self._pending and self._pending[0].task is not None and is_passed(self._pending[0].task):
                 self._pending.popleft()
             self._changed.notify_all()
 
@@ -110,7 +110,7 @@ class Ahead(Generic[Task, Item]):
         while (slot := self._begun()) is not None:
             try:
                 slot.item = self._make(slot.task)
-            except BaseException as error:  # the consumer raises it, at this task
+            except BaseException as error:  # top of a worker: the consumer raises it, at this task
                 slot.error = error
             with self._changed:
                 slot.is_done = True
@@ -135,7 +135,7 @@ class Ahead(Generic[Task, Item]):
     def _listed(self) -> Slot[Task, Item] | None:
         try:
             task = None if self._is_stopped or self._has_ended else next(self._tasks, None)
-        except BaseException as error:  # the consumer raises it, after the tasks before
+        except BaseException as error:  # top of a worker: the consumer raises it, after the tasks before
             slot: Slot[Any, Item] = Slot(None)
             slot.error, slot.is_done, self._has_ended = error, True, True
             return slot

@@ -8,8 +8,7 @@ The order is a function, so the chunks of the next positions are known, also bey
                     └── at most `ahead_bytes` of chunks ─┘
 
 A few threads open the chunks in that order, each file once; the threads that make batches find them open, or wait for
-the same fetch. Errors are left to them: they meet the same one. Where the tier keeps every chunk that a rank needs,
-nothing runs ahead: its rows would be located twice, for nothing.
+the same fetch. Errors are left to them: they meet the same one.
 """
 
 import weakref
@@ -25,7 +24,6 @@ from forebay.feeding.ahead import Ahead, Slot
 from forebay.feeding.mixture import Mixture
 from forebay.feeding.stream import CacheStream, Ranks, Stream
 from forebay.order.shuffle import Numbers
-from forebay.order.window import lanes_of
 from forebay.store.base import Fetching
 
 AHEAD_BYTES = 1 << 30
@@ -86,23 +84,6 @@ def _first_uses(
     return list(found)
 
 
-def _is_all_here(stream: Stream, columns: Sequence[str], ranks: Ranks) -> bool:
-    """Whether tiers keep the chunks that a rank needs of every remote cache, in all epochs."""
-
-    def lanes(count: int) -> Sequence[int]:
-        return lanes_of(ranks.rank, ranks.world_size, count)
-
-    for cache in (cache for cache in stream.caches if cache.is_remote):
-        kept = cache.kept_digests()
-        if not kept:  # the chunks of a rank need not be known
-            return False
-        chunks = stream.chunks_of_lanes(lanes) if isinstance(stream, CacheStream) else None
-        needed = np.arange(len(cache.chunk_numbers)) if chunks is None else chunks
-        if not all(digest in kept for digest in cache.file_digests(needed, columns)):
-            return False
-    return True
-
-
 def allow_passing(stream: Stream, columns: Sequence[str], ranks: Ranks, ahead_bytes: int) -> None:
     """Let caches keep open what a rank mixes at a time: the chunks of two groups of each of its lanes.
 
@@ -136,24 +117,18 @@ class ChunkAhead:
         start: Place,
         end: Callable[[int], int],
         ahead_bytes: int = AHEAD_BYTES,
-        threads: int = THREADS,
     ) -> None:
         self.stream, self.place = stream, start
-        self._columns, self._ranks, self._end, self._start = columns, ranks, end, start
+        self._columns, self._end, self._start, self._limit = columns, end, start, ahead_bytes
         self._sizes = [cache.chunk_bytes(columns) for cache in stream.caches]
-        self._limit = ahead_bytes
-        self._is_idle = False
-        self._queue = Ahead(self._needs(), self._open, self._fits, threads, "fetch")
+        needs = chunks_needed(stream, ranks, start, end)
+        self._queue = Ahead(needs, self._open, self._fits, THREADS, "fetch")
 
     def follows(self, stream: Stream, place: Place) -> bool:
-        """Whether this runs ahead of that place, in this process.
-
-        It does not where the rows of that epoch were not known, or where nothing had to be fetched in one before it:
-        what the tier keeps is asked once an epoch.
-        """
+        """Whether this runs ahead of that place, in this process: not if the rows of that epoch were not known."""
         if not self._queue.is_running or self.stream is not stream or place < self.place:
             return False
-        return place[0] == self._start[0] or (not self._is_idle and self._end(place[0]) > 0)
+        return place[0] == self._start[0] or self._end(place[0]) > 0
 
     def reached(self, place: Place) -> None:
         """Batches are made up to a place: chunks needed later are ahead of them."""
@@ -163,21 +138,10 @@ class ChunkAhead:
     def stop(self) -> None:
         self._queue.stop(wait=False)  # a fetch under way ends by itself
 
-    def _needs(self) -> Iterator[Need]:
-        try:
-            self._is_idle = _is_all_here(self.stream, self._columns, self._ranks)
-        except Exception:  # raised where the chunk is needed, at its batch
-            self._is_idle = False
-        if not self._is_idle:
-            yield from chunks_needed(self.stream, self._ranks, self._start, self._end)
-
     def _open(self, need: Need) -> Need:
         cache = self.stream.caches[need.source]
-        try:
-            if cache.is_remote:
-                cache.open_chunk(need.chunk, self._columns)
-        except Exception:  # raised where the chunk is needed, at its batch
-            return need
+        if cache.is_remote:
+            cache.open_chunk(need.chunk, self._columns)  # an error stays in the queue: the batch meets the same one
         return need
 
     def _fits(self, need: Need, pending: Sequence[Slot[Need, Need]]) -> bool:

@@ -28,7 +28,7 @@ from forebay.cache.catalog import generation_numbers
 from forebay.errors import CacheNotFound, StateMismatch
 from forebay.order.selected_rows import Selection
 from forebay.order.shuffle import Numbers
-from forebay.order.window import Ordering, ShuffleQuality, WindowOrder, shuffle_quality
+from forebay.order.window import Ordering, ShuffleQuality, shuffle_quality
 from forebay.read.cache import Cache
 from forebay.read.opening import open_cache
 from forebay.read.rows import Located
@@ -241,13 +241,6 @@ class CacheStream:
     def selections(self) -> tuple[Selection | None]:
         """The selected rows of the epoch's first generation; None where all are selected."""
         return (self._segments[0].selection,)
-
-    def chunks_of_lanes(self, lanes: Callable[[int], Sequence[int]]) -> Numbers | None:
-        """The chunks of `lanes(number of lanes)`; None where lanes do not have chunks of the cache as it is pinned."""
-        order, is_whole = self._orders[0], self.generations == (self.cache.generation.number,)
-        if not isinstance(order, WindowOrder) or self._rule is not None or not is_whole:
-            return None
-        return order.chunks_of(lanes(order.window.lanes))
 
     @property
     def generations(self) -> tuple[int, ...]:

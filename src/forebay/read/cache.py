@@ -181,11 +181,6 @@ class Cache:
         digest.update(contents.tobytes())
         return digest.hexdigest()
 
-    def content_digests(self, layer: str, chunks: NDArray[np.int64]) -> Array:
-        """The digests of some chunks of a layer, by their numbers."""
-        table = self.generation.table(layer)
-        return table.digests["content"][np.searchsorted(table.chunks, chunks)]
-
     def column(self, name: str) -> Column:
         """The declaration of a column."""
         return self._find(name)[1]
@@ -390,18 +385,6 @@ class Cache:
         tables = [self.generation.table(layer) for layer in self._layers_of(columns)]
         return [table.numbers["size"][np.searchsorted(table.chunks, self._chunks)] for table in tables]
 
-    def columns_by_layer(self, columns: Sequence[str]) -> dict[str, list[Column]]:
-        """The columns that are read for these, presence bits included, by the layer whose files they are in."""
-        found: dict[str, list[Column]] = {}
-        for name in self._wanted(columns):
-            layer, column = self._find(name)
-            found.setdefault(layer, []).append(column)
-        return found
-
-    def declared(self, layer: str) -> tuple[Column, ...]:
-        """The columns of a layer's files."""
-        return self._declared[layer]
-
     def record(self, layer: str, position: int) -> ChunkRecord:
         """What the generation says of a layer's file of a chunk."""
         return record_at(self.root, self.generation, layer, int(self._chunks[position]))
@@ -416,17 +399,6 @@ class Cache:
         if not isinstance(self.store, TieredStore):
             return False
         return all([self._keep(self.store, layer, position) for layer in self._layers_of(columns)])
-
-    def kept_digests(self) -> frozenset[str]:
-        """The SHA-256 of the files that a tier keeps of this cache; none where there is no tier."""
-        return self.store.kept_digests() if isinstance(self.store, TieredStore) else frozenset()
-
-    def file_digests(self, positions: NDArray[np.int64], columns: Sequence[str]) -> Iterator[str]:
-        """The SHA-256 of the files of some chunks that these columns are in."""
-        for layer in self._layers_of(columns):
-            table = self.generation.table(layer)
-            for digest in table.digests["sha256"][np.searchsorted(table.chunks, self._chunks[positions])]:
-                yield digest.tobytes().hex()
 
     def _keep(self, store: TieredStore, layer: str, position: int) -> bool:
         record = self.record(layer, position)

@@ -170,13 +170,6 @@ class TierFolder:
             taken.write(max(0, taken.read() - size))
             return True
 
-    def digests(self, cache_id: str) -> frozenset[str]:
-        """The names of the chunks that are kept of a cache."""
-        try:
-            return frozenset(os.listdir(os.path.join(self.path, "caches", _folder_name(cache_id), "chunks")))
-        except OSError:
-            return frozenset()
-
     def keep_document(self, address: str, name: str, value: Buffer) -> bool:
         """Store a document for use while the far store is away; return False if the disk is full."""
         key, digest = _document_key(address, name), hashlib.sha256(value).digest()

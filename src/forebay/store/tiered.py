@@ -209,10 +209,6 @@ class TieredStore(Store):
         assert expect.sha256 is not None
         return os.path.exists(os.path.join(self.tier.path, self.tier.chunk(self._cache_id, expect.sha256)))
 
-    def kept_digests(self) -> frozenset[str]:
-        """The SHA-256 of the chunks that the tier keeps of this cache, by the names in its folder."""
-        return self.tier.digests(self._cache_id)
-
     def _document(self, key: str) -> memoryview:
         if key in self._current or self._is_away:
             with suppress(Missing):

@@ -1,6 +1,7 @@
 """What training from a remote cache fetches: the estimate is what a real run does."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.helpers.token_caches import numbers_of, token_cache
@@ -8,7 +9,6 @@ from tests.store.far_stores import FarFolder
 
 import forebay as fb
 from forebay.errors import NotFound
-from forebay.feeding.remote_plan import estimate_remote, warm_tier
 from forebay.order.window import Window, lanes_of
 from forebay.store import LocalStore
 from forebay.store.tiered import TieredStore
@@ -44,9 +44,9 @@ def test_an_estimate_is_what_a_run_fetches(
     root: Path, tmp_path: Path, nodes: int, ranks: int, share: float | None
 ) -> None:
     cache = fb.open_cache(root)
-    whole = estimate_remote(cache, nodes=nodes, ranks_per_node=ranks, window=WINDOW)
+    whole = fb.estimate_remote(root, nodes=nodes, ranks_per_node=ranks, window=WINDOW)
     limit = None if share is None else int(whole.node_bytes * share)
-    found = estimate_remote(cache, nodes=nodes, ranks_per_node=ranks, tier_bytes=limit, window=WINDOW)
+    found = fb.estimate_remote(root, nodes=nodes, ranks_per_node=ranks, tier_bytes=limit, window=WINDOW)
     world, first, later = nodes * ranks, [], []
     for node in range(nodes):
         store, own = tiered(root, tmp_path / f"tier-{node}", limit), range(node * ranks, (node + 1) * ranks)
@@ -61,7 +61,7 @@ def test_an_estimate_is_what_a_run_fetches(
 
 
 def test_a_node_whose_ranks_divide_the_lanes_needs_its_part(root: Path) -> None:
-    found = estimate_remote(fb.open_cache(root), nodes=4, window=WINDOW)
+    found = fb.estimate_remote(root, nodes=4, window=WINDOW)
     assert found.bytes / 4 <= found.node_bytes <= found.bytes / 4 + 2 * found.bytes / 60
     assert found.node_chunks in (15, 16, 17)
     assert found.first_epoch_requests == found.node_chunks
@@ -70,9 +70,10 @@ def test_a_node_whose_ranks_divide_the_lanes_needs_its_part(root: Path) -> None:
 
 
 def test_warm_lanes_are_those_of_a_rank(root: Path, tmp_path: Path) -> None:
-    store = tiered(root, tmp_path / "tier")
     seen: list[fb.Progress] = []
-    fill = warm_tier(fb.open_cache(store), lanes=lanes_of(1, 4, 8), window=WINDOW, on_progress=seen.append)
+    fill = fb.warm_cache(
+        FarFolder(root), tmp_path / "tier", lanes=lanes_of(1, 4, 8), window=WINDOW, on_progress=seen.append
+    )
     assert fill.fetched_chunks == fill.chunks == estimate_chunks(root, 1)
     assert [moment.done for moment in seen] == [*range(1, fill.chunks + 1)]
     assert seen[-1].read_bytes == fill.fetched_bytes
@@ -82,21 +83,23 @@ def test_warm_lanes_are_those_of_a_rank(root: Path, tmp_path: Path) -> None:
 
 
 def test_a_tier_that_was_warmed_for_a_node_needs_no_download(root: Path, tmp_path: Path) -> None:
-    store = tiered(root, tmp_path / "tier")
-    fill = warm_tier(fb.open_cache(store), node=1, nodes=2, ranks_per_node=2, window=WINDOW)
+    fill = fb.warm_cache(FarFolder(root), tmp_path / "tier", node=1, nodes=2, ranks_per_node=2, window=WINDOW)
     assert fill.fetched_chunks == fill.chunks < 60
     assert fetched_in(tiered(root, tmp_path / "tier"), 0, range(2, 4), 4) == 0
     assert fetched_in(tiered(root, tmp_path / "tier"), 0, range(2), 4) > 0
 
 
-def test_a_node_that_does_not_exist_is_refused(root: Path, tmp_path: Path) -> None:
-    cache = fb.open_cache(tiered(root, tmp_path / "tier"))
-    with pytest.raises(ValueError, match="node must be from 0 to 1"):
-        warm_tier(cache, node=2, nodes=2, window=WINDOW)
-    with pytest.raises(ValueError, match=r"nodes=2 needs node=, from 0 to 1; leave out both to fetch all chunks"):
-        warm_tier(cache, nodes=2, ranks_per_node=8, window=WINDOW)
-    with pytest.raises(ValueError, match="pass lanes or node, not both"):
-        warm_tier(cache, node=0, lanes=[0], window=WINDOW)
+@pytest.mark.parametrize(
+    ("share", "problem"),
+    [
+        ({"node": 2, "nodes": 2}, "node must be from 0 to 1"),
+        ({"nodes": 2}, r"nodes=2 needs node=, from 0 to 1; leave out both to fetch all chunks"),
+        ({"node": 0, "lanes": [0]}, "pass lanes or node, not both"),
+    ],
+)
+def test_warm_cache_rejects_a_node_that_does_not_exist(root: Path, tmp_path: Path, share: Any, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        fb.warm_cache(root, tmp_path / "tier", **share)
 
 
 def estimate_chunks(root: Path, rank: int) -> int:
@@ -105,14 +108,11 @@ def estimate_chunks(root: Path, rank: int) -> int:
 
 
 def test_warming_fetches_nothing_that_the_tier_does_not_admit(root: Path, tmp_path: Path) -> None:
-    store = tiered(root, tmp_path / "tier", 20_000)
-    fill = warm_tier(fb.open_cache(store))
+    fill = fb.warm_cache(FarFolder(root), tmp_path / "tier", tier_bytes=20_000)
     assert fill.fetched_bytes <= 20_000
     assert fill.refused_chunks == fill.chunks - fill.fetched_chunks > 0
     with pytest.raises(NotFound, match="in 8 lanes"):
-        warm_tier(fb.open_cache(store), lanes=[8], window=WINDOW)
-    with pytest.raises(ValueError, match="was opened without a tier"):
-        warm_tier(fb.open_cache(root))
+        fb.warm_cache(FarFolder(root), tmp_path / "tier", lanes=[8], window=WINDOW)
 
 
 @pytest.mark.parametrize("count", ["nodes", "ranks_per_node", "batch_size"])

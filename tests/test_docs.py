@@ -22,8 +22,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *DOCUMENTS]
 REMOTE = ROOT / "docs" / "guide-remote.md"  # its blocks need servers: tests/remote/test_remote_guide.py runs them
 CHAT = ROOT / "docs" / "guide-chat.md"  # its commands need what its blocks wrote
 MASKS = ROOT / "docs" / "guide-masks.md"  # tests/masks/test_guide.py runs its blocks
-TRAINING = ROOT / "docs" / "guide-training.md"
-GUIDES = [page for page in PAGES if page not in (*TUTORIALS, REMOTE, CHAT, MASKS)]
+TRAINERS = ROOT / "docs" / "trainers.md"
+HOWTOS = sorted((ROOT / "docs").glob("howto-*.md"))  # their blocks read what their commands built
+GUIDES = [page for page in PAGES if page not in (*TUTORIALS, *HOWTOS, REMOTE, CHAT, MASKS)]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -96,6 +97,17 @@ def test_a_page_runs_from_top_to_bottom_in_an_empty_folder(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    _run_page(page)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of trainers
+@pytest.mark.parametrize("page", HOWTOS, ids=lambda page: page.name)
+def test_a_howto_runs_from_top_to_bottom(page: Path, folder: Path) -> None:
+    _run_page(page)
+
+
+def _run_page(page: Path) -> None:
     names: dict[str, object] = {"__name__": f"docs_{page.stem}"}
     blocks = re.findall(r"^```(python|console)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     for language, block in blocks:
@@ -141,7 +153,7 @@ def test_the_write_path_of_the_architecture_has_names_that_exist() -> None:
         assert f"def {method}(" in source, f"{owner}.{method}"
 
 
-@pytest.mark.parametrize("page", [*DOCUMENTS, TRAINING], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*DOCUMENTS, TRAINERS], ids=lambda page: page.name)
 def test_the_tests_that_a_page_names_exist(page: Path) -> None:
     named = re.findall(r"`(?:tests/)?([\w/]+\.py)::(\w+)`", page.read_text())
     assert named

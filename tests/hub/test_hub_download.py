@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.helpers.builders import wait_until
@@ -22,13 +21,17 @@ QUICK = RetryPolicy(retries=3, timeout=5, first_wait=0.01)
 HASTY = RetryPolicy(retries=3, timeout=1, first_wait=0.01)
 
 
-def repository(hub: HubServer, folder: Path, patience: RetryPolicy = QUICK) -> Repository:
-    return Repository("org/set", "dataset", hub.address, str(folder / "kept"), patience)
+def repository(hub: HubServer, folder: Path) -> Repository:
+    return Repository("org/set", "dataset", hub.address, str(folder / "kept"), QUICK)
 
 
 def fetched(hub: HubServer, folder: Path, patience: RetryPolicy = QUICK, path: str = "a.parquet") -> bytes:
-    """The file as it comes to rest in the folder."""
-    owner = repository(hub, folder, patience)
+    """The downloaded file."""
+    return fetched_from(hub.address, folder, patience, path)
+
+
+def fetched_from(address: str, folder: Path, patience: RetryPolicy = QUICK, path: str = "a.parquet") -> bytes:
+    owner = Repository("org/set", "dataset", address, str(folder / "kept"), patience)
     commit = owner.commit()
     file = owner.listing(commit).file(path)
     assert file is not None
@@ -133,22 +136,6 @@ def test_a_small_file_is_checked_by_the_hash_that_git_gives_it(hub, tmp_path):
     assert len(blob_hash(text)) == 40
 
 
-@pytest.mark.parametrize("name", ["../../elsewhere", "/tmp/elsewhere", "0" * 39 + "/", "0" * 40 + "\n", ""])
-def test_what_is_no_hash_names_no_file_on_this_disk(hub, tmp_path, monkeypatch, name):
-    monkeypatch.setattr(hub, "_entry", lambda path, content: {"type": "file", "path": path, "oid": name, "size": 1})
-    commit = hub.add("org/set", {"a.parquet": b"x"})
-    with pytest.raises(StoreUnavailable, match="its response is malformed"):
-        repository(hub, tmp_path).listing(commit)
-
-
-def test_a_listing_that_a_crash_left_empty_is_asked_for_again(hub, tmp_path):
-    commit = hub.add("org/set", {"a.parquet": b"x"})
-    (listed,) = repository(hub, tmp_path).listing(commit).files
-    for kept in (tmp_path / "kept/listings").iterdir():
-        kept.write_bytes(b"")
-    assert repository(hub, tmp_path, HASTY).listing(commit).files == (listed,)  # another one, which remembers nothing
-
-
 def test_retries_in_a_row_are_counted_and_the_last_trouble_is_named(hub, tmp_path):
     hub.add("org/set", {"a.parquet": SHARD})
     hub.spoil("a.parquet", *[Status(503)] * 9)
@@ -241,7 +228,8 @@ def test_a_commit_is_listed_once_in_pages_and_then_known_without_the_hub(hub, tm
 def test_scratch_folder_of_a_killed_process_is_swept_and_of_a_live_one_is_not(hub, tmp_path):
     hub.add("org/set", {"a.parquet": SHARD})
     hub.spoil("a.parquet", Stall(after=180_000))
-    killed = start_taking(hub, tmp_path)
+    code = f"from tests.hub.test_hub_download import *; fetched_from({hub.address!r}, Path({str(tmp_path)!r}))"
+    killed = PythonProcess("-c", code)
     wait_until(hub.reached.is_set)
     sweep(str(tmp_path / "spool"))
     assert len(os.listdir(tmp_path / "spool")) == 1
@@ -266,7 +254,3 @@ def test_a_full_spool_is_said_to_be_full_and_goes_on_when_there_is_room(hub, tmp
         assert fetched(hub, tmp_path) == SHARD
     finally:
         subprocess.run(["umount", "--lazy", spool], check=True)
-
-
-def start_taking(hub: HubServer, folder: Path) -> Any:
-    return PythonProcess("-c", f"from tests.hub.taking import main; main({hub.address!r}, {str(folder)!r})")

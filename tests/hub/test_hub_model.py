@@ -1,14 +1,14 @@
-"""A model on the hub as a folder: checked files under their names, there without the network once it was seen."""
+"""A model on the hub as a folder, or its tokenizer: checked files, available offline after the first download."""
 
 import hashlib
 from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.hub.server import Drop, HubServer, Status
+from tests.hub.server import Drop, Flip, HubServer, Status
 
-from forebay.errors import ModelUnusable, SourceNotFound
-from forebay.hub import RetryPolicy, model_files
+from forebay.errors import ModelUnusable, SourceNotFound, SourceUnreadable, StoreUnavailable
+from forebay.hub import RetryPolicy, model_files, tokenizer_json
 from forebay.teachers import pipeline
 from forebay.teachers.protocol import hashes, tokenizer_of
 
@@ -52,11 +52,54 @@ def test_a_single_file_is_its_path_and_a_folder_of_none_is_told(hub: HubServer, 
         ask(hub, tmp_path, "text_encoder")
 
 
-def test_without_the_hub_what_was_seen_last_is_used(hub: HubServer, tmp_path: Path) -> None:
-    hub.add("org/sd", FILES, "models")
-    folder = ask(hub, tmp_path, "unet")
-    hub.spoil("org/sd", *[Status(503)] * 20)
-    assert ask(hub, tmp_path, "unet") == folder
+TOKENIZER = b'{"version": "1.0", "model": {"type": "BPE"}}' * 100
+
+
+def tokenizer(address: str, folder: Path, name: str = "org/model") -> bytes:
+    return tokenizer_json(name, folder=str(folder), endpoint=address, patience=QUICK)
+
+
+def test_tokenizer_is_downloaded_once_per_commit_and_checked_at_each_use(hub: HubServer, tmp_path: Path) -> None:
+    hub.add("org/model", {"tokenizer.json": TOKENIZER, "config.json": b"{}"}, "models")
+    hub.spoil("tokenizer.json", Drop(after=100), Status(429, {"Retry-After": "0"}))
+    for _ in range(2):
+        assert tokenizer(hub.address, tmp_path) == TOKENIZER
+        assert len(hub.asked("tokenizer.json")) == 3
+    (stored,) = tmp_path.rglob("tokenizer.json")
+    stored.write_bytes(b"damaged")
+    assert tokenizer(hub.address, tmp_path) == TOKENIZER
+    hub.add("org/model", {"tokenizer.json": TOKENIZER + b" "}, "models")
+    assert tokenizer(hub.address, tmp_path) == TOKENIZER + b" "
+
+
+@pytest.mark.parametrize("is_offline", [False, True], ids=["hub down", "offline mode"])
+def test_newest_known_model_is_used_without_the_hub(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_offline: bool
+) -> None:
+    hub.add("org/model", {"tokenizer.json": TOKENIZER}, "models")
+    tokenizer(hub.address, tmp_path)
+    asked = len(hub.requests)
+    if is_offline:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        with pytest.raises(StoreUnavailable, match=r"(?s)'org/other'.*offline mode.*local files"):
+            tokenizer(hub.address, tmp_path, "org/other")
+    hub.spoil("org/model", *[Status(503)] * 20)
+    assert tokenizer(hub.address, tmp_path) == TOKENIZER
+    assert len(hub.requests) == asked + (not is_offline)
+
+
+def test_unusable_models_are_errors_with_a_way_out(hub: HubServer, tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match=r"(?s)the model 'org/model'.*3 attempts.*HF_ENDPOINT.*local files"):
+        tokenizer("http://127.0.0.1:9", tmp_path)
+    hub.add("org/model", {"config.json": b"{}"}, "models")
+    with pytest.raises(SourceNotFound, match=r"'tokenizer\.json' of the model .*no such file(?s:.*)pass its path"):
+        tokenizer(hub.address, tmp_path)
+    with pytest.raises(SourceNotFound, match=r"(?s)'org/none'.*check the name"):
+        tokenizer(hub.address, tmp_path, "org/none")
+    hub.add("org/model", {"tokenizer.json": TOKENIZER}, "models")
+    hub.spoil("tokenizer.json", *[Flip(at=3)] * 3)
+    with pytest.raises(SourceUnreadable, match=r"'tokenizer\.json' of the model 'org/model'"):
+        tokenizer(hub.address, tmp_path)
 
 
 def test_shards_and_the_tokenizer_of_a_pipeline_are_brought_too(

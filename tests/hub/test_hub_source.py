@@ -21,9 +21,9 @@ from tests.hub.recipes import DocumentRecipe
 from tests.hub.server import Drop, Flip, HubServer, Request, Stall, Status, Truncate
 
 import forebay as fb
-from forebay.errors import BuildFailed, SourceChanged, SourceUnreadable, StoreUnavailable
+from forebay.errors import BuildFailed, SourceChanged, SourceUnreadable
 from forebay.hub import RetryPolicy
-from forebay.source import Part, samples_of
+from forebay.source import samples_of
 from forebay.sources import hub_datasets
 from forebay.sources.hub_datasets import SHARDS_FOLDER, HubSource, release
 from forebay.sources.hub_datasets import hub as hub_source
@@ -79,12 +79,6 @@ def test_a_glance_gives_what_reading_gives_by_range_reads_of_that_column_only(hu
     assert len(seen) == part.weight
 
 
-def test_planning_downloads_no_shard(hub, source, tmp_path):
-    fb.estimate(source, DocumentRecipe())
-    assert all(request.range for request in hub.asked(".parquet"))
-    assert shards_at_rest(tmp_path) == []
-
-
 def test_a_source_stands_for_one_commit_whatever_is_pushed_later(hub, source):
     again = type(source).from_description(json.loads(json.dumps(source.describe())))
     hub.add("org/set", {"README.md": README.encode(), "sample/0.parquet": shard(["new"])})
@@ -106,12 +100,6 @@ def test_files_carry_the_hash_that_the_hub_lists(source):
         assert source.look(file.path) == file == source.scanned(file)
     with pytest.raises(FileNotFoundError, match=r"none\.parquet"):
         source.look("none.parquet")
-
-
-def test_it_travels_small_to_another_process(source):
-    again = pickle.loads(pickle.dumps(source))
-    assert again == source
-    assert len(pickle.dumps(source)) < 1000
 
 
 def test_a_file_of_many_parts_is_cut_evenly_and_shares_no_chunk_with_the_next(hub, source):
@@ -248,11 +236,6 @@ def test_what_is_pushed_later_is_appended_by_growing(hub, source, tmp_path):
         fb.update(tmp_path / "cache", newest, recipe=DocumentRecipe(), workers=0)
 
 
-def test_offline_the_source_says_what_to_do():
-    with pytest.raises(StoreUnavailable, match=r"(?s)'org/set'.*HF_ENDPOINT.*local files"):
-        hub_source("org/set", endpoint="http://127.0.0.1:9", download_retries=0)
-
-
 def test_a_shard_without_the_column_names_those_it_has(source):
     with pytest.raises(SourceUnreadable, match=r"(?s)sample/0\.parquet.*no column 'content'.*'id', 'text', 'url'"):
         fb.estimate(replace(source, text="content"), DocumentRecipe())
@@ -297,21 +280,4 @@ def test_footers_are_asked_for_at_the_same_time(hub, source):
             together.wait(60)  # one after the other, the first would wait for nobody
 
     hub.on_request = meet
-    assert [list(source.cuts(file, 0, 120, 120)) for file in source.files()] == [[120]] * 4
-
-
-def test_planning_that_was_stopped_does_not_ask_for_footers_again(hub, source):
-    planned = [list(source.cuts(file, 0, 50, 50)) for file in source.files()]
-    hub_datasets._footers.cache_clear()  # as in another process
-    hub.requests.clear()
-    assert [list(source.cuts(file, 0, 50, 50)) for file in source.files()] == planned
-    assert hub.requests == []
-
-
-def test_a_footer_that_was_read_wrong_is_kept_no_longer_than_until_its_shard_is_read(source):
-    for file in source.files():
-        source.repository.remember("footers", source._remote(file.path).identity, b"[7,9]")
-        list(samples_of(source, Part(file, 0, 5)))
-    release()
-    hub_datasets._footers.cache_clear()
     assert [list(source.cuts(file, 0, 120, 120)) for file in source.files()] == [[120]] * 4

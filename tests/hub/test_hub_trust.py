@@ -253,35 +253,18 @@ def replace_text(path: Path, old: str, new: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["build"], ["build", "--dry-run"], ["estimate"]])
-def test_a_tokenizer_that_only_a_cache_names_is_not_fetched(hub, tmp_path, words):
+@pytest.mark.parametrize("words", [["build"], ["build", "--dry-run"], ["estimate"], ["update", "data.txt"]])
+def test_tokenizer_that_only_a_cache_names_is_fetched_only_with_permission(hub, tmp_path, words):
     root, (verb, *rest) = foreign_tokenizer(tmp_path), words
+    rest = [tmp_path / word if word == "data.txt" else word for word in rest]
     hub.add("evil/probe", {"tokenizer.json": gpt2_json()}, "models")
     ran = as_user(verb, root, *rest, code=1, HF_ENDPOINT=hub.address)
     assert "needs 'evil/probe' from the hub" in ran.err
     assert f"`forebay {verb} {root} --allow-network`" in ran.err
     assert hub.requests == []
-
-
-@pytest.mark.slow
-def test_a_tokenizer_of_a_cache_that_grows_is_not_fetched(hub, tmp_path):
-    root = foreign_tokenizer(tmp_path)
-    ran = as_user("update", root, tmp_path / "data.txt", code=1, HF_ENDPOINT=hub.address)
-    assert f"`forebay update {root} --allow-network`" in ran.err
-    assert hub.requests == []
-    hub.add("evil/probe", {"tokenizer.json": gpt2_json()}, "models")
-    words = ["--allow-network", "--workers", 0]
-    as_user("update", root, tmp_path / "data.txt", *words, HF_ENDPOINT=hub.address)
-    assert hub.asked("tokenizer.json")
-
-
-@pytest.mark.slow
-def test_a_tokenizer_that_the_user_allows_is_fetched_from_the_endpoint_of_the_user(hub, tmp_path):
-    root = foreign_tokenizer(tmp_path)
-    hub.add("evil/probe", {"tokenizer.json": gpt2_json()}, "models")
-    as_user("build", root, "--allow-network", "--workers", 0, HF_ENDPOINT=hub.address)
-    assert hub.asked("tokenizer.json")
-    assert len(fb.open_cache(root))
+    if verb == "update" or words == ["build"]:
+        as_user(verb, root, *rest, "--allow-network", "--workers", 0, HF_ENDPOINT=hub.address)
+        assert hub.asked("tokenizer.json")
 
 
 @pytest.mark.slow

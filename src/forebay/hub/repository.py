@@ -153,20 +153,21 @@ class Repository:
     def recall(self, kind: str, name: str) -> bytes | None:
         """What `remember` stored in the disk cache; None where there is nothing, or it is damaged."""
         try:
-            digest, _, content = LocalStore(self.cache_folder(kind)).read(self._key(name)).partition(b"\n")
+            digest, _, content = LocalStore(self.cache_folder(kind)).read(self.key(name)).partition(b"\n")
         except (Missing, Damaged):  # a pipe or a folder has its name
             return None
         return content if digest == hashlib.sha256(content).hexdigest().encode() else None
 
     def remember(self, kind: str, name: str, content: bytes) -> None:
         digest = hashlib.sha256(content).hexdigest().encode()
-        LocalStore(self.cache_folder(kind)).replace(self._key(name), [digest, b"\n", content], durable=False)
+        LocalStore(self.cache_folder(kind)).replace(self.key(name), [digest, b"\n", content], durable=False)
 
     def cache_folder(self, name: str) -> str:
         """A folder of the disk cache."""
         return os.path.join(self.folder or cached_assets_path("forebay", "hub"), name)
 
-    def _key(self, name: str) -> str:
+    def key(self, name: str) -> str:
+        """The name of a file of the disk cache."""
         key = "\n".join((self.address, self.kind, self.name, name))
         return hashlib.sha256(key.encode()).hexdigest()[:16]
 
@@ -233,24 +234,22 @@ class HubFile:
     def what(self) -> str:
         return f"'{self.listed.path}' of {self.repository.what}"
 
-    @property
-    def url(self) -> str:
-        owner = self.repository
-        path, kind, endpoint = self.listed.path, owner.kind, owner.address
-        return hf_hub_url(owner.name, path, repo_type=kind, revision=self.commit, endpoint=endpoint)
-
     def read(self, start: int, stop: int) -> bytes:
         """The bytes from `start` to `stop`. No hash covers them: use them for planning only."""
         if stop - start > _LARGEST_RANGE:
             problem = f"its footer or a column takes {stop - start:,} bytes, more than the limit of {_LARGEST_RANGE:,}"
             raise not_found(self.what, problem, "download the file and build from it")
+        owner = self.repository
+        url = hf_hub_url(
+            owner.name, self.listed.path, repo_type=owner.kind, revision=self.commit, endpoint=owner.address
+        )
 
         def attempt() -> bytes:
             body, headers = io.BytesIO(), {"Range": f"bytes={start}-{stop - 1}"}
-            http_get(self.url, body, headers=headers, expected_size=stop - start, tqdm_class=silent_tqdm)
+            http_get(url, body, headers=headers, expected_size=stop - start, tqdm_class=silent_tqdm)
             return body.getvalue()
 
-        return self.repository.request(attempt, self.what, stop - start) if stop > start else b""
+        return owner.request(attempt, self.what, stop - start) if stop > start else b""
 
     def text(self) -> str:
         """The whole file, checked, as text."""

@@ -4,10 +4,9 @@ They are listed in the `configs` of its README's head; otherwise the names of fo
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import translate
 from functools import lru_cache
-from itertools import islice
 from typing import Any
 
 import yaml
@@ -19,16 +18,17 @@ from forebay.hub.session import not_found
 _HEAD = re.compile(r"\A---\r?\n(.*?)^---\s*$", re.DOTALL | re.MULTILINE)
 _SPLITS = ("train", "training", "test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation")
 _LARGEST_HEAD = 1 << 20  # characters; the YAML parser takes seconds for that
-_MOST_PATTERNS = 100_000  # of a split
 _MOST_MATCHES = 4_000_000  # of a pattern with a path; half a minute
 _WILD = re.compile(r"[*?\[]")
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it comes without types
-    """YAML without merge keys, which could expand a few lines to gigabytes."""
+    """YAML without aliases, which could expand a few lines to gigabytes."""
 
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        pass
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("an alias ('*name') in it is not supported")
+        return super().compose_node(parent, index)
 
 
 def parquet_shards(listing: RepositoryListing, what: str, subset: str | None, split: str) -> list[RemoteFile]:
@@ -53,22 +53,15 @@ def _configs(readme: str, what: str) -> dict[str, dict[str, Any]]:
         raise _unreadable(what, f"its head is longer than {_LARGEST_HEAD:,} characters")
     try:
         facts = yaml.load(head[1], _Loader) if head else None
-    except RecursionError as error:
-        raise _unreadable(what, "lists and objects in its head are nested too deeply") from error
-    except (yaml.YAMLError, ValueError):  # an invalid date is a ValueError
-        return {}  # fall back to the names of the files
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # an invalid date is a ValueError
+        raise _unreadable(what, f"its head is not readable YAML: {str(error).partition(chr(10))[0]}") from error
     configs = facts.get("configs") if isinstance(facts, dict) else None
     known = [config for config in configs if isinstance(config, dict)] if isinstance(configs, list) else []
-    return {_scalar(config.get("config_name"), "default"): config for config in known if "data_files" in config}
+    return {str(config.get("config_name", "default")): config for config in known if "data_files" in config}
 
 
 def _unreadable(what: str, problem: str) -> SourceNotFound:
     return not_found(f"the subsets in README.md of {what}", problem, "download its files and build from those")
-
-
-def _scalar(value: Any, otherwise: str = "") -> str:
-    """A scalar as text; other values give `otherwise`, because lists of aliases could expand to gigabytes."""
-    return str(value) if isinstance(value, str | int | float) else otherwise
 
 
 def _by_config(
@@ -90,11 +83,9 @@ def _by_config(
 
 
 def _checked_patterns(config: dict[str, Any], split: str, what: str) -> list[str]:
-    """The patterns of a split in a subset, once there are not too many: an alias repeats a list in a few characters."""
-    folder = _scalar(config.get("data_dir")).strip("/")
-    named = list(islice(_patterns(config["data_files"], split), _MOST_PATTERNS + 1))
-    if len(named) > _MOST_PATTERNS:
-        raise _unreadable(what, f"it names more than {_MOST_PATTERNS:,} files or patterns for split '{split}'")
+    """The patterns of a split in a subset, each once."""
+    folder = str(config.get("data_dir") or "").strip("/")
+    named = _patterns(config["data_files"], split)
     patterns = list(dict.fromkeys(f"{folder}/{pattern}".lstrip("/") for pattern in named))
     for pattern in patterns:
         if any("**" in part and part != "**" for part in pattern.split("/")):
@@ -134,20 +125,18 @@ def _default(configs: dict[str, dict[str, Any]]) -> str | None:
     return next(iter(configs)) if len(configs) == 1 else None
 
 
-def _patterns(data_files: Any, split: str) -> Iterable[str]:
-    """The patterns of a split; files without a split belong to `train`."""
-    entries = data_files if isinstance(data_files, list) else [data_files]
-    for entry in entries:
-        described = entry if isinstance(entry, dict) else {"split": "train", "path": entry}
-        paths = described.get("path", [])
-        if described.get("split", "train") == split:
-            yield from (_scalar(path).removeprefix("./") for path in (paths if isinstance(paths, list) else [paths]))
+def _patterns(data_files: Any, split: str) -> Iterator[str]:
+    """The patterns of a split."""
+    for entry in _entries(data_files):
+        paths = entry.get("path", [])
+        if entry.get("split", "train") == split:
+            yield from (str(path).removeprefix("./") for path in (paths if isinstance(paths, list) else [paths]))
 
 
-def _splits(data_files: Any) -> list[str]:
+def _entries(data_files: Any) -> list[dict[str, Any]]:
+    """Files by split; those without a split belong to `train`."""
     entries = data_files if isinstance(data_files, list) else [data_files]
-    named = (entry.get("split", "train") if isinstance(entry, dict) else "train" for entry in entries)
-    return sorted({_scalar(split, "train") for split in named})
+    return [entry if isinstance(entry, dict) else {"path": entry} for entry in entries]
 
 
 def _by_name(shards: Sequence[RemoteFile], subset: str | None, split: str) -> list[RemoteFile]:
@@ -171,7 +160,8 @@ def _choices(shards: Sequence[RemoteFile], configs: dict[str, dict[str, Any]], s
     """The splits of a subset if a README names them, otherwise the folders of the shards."""
     name = _default(configs) if subset is None else subset
     if name in configs:
-        return f"the splits {_listed(_splits(configs[name]['data_files']))}"
+        splits = {str(entry.get("split", "train")) for entry in _entries(configs[name]["data_files"])}
+        return f"the splits {_listed(sorted(splits))}"
     return _listed(sorted({file.path.rpartition("/")[0] or file.path for file in shards}))
 
 

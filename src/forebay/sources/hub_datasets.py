@@ -19,7 +19,6 @@ from math import ceil
 from typing import Annotated, Any, ClassVar, cast
 
 import msgspec
-import numpy as np
 
 from forebay.columns import Array
 from forebay.errors import SourceInvalid, SourceUnreadable
@@ -199,7 +198,7 @@ def _shards(source: HubSource) -> list[RemoteFile]:
 def _rows_per_byte(source: HubSource) -> float:
     shards = _shards(source)
     judged = shards[:: ceil(len(shards) / _JUDGED_SHARDS)]
-    _footers(source).ask(judged)
+    _read_footers(source, judged)
     return sum(_rows(source, shard) for shard in judged) / max(1, sum(shard.size for shard in judged))
 
 
@@ -208,63 +207,33 @@ def _rows(source: HubSource, shard: RemoteFile) -> int:
 
 
 def _group_ends(source: HubSource, shard: RemoteFile) -> Array:
-    return _footers(source).ends(shard)
-
-
-class _Footers:
-    """Where the row groups of shards end. Footers are read some at a time, with those that planning asks for next.
-
-    Each takes some requests that depend on each other: one after the other, 600 shards took minutes. What was read is
-    kept in the disk cache, so that planning that was stopped continues where it was.
-    """
-
-    def __init__(self, source: HubSource) -> None:
-        self._source, self._shards = source, _shards(source)
-        self._places = {shard.path: at for at, shard in enumerate(self._shards)}
-        self._known: dict[str, Array] = {}
-
-    def ends(self, shard: RemoteFile) -> Array:
-        if shard.path not in self._known:
-            at = self._places.get(shard.path)
-            self.ask([shard] if at is None else self._shards[at : at + _FOOTERS_AT_ONCE])
-        return self._known[shard.path] if shard.path in self._known else self._read(shard)
-
-    def ask(self, shards: Sequence[RemoteFile]) -> None:
-        """Read the footers of some shards at once. One that fails is read again when it is asked for."""
-        asked = [shard for shard in shards if shard.path not in self._known]
-        with ThreadPoolExecutor(_FOOTERS_AT_ONCE, "forebay-footers") as pool:
-            reading = [pool.submit(self._read, shard) for shard in asked]
-        for shard, answer in zip(asked, reading, strict=True):
-            if answer.exception() is None:
-                self._known[shard.path] = answer.result()
-
-    def _read(self, shard: RemoteFile) -> Array:
-        repository = self._source.repository
-        known = _as_ends(repository.recall("footers", shard.identity))
-        if known is None:
-            with closing(_opened_twice(self._source, shard)) as rows:
-                known = rows.ends
-            repository.remember("footers", shard.identity, msgspec.json.encode(known.tolist()))
-        return known
+    """Where the row groups of a shard end. Also reads the footers of the next shards, which planning needs soon."""
+    ends, shards = _known_ends(source), _shards(source)
+    if shard.path not in ends:
+        at = shards.index(shard) if shard in shards else len(shards)
+        _read_footers(source, shards[at : at + _FOOTERS_AT_ONCE])
+    if shard.path not in ends:  # another try raises
+        ends[shard.path] = _read_footer(source, shard)
+    return ends[shard.path]
 
 
 @lru_cache(maxsize=8)
-def _footers(source: HubSource) -> _Footers:
-    return _Footers(source)
+def _known_ends(source: HubSource) -> dict[str, Array]:
+    """The row group ends of each shard whose footer was read."""
+    return {}
 
 
-def _keep_true_ends(repository: Repository, shard: RemoteFile, ends: Array) -> None:
-    """Replace what planning read of a footer by range, without a hash, where the whole file says otherwise."""
-    known = _as_ends(repository.recall("footers", shard.identity))
-    if known is not None and not np.array_equal(known, ends):
-        repository.remember("footers", shard.identity, msgspec.json.encode(ends.tolist()))
+def _read_footers(source: HubSource, shards: Sequence[RemoteFile]) -> None:
+    """Read footers at the same time: each takes some requests that depend on each other."""
+    ends = _known_ends(source)
+    with ThreadPoolExecutor(_FOOTERS_AT_ONCE, "forebay-footers") as pool:
+        reading = {one.path: pool.submit(_read_footer, source, one) for one in shards if one.path not in ends}
+    ends |= {path: footer.result() for path, footer in reading.items() if footer.exception() is None}
 
 
-def _as_ends(stored: bytes | None) -> Array | None:
-    try:
-        return None if stored is None else np.array(msgspec.json.decode(stored, type=list[int]), np.int64)
-    except (msgspec.DecodeError, OverflowError, UnicodeDecodeError):
-        return None
+def _read_footer(source: HubSource, shard: RemoteFile) -> Array:
+    with closing(_opened_twice(source, shard)) as rows:
+        return rows.ends
 
 
 @lru_cache(maxsize=4)
@@ -306,7 +275,6 @@ class _Shard:
             path = download(HubFile(source.repository, source.commit, remote), self._scratch.path)
             content = cast(RawIOBase, open_file(path))
             self.rows = ParquetRows(content, _source_file(remote), remote.path).check_text(source.text)
-            _keep_true_ends(source.repository, remote, self.rows.ends)
         except BaseException:  # cleaned up also on Ctrl+C
             self._scratch.remove()
             raise

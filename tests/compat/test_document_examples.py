@@ -24,6 +24,8 @@ from forebay.teachers import T5, Clip, Latents, Lune
 from forebay.torch.distill import spatial_weights
 
 PREDICTORS = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "teacher_predictors.py"))
+BUILDING = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "tinyflux_build.py"))
+ModelZoo = BUILDING["ModelZoo"]
 LunePredictor, SolPrior, embed_times = (PREDICTORS[name] for name in ("LunePredictor", "SolPrior", "embed_times"))
 
 EXAMPLES = Path(__file__).with_name("expert_cache_examples.txt")
@@ -59,9 +61,9 @@ class Student(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def zoo(tiny_models: TinyModels, tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> tinyflux.ModelZoo:
+def zoo(tiny_models: TinyModels, tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Any:
     """One for all examples: what was asked for one of them is there for the next."""
-    return tinyflux.ModelZoo(
+    return ModelZoo(
         folder=tmp_path_factory.mktemp("work"),
         vae=Latents(vae=tiny_models.vae, size=16),
         t5=T5(model=tiny_models.t5, max_length=8),
@@ -72,15 +74,16 @@ def zoo(tiny_models: TinyModels, tmp_path_factory: pytest.TempPathFactory, one_t
 
 
 @pytest.fixture
-def names(zoo: tinyflux.ModelZoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def names(zoo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What stands around the examples."""
     monkeypatch.chdir(tmp_path)
     random.seed(0)
     torch.manual_seed(0)
     colours = ["red", "blue", "green", "white"]
     pictures = [Image.new("RGB", (20, 10 + number), colour) for number, colour in enumerate(colours)]
-    given = {"torch": torch, "random": random, "zoo": zoo, "images": pictures, "prompts": PROMPTS}
-    return {**{name: getattr(tinyflux, name) for name in tinyflux.__all__}, **given}
+    documented = {name: getattr(tinyflux, name) for name in tinyflux.__all__} | BUILDING
+    surroundings = {"torch": torch, "random": random, "zoo": zoo, "images": pictures, "prompts": PROMPTS}
+    return {**documented, **surroundings}
 
 
 def blocks() -> dict[int, str]:
@@ -127,17 +130,16 @@ def test_a_cache_is_built_saved_loaded_and_trained_on_as_the_document_says(names
     assert Path("cache.pt/cache.json").exists()
     assert fb.verify("cache.pt").sound
     rows = torch.arange(4)
-    for name, values in low_memory.get(rows).items():
-        assert torch.equal(values, loaded.get(rows)[name])
-    assert {name: tuple(values.shape) for name, values in loaded.get(rows).items()} == {
-        "latents": (4, 4, 8, 8),
-        "t5_embeds": (4, 8, 16),
-        "t5_mask": (4, 8),
-        "clip_pooled": (4, 16),
-    }
-    assert torch.equal(loaded.get(rows)["clip_pooled"][0], loaded.get(rows)["clip_pooled"][2])  # equal prompts
+    assert loaded.encodings is not None
+    shapes = {"latents": (4, 4, 8, 8), "t5_embeds": (4, 8, 16), "t5_mask": (4, 8), "clip_pooled": (4, 16)}
+    for name, shape in shapes.items():
+        stored = getattr(loaded.encodings, name)
+        assert stored.shape == stored[rows].shape == shape
+        assert torch.equal(stored[rows], getattr(low_memory.encodings, name)[rows])
+    pooled = loaded.encodings.clip_pooled[rows]
+    assert torch.equal(pooled[0], pooled[2])  # equal prompts
 
-    product = fb.open_cache(names["zoo"].prompt_caches.root(["a cat"]))
+    product = fb.open_cache(names["zoo"].root(["a cat"]))
     names |= {"portrait_cache": low_memory, "landscape_cache": loaded, "product_cache": product}
     names |= {
         "local_indices": torch.tensor([0, 3, 0]),

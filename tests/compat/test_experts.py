@@ -1,6 +1,8 @@
-"""The document's names beyond its examples: what goes together, what is asked once, what is wrong usage."""
+"""The document's names beyond its examples: the building code of `examples/tinyflux_build.py`, settings and losses."""
 
+import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,132 +10,94 @@ from PIL import Image
 from tests.helpers.tiny_models import TinyModels
 
 import forebay as fb
-from forebay.compat.tinyflux import (
-    DatasetCache,
-    EncodingCache,
-    LuneFeatureCache,
-    ModelZoo,
-    SolFeatureCache,
-    TrainerConfig,
-    compute_lune_loss,
-    compute_sol_loss,
-)
+from forebay.compat.tinyflux import DatasetCache, EncodingCache, TrainerConfig, compute_lune_loss, compute_sol_loss
 from forebay.errors import ModelUnusable
 from forebay.teachers import T5, Clip, GeometricSol, Latents, Lune, Sol
 from forebay.torch.distill import TeacherRows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPTS = ["a red cat", "the blue dog", "a house"]
+BUILDING = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "tinyflux_build.py"))
+ModelZoo, Encodings = BUILDING["ModelZoo"], BUILDING["EncodingCache"]
+LuneFeatures, SolFeatures = BUILDING["LuneFeatureCache"], BUILDING["SolFeatureCache"]
 
 
 @pytest.fixture(scope="module")
-def zoo(tiny_models: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> ModelZoo:
+def zoo(tiny_models: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return zoo_in(tmp_path_factory.mktemp("work"), tiny_models)
 
 
 @pytest.fixture(scope="module")
-def encodings(zoo: ModelZoo) -> EncodingCache:
+def encodings(zoo: Any) -> EncodingCache:
     """Built once; further parts of the same prompts are layers of the same cache."""
-    return EncodingCache.build(zoo, pictures(), PROMPTS)
+    built: EncodingCache = Encodings.build(zoo, pictures(), PROMPTS)
+    return built
 
 
-def zoo_in(folder: Path, models: TinyModels, **others: object) -> ModelZoo:
-    made = {
+def zoo_in(folder: Path, models: TinyModels, **others: object) -> Any:
+    parts = {
         "vae": Latents(vae=models.vae, size=16),
         "t5": T5(model=models.t5, max_length=8),
         "clip": Clip(model=models.clip),
         "lune": Lune(unet=models.unet),
         "sol": Sol(unet=models.unet),
     }
-    return ModelZoo(**{"folder": folder, **made, "batch_size": 2, **others})  # type: ignore[arg-type]
+    return ModelZoo(**{"folder": folder, **parts, "batch_size": 2, **others})
 
 
-def pictures(colour: str = "red") -> list[Image.Image]:
-    return [Image.new("RGB", (20, 8 + number), colour) for number in range(len(PROMPTS))]
+def pictures(color: str = "red") -> list[Image.Image]:
+    return [Image.new("RGB", (20, 8 + number), color) for number in range(len(PROMPTS))]
 
 
-def files_of(folder: Path, suffix: str) -> list[Path]:
-    paths = [folder / f"{number}{suffix}" for number in range(len(PROMPTS))]
-    for path, image in zip(paths, pictures(), strict=True):
-        image.save(path, format="JPEG" if suffix == ".jpg" else "PNG")
-    return paths
-
-
-def chunks_of(cache: fb.Cache) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in Path(cache.root).glob("layers/*/0*.safetensors")}
-
-
-def test_teachers_that_were_asked_before_are_not_loaded_again(zoo: ModelZoo, encodings: EncodingCache) -> None:
-    first = LuneFeatureCache.build(zoo, PROMPTS)
-    before = chunks_of(first.cache)
+def test_a_part_built_again_loads_no_model(zoo: Any, encodings: EncodingCache) -> None:
+    first = LuneFeatures.build(zoo, PROMPTS)
     reports = zoo.build_layers(first.cache.root, "lune")
     assert {report.layer: report.made for report in reports} == {"clip": 0, "lune": 0}
-    again = LuneFeatureCache.build(zoo, PROMPTS)
-    assert again.cache.root == first.cache.root == encodings.cache.root
-    assert before == chunks_of(again.cache)
+    assert LuneFeatures.build(zoo, PROMPTS).cache.root == first.cache.root == encodings.cache.root
 
 
-def test_images_by_path_give_the_cache_that_images_of_pillow_give(
-    zoo: ModelZoo, encodings: EncodingCache, tmp_path: Path
-) -> None:
-    by_path = EncodingCache.build(zoo, files_of(tmp_path, ".png"), PROMPTS)
-    assert by_path.cache.root == encodings.cache.root
-    assert by_path.cache.generation.number >= encodings.cache.generation.number
+def test_paths_and_pillow_images_make_the_same_cache(zoo: Any, encodings: EncodingCache, tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.png" for number in range(len(PROMPTS))]
+    for path, image in zip(paths, pictures(), strict=True):
+        image.save(path)
+    assert Encodings.build(zoo, paths, PROMPTS).cache.root == encodings.cache.root
     assert encodings.latents.shape == (3, 4, 8, 8)
     assert encodings.latents.dtype == encodings.latents[:1].dtype == torch.float16
-    assert torch.equal(encodings.latents[1:], encodings.get([1, 2])["latents"])
-    assert torch.equal(encodings.t5_embeds[2], encodings.get([2])["t5_embeds"][0])
+    assert torch.equal(encodings.latents[1:], encodings.latents[[1, 2]])
     assert len(encodings) == 3
+    with pytest.raises(AttributeError, match="has latents, t5_embeds, t5_mask, clip_pooled"):
+        encodings.features  # noqa: B018
 
 
-def test_other_images_under_the_same_prompts_are_an_error_and_leave_the_cache_as_it_was(
-    zoo: ModelZoo, encodings: EncodingCache, tmp_path: Path
-) -> None:
-    for others in (pictures("blue"), files_of(tmp_path, ".jpg")):
-        with pytest.raises(ValueError, match=r"image 0 is not the one that .* was begun with"):
-            EncodingCache.build(zoo, others, PROMPTS)
-        assert fb.verify(encodings.cache.root).sound
+def test_other_images_for_the_same_prompts_are_an_error(zoo: Any, encodings: EncodingCache) -> None:
+    with pytest.raises(ValueError, match="has another image 0"):
+        Encodings.build(zoo, pictures("blue"), PROMPTS)
     with pytest.raises(ValueError, match="2 images and 3 prompts"):
-        EncodingCache.build(zoo, pictures()[:2], PROMPTS)
-
-
-def test_a_list_that_never_became_a_cache_leaves_no_image_behind(tiny_models: TinyModels, tmp_path: Path) -> None:
-    only_images = zoo_in(tmp_path / "work", tiny_models, t5=None, clip=None)
-    with pytest.raises(FileNotFoundError):
-        EncodingCache.build(only_images, [*files_of(tmp_path, ".jpg")[:2], tmp_path / "gone.jpg"], PROMPTS)
-    built = EncodingCache.build(only_images, pictures(), PROMPTS)
-    assert len(built) == 3
-    assert list(built.get([0])) == ["latents"]  # what the zoo has a model for
-
-
-@pytest.mark.parametrize("prompts", ["a cat", []])
-def test_what_is_no_list_of_prompts_or_images_is_an_error(zoo: ModelZoo, tmp_path: Path, prompts: list[str]) -> None:
-    with pytest.raises(ValueError, match="one or more strings"):
-        SolFeatureCache.build(zoo, prompts)
-    # A file that no source of images would find would leave rows out, and move those after it.
-    with pytest.raises(ValueError, match="must end in one of"):
-        EncodingCache.build(zoo, files_of(tmp_path, ""), ["a", "b", "c"])
+        Encodings.build(zoo, pictures()[:2], PROMPTS)
+    assert fb.verify(encodings.cache.root).sound
 
 
 def test_parts_of_different_samples_or_settings_do_not_make_a_data_set(tiny_models: TinyModels, tmp_path: Path) -> None:
     plain = zoo_in(tmp_path, tiny_models, sol=GeometricSol())
-    one, other = SolFeatureCache.build(plain, PROMPTS), SolFeatureCache.build(plain, ["a dog"])
-    with pytest.raises(ValueError, match="of different caches"):
+    one, other = SolFeatures.build(plain, PROMPTS), SolFeatures.build(plain, ["a dog"])
+    with pytest.raises(ValueError, match="parts of different caches"):
         DatasetCache(EncodingCache(other.cache), None, one)
-    with pytest.raises(ValueError, match="needs encodings, Lune or Sol"):
+    with pytest.raises(ValueError, match="got no parts"):
         DatasetCache(None)
     with pytest.raises(ValueError, match="encode images before other parts"):
-        EncodingCache.build(plain, pictures(), PROMPTS)
+        Encodings.build(plain, pictures(), PROMPTS)
+    with pytest.raises(ValueError, match="one or more strings"):
+        SolFeatures.build(plain, [])
 
 
-def test_sol_from_attention_is_on_the_scale_of_its_map(zoo: ModelZoo, encodings: EncodingCache) -> None:
-    sol = SolFeatureCache.build(zoo, PROMPTS, batch_timesteps=True)
+def test_sol_from_attention_is_on_the_scale_of_its_map(zoo: Any, encodings: EncodingCache) -> None:
+    sol = SolFeatures.build(zoo, PROMPTS, batch_timesteps=True)
     stats, maps = sol.get(torch.arange(3), torch.tensor([0.42, 0.05, 0.7]))
     assert ((stats >= 0) & (stats <= 1)).all()
     assert torch.allclose(maps.sum(dim=(1, 2)), torch.ones(3), atol=2e-3)  # stored as float16
 
 
-def test_a_zoo_says_what_it_lacks_and_what_is_missing(zoo: ModelZoo, tmp_path: Path) -> None:
+def test_a_zoo_checks_the_files_of_its_models(zoo: Any, tmp_path: Path) -> None:
     assert "vae/config.json" in zoo.load_vae()
     assert zoo.load_sol()
     zoo.unload("vae")
@@ -142,7 +106,7 @@ def test_a_zoo_says_what_it_lacks_and_what_is_missing(zoo: ModelZoo, tmp_path: P
         bare.load_t5()
     with pytest.raises(ModelUnusable, match="gone"):
         bare.load_lune()
-    assert bare.load_sol() == {}  # the closed form has no files
+    assert bare.load_sol() == {}  # the formula has no files
 
 
 def test_the_configuration_becomes_weights_and_dropout() -> None:
@@ -152,16 +116,13 @@ def test_the_configuration_becomes_weights_and_dropout() -> None:
     assert (config.dropout("sol").rate, config.dropout("sol").seed, config.dropout("lune").rate) == (0.5, 3, 0.1)
 
 
-def test_a_loss_takes_tensors_as_well_as_rows() -> None:
+def test_a_loss_takes_tensors_as_well_as_rows_and_counts_present_rows_only() -> None:
     predicted, target = torch.randn(3, 5), torch.randn(3, 5)
     rows = TeacherRows(target, torch.ones(3, dtype=torch.bool))
     assert compute_lune_loss(predicted, target) == compute_lune_loss(predicted, rows)
     assert compute_lune_loss(predicted, target, "huber") != compute_lune_loss(predicted, target, "mse")
-
-
-def test_each_part_of_sol_counts_where_it_is_present() -> None:
-    there = torch.ones(2, dtype=torch.bool)
-    stats, maps = TeacherRows(torch.rand(2, 4), there), TeacherRows(torch.rand(2, 8, 8), there)
+    present = torch.ones(2, dtype=torch.bool)
+    stats, maps = TeacherRows(torch.rand(2, 4), present), TeacherRows(torch.rand(2, 8, 8), present)
     only_first = maps.where(torch.tensor([True, False]))
     loss = compute_sol_loss(stats.values + 1, maps.values + 2, stats, only_first)
     assert loss.item() == pytest.approx(1 + 4, rel=1e-5)

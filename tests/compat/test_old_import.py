@@ -56,8 +56,8 @@ def test_every_tensor_of_an_old_cache_is_there_bit_for_bit(tmp_path: Path, dtype
     assert data.encodings is not None
     assert data.lune is not None
     assert data.sol is not None
-    for name, found in data.encodings.get(rows).items():
-        assert torch.equal(found, old["encodings"][name][rows])  # type: ignore[index]
+    for name, tensor in old["encodings"].items():  # type: ignore[attr-defined]
+        assert torch.equal(getattr(data.encodings, name)[rows], tensor[rows])
     assert torch.equal(data.lune.features[rows], old["lune"]["features"][rows])  # type: ignore[index]
     assert torch.equal(data.sol.stats[rows], old["sol"]["stats"][rows])  # type: ignore[index]
     assert torch.equal(data.sol.spatial[rows], old["sol"]["spatial"][rows])  # type: ignore[index]
@@ -258,6 +258,8 @@ def test_encodings_that_are_absent_are_not_zeros(tmp_path: Path) -> None:
     old["encodings"]["clip_pooled"][4] = torch.inf  # type: ignore[index]
     torch.save(old, tmp_path / "cache.pt")
     import_pt_cache(tmp_path / "cache.pt", tmp_path / "cache")
-    pooled = DatasetCache.load(tmp_path / "cache").get([3, 4])["clip_pooled"]
+    encodings = DatasetCache.load(tmp_path / "cache").encodings
+    assert encodings is not None
+    pooled = encodings.clip_pooled[[3, 4]]
     assert pooled[0].isfinite().all()
     assert pooled[1].isnan().all()

@@ -74,7 +74,8 @@ def _png(seed: int) -> bytes:
 
 def test_the_hooks_of_layer_recipes_are_spelt_as_declared():
     teacher = fb.TeacherRecipe(teacher=fb.teachers.GeometricSol())
-    check_hooks(teacher, helpers=["model", "fitting_rows", "most_bytes", "known_constants", "run_at", "without_effect"])
+    methods = ["model", "fitting_rows", "most_bytes", "known_constants", "run_at", "without_effect", "identity_of"]
+    check_hooks(teacher, helpers=methods)
     check_hooks(ImportedRecipe(path="x", part="y", tensors={}, declared=()))
 
 

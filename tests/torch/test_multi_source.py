@@ -48,14 +48,7 @@ def test_layers_with_and_without_timesteps_are_routed_by_data_set(tiny_models: T
     expected = features(first, "moon").at([2, 0], 0.5, direction="t0_noise")["moon"].values
     assert torch.allclose(moon["moon"].values[[0, 2]], expected, rtol=0, atol=1e-6)
     assert moon["moon"].values[1].isnan().all()
-    pooled = sources.read("clip_pooled", rows, sets)
-    assert pooled is not None
-    assert pooled.present.all()
-    own = [first.read([2, 0], ["clip_pooled"])["clip_pooled"], second.read([1], ["clip_pooled"])["clip_pooled"]]
-    assert np.array_equal(pooled.values[[0, 2]].numpy(), own[0])
-    assert np.array_equal(pooled.values[[1]].numpy(), own[1])
     assert sources.get("rhythm", rows, sets, 0.5) is None
-    assert sources.read("latents", rows, sets) is None
 
 
 @pytest.mark.slow
@@ -69,7 +62,7 @@ def test_other_weights_buckets_directions_and_types_are_refused_with_what_differ
         sources.add(cache_of(tmp_path / "b", tiny_models, ("red cat",), buckets=(0.1, 0.9)), dataset_id=2)
     with pytest.raises(ValueError, match=r"'moon' differs .*direction.*t0_data"):
         sources.add(cache_of(tmp_path / "e", tiny_models, ("red cat",), direction="t0_data"), dataset_id=2)
-    with pytest.raises(ValueError, match=r"column moon is .*float16"):
+    with pytest.raises(ValueError, match="stored is 'float16'"):
         sources.add(cache_of(tmp_path / "c", tiny_models, ("red cat",), stored="float16"), dataset_id=2)
     other = save_tiny_models(tmp_path / "models", seed=9)
     with pytest.raises(ValueError, match=r"'clip' differs .* weights is"):

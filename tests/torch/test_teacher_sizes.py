@@ -15,7 +15,6 @@ from tests.torch.taught import prompts_cache
 from transformers import AutoTokenizer, CLIPTextModel, T5EncoderModel
 
 import forebay as fb
-from forebay.compat.tinyflux import ModelZoo
 from forebay.errors import NotFound, RecipeMismatch
 from forebay.teachers import T5, Clip, GeometricSol, TeacherRecipe, check_alignment, empty_prompt, estimate_teachers
 from forebay.torch import CacheDataset, Loader, Padded, StoredBatch
@@ -135,12 +134,6 @@ def test_an_estimate_names_chunks_that_are_too_large(tiny_models: TinyModels, tm
     root = prompts_cache(tmp_path)
     told = run("estimate", "teachers", root, "--t5", tiny_models.t5, "--max-length", 40_000_000, code=1)
     assert "build the base layer in chunks of" in " ".join((told.out + told.err).split())
-
-
-def test_a_zoo_cuts_prompts_into_chunks(tmp_path: Path) -> None:
-    zoo = ModelZoo(folder=tmp_path, chunk_rows=10)
-    root = zoo.prompt_caches.root([f"red cat {number}" for number in range(40)])
-    assert len(fb.open_cache(root).chunk_numbers) >= 3
 
 
 LARGE = """

@@ -13,8 +13,8 @@ bytes of pickle can still expand to terabytes or years of work, so entries, inde
 the size of the file.
 """
 
-import json
 import os
+import pickle
 import pickletools
 import re
 import warnings
@@ -32,7 +32,7 @@ from torch import Tensor
 from forebay import api
 from forebay.cache.reports import ImportReport
 from forebay.columns import Array, Column, Columns, Dtype
-from forebay.errors import ForebayError, SourceInvalid, SourceNotFound
+from forebay.errors import SourceInvalid, SourceNotFound
 from forebay.format import layout
 from forebay.raw import RawRecipe
 from forebay.recipe import RecipeHooks, Rows
@@ -65,6 +65,9 @@ _CONTAINERS = frozenset({"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_TUPLE", "
 _DTYPES: dict[torch.dtype, Dtype] = {
     torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64",
 }  # fmt: skip
+# What torch.load raises for a damaged or foreign pickle.
+_UNREADABLE = (ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError,
+               pickle.UnpicklingError)  # fmt: skip
 Parts = Mapping[str, Mapping[str, Tensor]]
 
 
@@ -90,28 +93,20 @@ def _invalid(path: str, problem: str) -> SourceInvalid:
 
 
 def _loaded(path: str) -> dict[str, Any]:
+    _check_archive(path)
     try:
-        _check_archive(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickle protocols: what matters of them is an error
             content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except (OSError, MemoryError, SourceInvalid):
-        raise
-    except Exception as error:  # a damaged pickle raises errors of any type
-        problem = f"it holds more than tensors, or is not a file of torch.save ({_reason(error)})"
-        raise _invalid(path, problem) from error
+    except _UNREADABLE as error:
+        # Without torch's advice to open the file anyway.
+        global_name = re.search(r"GLOBAL (\S+)", str(error))
+        detail = re.search(r"WeightsUnpickler error:\s*(.+)", str(error))
+        reason = f"it names {global_name[1]}" if global_name else detail[1] if detail else type(error).__name__
+        raise _invalid(path, f"it holds more than tensors, or is not a file of torch.save ({reason})") from error
     if not isinstance(content, dict):
         raise _invalid(path, f"it holds a {type(content).__name__}, not a dict")
     return content
-
-
-def _reason(error: Exception) -> str:
-    """Return torch's finding, without its advice to open the file anyway."""
-    named = re.search(r"GLOBAL (\S+)", str(error))
-    if named:
-        return f"it names {named[1]}"
-    detail = re.search(r"WeightsUnpickler error:\s*(.+)", str(error))
-    return detail[1] if detail else str(error).strip().partition("\n")[0][:200] or type(error).__name__
 
 
 def _check_archive(path: str) -> None:
@@ -144,35 +139,27 @@ def _check_index(path: str, pickle: bytes) -> None:
 
 def _checked(path: str, part: str, tensors: Any) -> dict[str, Tensor]:
     """Return a part; raise unless it has exactly its tensors, with matching shapes."""
-    names = (*PARTS[part], *([BUCKETS] if part in _TIMED else []))
-    held = sorted(map(str, tensors)) if isinstance(tensors, dict) else type(tensors).__name__
-    if held != sorted(names):
-        raise _invalid(path, f"'{part}' holds {held}; {sorted(names)} are expected")
+    names = (*([BUCKETS] if part in _TIMED else []), *PARTS[part])
+    entries = sorted(map(str, tensors)) if isinstance(tensors, dict) else type(tensors).__name__
+    if entries != sorted(names):
+        raise _invalid(path, f"'{part}' holds {entries}; {sorted(names)} are expected")
     for name in names:
-        if not _is_plain(tensors[name]):
+        value = tensors[name]
+        is_dense = isinstance(value, Tensor) and value.layout == torch.strided and value.dtype in _DTYPES
+        if not is_dense or value.dim() == 0 or (len(value) and not value.numel()):
             raise _invalid(path, f"'{part}.{name}' is not a dense tensor of floats with rows")
-        if tensors[name].nbytes > tensors[name].untyped_storage().nbytes():
+        if value.nbytes > value.untyped_storage().nbytes():
             raise _invalid(path, f"'{part}.{name}' declares more values than the file holds")
+        if name in PARTS[part] and part in _TIMED and value.shape[1:2] != tensors[BUCKETS].shape:
+            buckets = len(tensors[BUCKETS])
+            raise _invalid(
+                path, f"'{part}.{name}' is {list(value.shape)}; its second axis is not the {buckets} buckets"
+            )
     if part in _TIMED:
-        _check_buckets(path, part, tensors)
+        t = tensors[BUCKETS]
+        if t.dim() != 1 or not len(t) or not ((t >= 0) & (t <= 1)).all() or not (t.diff() > 0).all():
+            raise _invalid(path, f"'{part}.{BUCKETS}' does not rise from bucket to bucket, between 0 and 1")
     return {name: tensors[name] for name in names}
-
-
-def _is_plain(value: Any) -> bool:
-    if not isinstance(value, Tensor) or value.layout != torch.strided or value.dtype not in _DTYPES:
-        return False
-    return value.dim() > 0 and (value.numel() > 0 or len(value) == 0)
-
-
-def _check_buckets(path: str, part: str, tensors: Mapping[str, Tensor]) -> None:
-    buckets = tensors[BUCKETS]
-    inside = (buckets >= 0) & (buckets <= 1)
-    if buckets.dim() != 1 or not len(buckets) or not (buckets.diff() > 0).all() or not inside.all():
-        raise _invalid(path, f"'{part}.{BUCKETS}' does not rise from bucket to bucket, between 0 and 1")
-    for name in PARTS[part]:
-        if tensors[name].dim() < 2 or tensors[name].shape[1] != len(buckets):
-            shape = list(tensors[name].shape)
-            raise _invalid(path, f"'{part}.{name}' is {shape}; its second axis is not the {len(buckets)} buckets")
 
 
 def _exact_buckets(written: Tensor) -> tuple[float, ...]:
@@ -194,13 +181,6 @@ class OldCacheSource(Source):
 
     path: str
 
-    def describe(self) -> Mapping[str, Any]:
-        return {"kind": self.kind, "path": self.path}
-
-    @classmethod
-    def from_description(cls, description: Mapping[str, Any]) -> "OldCacheSource":
-        return cls(description["path"])
-
     def files(self) -> list[SourceFile]:
         return [self.look(self.path)]
 
@@ -219,9 +199,6 @@ class OldCacheSource(Source):
         if start < rows:
             yield from range(start + first, rows, every)
             yield rows
-
-    def scanned(self, file: SourceFile) -> SourceFile:
-        return file
 
     def read(self, part: Part, *, digest: PartDigest | None = None, preview: bool = False) -> Iterable[Sample]:
         return (Sample(str(row), str(row).encode()) for row in range(part.start, part.stop))
@@ -263,20 +240,19 @@ class ImportedRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, for
         return {"torch": str(torch.__version__)}
 
     def make(self, rows: Columns) -> Rows:
-        names = rows["id"]
-        ids = [names[row].tobytes().decode() for row in range(len(names))]
+        ids = [rows["id"][row].tobytes().decode() for row in range(len(rows["id"]))]
         numbers = torch.tensor([int(name) for name in ids], dtype=torch.int64)
         _, parts = _opened(self.path, OldCacheSource(self.path).look(self.path).etag)
-        taken = {column: parts[self.part][tensor][numbers] for column, tensor in self.tensors.items()}
+        columns = {column: parts[self.part][tensor][numbers] for column, tensor in self.tensors.items()}
         failures: dict[int, Failure] = {}  # one per row, even if several of its tensors are bad
-        for column, values in taken.items():
+        for column, values in columns.items():
             for row, reason in _problems(values, bool(self.buckets)).items():
                 detail = f"'{self.part}.{self.tensors[column]}' of row {ids[row]}"
                 failures.setdefault(row, Failure(ids[row], reason, detail))
         present = np.ones(len(ids), np.bool_)
         present[list(failures)] = False
-        columns = {column: to_array(values) for column, values in taken.items()}
-        return Rows(columns, tuple(failures.values()), present=present)
+        arrays = {column: to_array(values) for column, values in columns.items()}
+        return Rows(arrays, tuple(failures.values()), present=present)
 
 
 def _problems(values: Tensor, timed: bool) -> dict[int, str]:
@@ -288,15 +264,16 @@ def _problems(values: Tensor, timed: bool) -> dict[int, str]:
     return reasons | {row: "all-zero" for row in empty.nonzero().flatten().tolist()}
 
 
-def _recipe(path: str, part: str, held: Mapping[str, Tensor], names: dict[str, str], direction: TimeDirection) -> Any:
+def _layer_recipe(path: str, layer: str, parts: Parts, direction: TimeDirection) -> ImportedRecipe:
+    part, tensors = LAYERS[layer]
     columns = tuple(
-        Column(name=column, dtype=_DTYPES[held[name].dtype], shape=tuple(held[name].shape[1:]))
-        for column, name in names.items()
+        Column(name=column, dtype=_DTYPES[values.dtype], shape=tuple(values.shape[1:]))
+        for column, values in ((column, parts[part][name]) for column, name in tensors.items())
     )
-    timed: dict[str, Any] = (
-        {"buckets": _exact_buckets(held[BUCKETS]), "time_direction": direction} if part in _TIMED else {}
-    )
-    return ImportedRecipe(path=path, part=part, tensors=names, declared=columns, **timed)
+    recipe = ImportedRecipe(path=path, part=part, tensors=tensors, declared=columns)
+    if part not in _TIMED:
+        return recipe
+    return msgspec.structs.replace(recipe, buckets=_exact_buckets(parts[part][BUCKETS]), time_direction=direction)
 
 
 @lru_cache(maxsize=1)
@@ -306,15 +283,15 @@ def _opened(path: str, etag: str) -> tuple[str, Parts]:
 
 
 def store_name(store: Store, name: str) -> None:
-    """Keep the name of a data set in its cache."""
-    store.replace(layout.DATASET, [json.dumps({"name": name}).encode()], durable=False)
+    """Store the name of a data set in its cache."""
+    store.replace(layout.DATASET, [msgspec.json.encode({"name": name})], durable=False)
 
 
 def stored_name(store: Store) -> str:
-    """Return the name of a data set; empty if none was kept, or it cannot be read."""
+    """Return the name of a data set; empty if none is stored, or it cannot be read."""
     try:
-        return str(msgspec.json.decode(read_document(store, layout.DATASET), type=dict[str, str]).get("name", ""))
-    except (Missing, OSError, msgspec.MsgspecError, ForebayError):
+        return msgspec.json.decode(read_document(store, layout.DATASET), type=dict[str, str]).get("name", "")
+    except (Missing, msgspec.MsgspecError):
         return ""
 
 
@@ -330,10 +307,10 @@ def import_pt_cache(
     source = OldCacheSource(os.path.abspath(old))
     name, parts = _opened(source.path, source.files()[0].etag)  # first: an unreadable file leaves no cache behind
     base = api.build(root, source, RawRecipe(chunk_rows=CHUNK_ROWS), workers=0)
-    layers = {}
-    for layer, (part, names) in LAYERS.items():
-        if part in parts:
-            recipe = _recipe(source.path, part, parts[part], names, time_direction)
-            layers[layer] = api.build(root, None, recipe, layer=layer, workers=0)
+    layers = {
+        layer: api.build(root, None, _layer_recipe(source.path, layer, parts, time_direction), layer=layer, workers=0)
+        for layer, (part, _) in LAYERS.items()
+        if part in parts
+    }
     store_name(open_store(root), name)
     return ImportReport(root=base.root, old=source.path, rows=api.summarize(root).rows, layers=layers)

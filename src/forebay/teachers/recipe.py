@@ -11,7 +11,7 @@ from msgspec import Meta
 from forebay.columns import Array, Column, Columns, Dtype, Ragged
 from forebay.errors import ModelUnusable, RecipeInvalid
 from forebay.fields import Size
-from forebay.recipe import RecipeHooks, RecipeMeta, Rows, check_fields
+from forebay.recipe import RecipeDocument, RecipeHooks, RecipeMeta, Rows, check_fields
 from forebay.teachers.batched_forward import (
     BatchedForward,
     LoadedTeacher,
@@ -29,6 +29,10 @@ UNUSABLE = "unusable"  # the failure reason of a row whose content a teacher can
 T_BUCKETS = "t_buckets"  # the constant that holds the grid of a timed teacher
 MOST_CHUNK_BYTES = 4 * 1024**3
 FITTING_CHUNK_BYTES = 128_000_000
+# Fields that do not decide whether the features of two layers are comparable.
+_NOT_COMPARED = {"batch_size", "batch_timesteps", "device", "memory_limit", "requested_batch_size", "dtype", "ids",
+                 "prompt_column", "prompt_key", "seed"}  # fmt: skip
+_PATHS = {"vae", "model", "tokenizer", "unet", "weights", "pad_color"}  # of a teacher; hashes of files are compared
 
 
 class TeacherRecipe(
@@ -113,6 +117,15 @@ class TeacherRecipe(
         if not (model.needs_ids and computes):
             fields |= {"seed": 0}
         return fields if model.depends_on == "prompt" else {**fields, "empty_prompt": False}
+
+    @staticmethod
+    def identity_of(document: RecipeDocument) -> dict[str, object]:
+        """Return what makes the features of two layers comparable: the teacher's fields, and hashes of its files."""
+        teacher = dict(document.fields["teacher"])
+        fields = {name: value for name, value in document.fields.items() if name not in {*_NOT_COMPARED, "teacher"}}
+        fields |= {f"teacher {name}": value for name, value in teacher.items() if name not in _PATHS}
+        files = sorted(digest for name, digest in document.dependencies.items() if not name.startswith("layer "))
+        return {**fields, "weights": files}
 
     @property
     def model(self) -> Teacher:

@@ -103,7 +103,7 @@ def foreign_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("build", tmp_path / "cache", code=1)
 
 
-@shows(errors.RecipeInvalid, "small.toml:1: unknown section [bild]; did you mean 'build'?")
+@shows(errors.RecipeInvalid, "small.toml: unknown section [bild]; did you mean 'build'?")
 def bad_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     (tmp_path / "small.toml").write_text("[bild]\n")
     return run("build", tmp_path / "small.toml", code=1)

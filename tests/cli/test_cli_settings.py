@@ -67,54 +67,50 @@ def test_all_that_flags_say_can_be_in_the_file(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("change", "line", "words"),
+    ("change", "words"),
     [
-        (("workers = 0", "worker = 0"), 11, "unknown key 'worker' in [build]; did you mean 'workers'?"),
-        (("paths =", "path ="), 3, "unknown key 'path' in [source]; did you mean 'paths'?"),
-        (("chunk_bytes =", "chunk_byte ="), 7, "unknown key 'chunk_byte' in [recipe]; did you mean 'chunk_bytes'?"),
-        (("workers = 0", "zzz = 0"), 11, "unknown key 'zzz' in [build]; known: into, reuse, copy, layer, workers"),
+        (("workers = 0", "worker = 0"), "unknown key 'worker' in [build]; did you mean 'workers'?"),
+        (("paths =", "path ="), "unknown key 'path' in [source]; did you mean 'paths'?"),
+        (("chunk_bytes =", "chunk_byte ="), "unknown key 'chunk_byte' in [recipe]; did you mean 'chunk_bytes'?"),
+        (("workers = 0", "zzz = 0"), "unknown key 'zzz' in [build]; known: into, reuse, copy, layer, workers"),
         (
             ("workers = 0", 'workers = "two"'),
-            11,
             "'workers' in [build]: 'two' is not valid; it must be a whole number of at least 0",
         ),
         (
             ("workers = 0", "workers = -1"),
-            11,
             "'workers' in [build]: -1 is not valid; it must be a whole number of at least 0",
         ),
-        (("workers = 0", "workers = true"), 11, "'workers' in [build]: True is not valid; it must be a whole number"),
-        (('"400B"', '"lots"'), 7, "'chunk_bytes' in [recipe]: 'lots' is not a size"),
-        (('"400B"', "[1]"), 7, "'chunk_bytes' in [recipe]: [1] is not valid; it must be a whole number"),
-        (('["data/*.jsonl"]', '"data"'), 3, "'paths' in [source]: 'data' is not valid; it must be a list, each text"),
+        (("workers = 0", "workers = true"), "'workers' in [build]: True is not valid; it must be a whole number"),
+        (('"400B"', '"lots"'), "'chunk_bytes' in [recipe]: 'lots' is not a size"),
+        (('"400B"', "[1]"), "'chunk_bytes' in [recipe]: [1] is not valid; it must be a whole number"),
+        (('["data/*.jsonl"]', '"data"'), "'paths' in [source]: 'data' is not valid; it must be a list, each text"),
         (
             ("workers = 0", 'mode = "invers"'),
-            11,
             "'mode' in [build]: 'invers' is not valid; it must be one of 'forward', 'inverse'; did you mean 'inverse'?",
         ),
         (
             ("workers = 0", 'mode = "???"'),
-            11,
             "'mode' in [build]: '???' is not valid; it must be one of 'forward', 'inverse'",
         ),
-        (('kind = "raw"', 'kind = "rawr"'), 6, "unknown kind 'rawr' in [recipe]; did you mean 'raw'?"),
-        (('kind = "raw"', "kind = 3"), 6, "unknown kind 3 in [recipe]"),
-        (('kind = "raw"\n', ""), 5, '[recipe] has no kind; add kind = "tokens" (known: tokens, images, raw, chat'),
-        (('kind = "raw"', 'kind = "raw"\nworkers = 2'), 7, "unknown key 'workers' in [recipe]; it belongs in [build]"),
-        (("workers = 0", 'level = "fast"'), 11, "unknown key 'level' in [build]; it belongs in [recipe]"),
-        (("[build]", "[biuld]"), 9, "unknown section [biuld]; did you mean 'build'?"),
-        (("[build]\n", "[build]\n[extra.deep]\n"), 10, "unknown section [extra]"),
-        (('[source]\npaths = ["data/*.jsonl"]\n', ""), None, "the section [source] is missing"),
-        (('paths = ["data/*.jsonl"]\n', ""), 2, "[source] has no 'paths'"),
-        (("workers = 0", "workers 0"), 11, "this is not TOML: Expected '=' after a key"),
-        (("workers = 0", 'workers = """'), 11, "this is not TOML"),
-        (("workers = 0", "workers = " + "9" * 5000), 11, "this is not TOML: Exceeds the limit"),
-        (("workers = 0", "workers = " + "[" * 5000), 11, "this is not TOML: maximum recursion depth"),
-        (("# settings of a small build", "source = 3"), 1, "'source' is a section"),
+        (('kind = "raw"', 'kind = "rawr"'), "unknown kind 'rawr' in [recipe]; did you mean 'raw'?"),
+        (('kind = "raw"', "kind = 3"), "unknown kind 3 in [recipe]"),
+        (('kind = "raw"\n', ""), '[recipe] has no kind; add kind = "tokens" (known: tokens, images, raw, chat'),
+        (('kind = "raw"', 'kind = "raw"\nworkers = 2'), "unknown key 'workers' in [recipe]; it belongs in [build]"),
+        (("workers = 0", 'level = "fast"'), "unknown key 'level' in [build]; it belongs in [recipe]"),
+        (("[build]", "[biuld]"), "unknown section [biuld]; did you mean 'build'?"),
+        (("[build]\n", "[build]\n[extra.deep]\n"), "unknown section [extra]"),
+        (('[source]\npaths = ["data/*.jsonl"]\n', ""), "the section [source] is missing"),
+        (('paths = ["data/*.jsonl"]\n', ""), "[source] has no 'paths'"),
+        (("workers = 0", "workers 0"), "small.toml:11: this is not TOML: Expected '=' after a key"),
+        (("workers = 0", 'workers = """'), "small.toml:11: this is not TOML"),
+        (("workers = 0", "workers = " + "9" * 5000), "small.toml:11: this is not TOML: Exceeds the limit"),
+        (("workers = 0", "workers = " + "[" * 5000), "small.toml:11: this is not TOML: maximum recursion depth"),
+        (("# settings of a small build", "source = 3"), "'source' is a section"),
     ],
 )
-def test_a_mistake_is_named_with_its_line_and_what_was_meant(
-    tmp_path: Path, change: tuple[str, str], line: int | None, words: str
+def test_a_mistake_is_reported_with_its_section_and_the_nearest_name(
+    tmp_path: Path, change: tuple[str, str], words: str
 ):
     if change[1] == "source = 3":
         text = "source = 3\n[recipe]\nkind = 'raw'\n"
@@ -122,8 +118,7 @@ def test_a_mistake_is_named_with_its_line_and_what_was_meant(
         assert change[0] in GOOD
         text = GOOD.replace(*change)
     ran = built(tmp_path, text, code=1)
-    where = f"small.toml:{line}: " if line else "small.toml: "
-    assert where in ran.err, ran.err
+    assert "small.toml:" in ran.err, ran.err
     assert words in ran.err, ran.err
     assert ran.err.count("\n") == 1
     assert not (tmp_path / "cache").exists()
@@ -132,18 +127,6 @@ def test_a_mistake_is_named_with_its_line_and_what_was_meant(
 def test_a_file_that_names_no_cache_is_told_which_key_does(tmp_path: Path):
     said = built(tmp_path, GOOD.replace('into = "cache"\n', ""), code=2).err
     assert f"or set 'into' in [build] of '{tmp_path / 'small.toml'}'" in said
-
-
-def test_lines_inside_long_strings_are_no_keys(tmp_path: Path):
-    text = 'source.paths = ["""\n[build]\nworker = 1\n"""]\nrecipe.kind = "raw"\n\n[build]\nworker = 2\n'
-    assert "small.toml:8: unknown key 'worker' in [build]" in built(tmp_path, text, code=1).err
-
-
-def test_dotted_and_quoted_keys_have_lines_too(tmp_path: Path):
-    text = 'source.paths = ["data"]\nrecipe.kind = "raw"\nbuild . "worker" = 2\n'
-    assert "small.toml:3: unknown key 'worker' in [build]" in built(tmp_path, text, code=1).err
-    text = 'source = {paths = ["data"]}\nrecipe = {kind = "raw"}\nbuild = {worker = 2}\n'
-    assert "small.toml:3: unknown key 'worker' in [build]" in built(tmp_path, text, code=1).err
 
 
 def test_a_settings_file_that_is_not_there_or_not_text(tmp_path: Path):

@@ -55,7 +55,7 @@ def test_another_recipe_names_what_differs(taught: Path, tiny_models: TinyModels
     assert "resume with its own recipe, replace the layer" in told.err
 
 
-def test_a_layer_is_replaced_or_added_under_another_name(taught: Path, tiny_models: TinyModels, tmp_path: Path) -> None:
+def test_replace_builds_a_layer_with_other_options(taught: Path, tiny_models: TinyModels, tmp_path: Path) -> None:
     root = tmp_path / "cache"
     shutil.copytree(taught, root)
     pinned = fb.open_cache(root, layers=["lune"])
@@ -66,9 +66,6 @@ def test_a_layer_is_replaced_or_added_under_another_name(taught: Path, tiny_mode
     assert report["made"] == report["chunks"]
     assert fb.open_cache(root, layers=["lune"]).column("lune").shape == (1, 16)
     assert pinned.read([0], ["lune"])["lune"].shape == (1, 2, 16)
-    run(*lune, "--bucket", 0.7, "--name", "lune=lune_v2")
-    assert fb.open_cache(root, layers=["lune", "lune_v2"]).column("lune_v2").shape == (2, 16)
-    assert "must be TEACHER=LAYER" in run(*lune, "--name", "moon=x", code=2).err
     assert "'clip'" in run("drop", root, "clip", code=1).err
 
 
@@ -76,8 +73,8 @@ def test_weights_under_another_name_are_the_same_teacher(taught: Path, tiny_mode
     root, weights = tmp_path / "cache", tmp_path / "fine-tuned.safetensors"
     shutil.copytree(taught, root)
     shutil.copy(Path(tiny_models.unet) / "diffusion_pytorch_model.safetensors", weights)
-    lune = ["build", "teachers", root, "--lune", tiny_models.unet, "--name", "lune=tuned", "--json"]
-    assert run(*lune, "--lune-weights", weights).json[0]["made"] > 0
+    lune = ["build", "teachers", root, "--lune", tiny_models.unet, "--json"]
+    assert run(*lune, "--lune-weights", weights, "--replace", "lune").json[0]["made"] > 0
     assert run(*lune, "--lune-weights", weights.rename(tmp_path / "renamed.safetensors")).json[0]["made"] == 0
     assert run("build", "teachers", root, "--json", code=1).err  # the recorded place is gone
     (tmp_path / "renamed.safetensors").rename(weights)

@@ -23,7 +23,7 @@ from forebay.cache import publish
 from forebay.cache.catalog import generation_numbers, load_generation
 from forebay.cache.heartbeat import BuilderBeat
 from forebay.cli.render import draw
-from forebay.cli.settings import place_in_plan
+from forebay.cli.settings import share_of_plan
 from forebay.errors import BuildFailed
 from forebay.format import layout
 from forebay.store import LocalStore, MemoryStore
@@ -59,20 +59,20 @@ def beat(store, number: int, **progress) -> None:
     ],
 )
 def test_a_rank_says_where_in_the_plan_a_builder_begins(environment, number):
-    assert place_in_plan(environment) == place_in_plan({"RANK": str(number)})
-    assert 0 <= place_in_plan(environment) < 1
+    assert share_of_plan(environment) == share_of_plan({"RANK": str(number)})
+    assert 0 <= share_of_plan(environment) < 1
 
 
 @pytest.mark.parametrize("value", ["", "-1", "x", "1e3", "²"])
 def test_a_rank_that_is_no_number_says_nothing(value):
-    assert place_in_plan({"RANK": value}) is None
-    assert place_in_plan({}) is None
+    assert share_of_plan({"RANK": value}) is None
+    assert share_of_plan({}) is None
 
 
 def test_builders_of_any_number_begin_far_from_each_other():
     for count in (2, 3, 16, 100):
-        places = sorted(place_in_plan({"RANK": str(rank)}) for rank in range(count))
-        gaps = [b - a for a, b in zip(places, [*places[1:], places[0] + 1], strict=True)]
+        shares = sorted(share_of_plan({"RANK": str(rank)}) for rank in range(count))
+        gaps = [b - a for a, b in zip(shares, [*shares[1:], shares[0] + 1], strict=True)]
         assert min(gaps) >= 0.38 / count
 
 

@@ -32,10 +32,10 @@ from forebay.cli.settings import (
     from_file,
     from_words,
     is_offered,
-    kept_recipe,
     kind_names,
     kind_of,
-    place_in_plan,
+    share_of_plan,
+    stored_recipe,
 )
 from forebay.cli.settings_file import checked_kind, read_settings_file
 from forebay.cli.verb import Verbs, verb
@@ -81,7 +81,7 @@ class KindGroup(Verbs):
             kind = checked_kind(read_settings_file(word), kind_names())
             return kind, self.get_command(ctx, kind), ["--from-file", *args]
         if is_cache(word):
-            kind = kept_recipe(word, _layer_among(args)).kind
+            kind = stored_recipe(word, _layer_among(args)).kind
             return kind, self.get_command(ctx, kind), ["--from-cache", *args]
         known = self.list_commands(ctx)
         meant = None if os.path.exists(word) else closest(word, known)
@@ -208,7 +208,7 @@ def _build_options(settings: Settings) -> Mapping[str, Any]:
     names = ["layer", "workers", "mode", "start_chunk", "end_chunk", "memory_limit", "max_failures"]
     names += ["skip_unreadable", "reuse", "copy"]
     named = {name: getattr(settings.build, name) for name in names}
-    return {**named, "engine": engine_of(settings.build), "begin_at": place_in_plan(os.environ)}
+    return {**named, "engine": engine_of(settings.build), "begin_at": share_of_plan(os.environ)}
 
 
 @click.group(cls=KindGroup, subcommand_metavar="KIND|SETTINGS.toml|CACHE [ARGS]...")
@@ -238,7 +238,7 @@ def _estimate(kind: Kind, from_file: str | None, from_cache: str | None, **flags
     problems += [_all_failed(report)] if report.all_failed else []
     if not problems:
         return report
-    return Finding(report, "EverySampleFailed" if report.fits else "StoreFull", "; ".join(problems), is_said=True)
+    return Finding(report, "EverySampleFailed" if report.fits else "StoreFull", "; ".join(problems), prints_error=True)
 
 
 def _all_failed(report: Estimate) -> str:

@@ -87,7 +87,9 @@ class DemoRun:
     def _damage_and_repair(self) -> None:
         path, position, before = self._flip_a_bit()
         self._act("Verify finds it.", ["verify", CACHE], expected=1)
-        self._check(_is_found(self._bad(), os.path.basename(path), position), "verify did not report the flipped byte")
+        self._check(
+            _reports_byte(self._bad(), os.path.basename(path), position), "verify did not report the flipped byte"
+        )
         self._act("Rebuild that chunk from the source.", ["repair", CACHE])
         self._check(_digest(path) == before, "the repaired chunk differs from the original")
         self._act("Check again.", ["verify", CACHE])
@@ -181,7 +183,7 @@ def _digest(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _is_found(report: VerifyReport, name: str, position: int) -> bool:
+def _reports_byte(report: VerifyReport, name: str, position: int) -> bool:
     """Whether the only problem is in the chunk, in a range that contains the byte."""
     return [bad.key.endswith(name) and bad.start <= position < bad.stop for bad in report.bad] == [True]
 

@@ -67,7 +67,7 @@ def _fill(cache: str, path: str, tier_bytes: int | None, **share: Any) -> Any:
         )
     if not report.refused_chunks:
         return report
-    return Finding(report, "TierFull", f"'{path}' is full", command_line("tier", "list", path), is_said=True)
+    return Finding(report, "TierFull", f"'{path}' is full", command_line("tier", "list", path), prints_error=True)
 
 
 def _check_share(node: int | None, nodes: int, **_: Any) -> None:

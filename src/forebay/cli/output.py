@@ -33,14 +33,14 @@ JSON, QUIET, STDOUT = "forebay.json", "forebay.quiet", "forebay.stdout"
 class Finding:
     """The result of a verb that ran and found a problem: it is shown, and the exit code is 1.
 
-    `command` repairs it. The result as text names the problem itself, unless `is_said` is set.
+    `command` repairs it. `prints_error` is for results whose text does not include the problem.
     """
 
     record: Any
     type: str
     message: str
     command: str = ""
-    is_said: bool = False
+    prints_error: bool = False
 
 
 def is_json() -> bool:
@@ -83,7 +83,7 @@ def show_result(result: Any) -> None:
         _written(lambda: _print_json(document))
     elif not is_quiet() and record is not None:
         _written(lambda: _print_text(record))
-    if isinstance(result, Finding) and result.is_said:
+    if isinstance(result, Finding) and result.prints_error:
         say_error(result.message)
 
 

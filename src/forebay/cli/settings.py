@@ -144,12 +144,12 @@ class BuildSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 _GOLDEN = (5**0.5 - 1) / 2  # of its multiples, however many, none are close together
 
 
-def place_in_plan(environment: Mapping[str, str]) -> float | None:
+def share_of_plan(environment: Mapping[str, str]) -> float | None:
     """The share of the plan at which this builder begins, if a launcher started it as one of many; else None.
 
     It only decides where to begin: every builder makes all missing chunks. The number of builders is not needed.
 
-    >>> [round(place_in_plan({"RANK": str(rank)}), 2) for rank in range(4)]
+    >>> [round(share_of_plan({"RANK": str(rank)}), 2) for rank in range(4)]
     [0.0, 0.62, 0.24, 0.85]
     """
     names = ("RANK", "SLURM_ARRAY_TASK_ID", "SLURM_NTASKS", "SLURM_PROCID", "JOB_COMPLETION_INDEX")
@@ -224,7 +224,7 @@ def from_file(kind: Kind, path: str, flags: Mapping[str, Any]) -> Settings:
 def from_cache(kind: Kind, root: str, flags: Mapping[str, Any]) -> Settings:
     """`forebay build CACHE`: the source and the recipe of the cache."""
     check_tagged(open_store(root))
-    stored = kept_recipe(root, flags.get("layer"))
+    stored = stored_recipe(root, flags.get("layer"))
     source, recipe, build = _sorted(kind, flags)
     if source or "into" in build:
         raise WrongUsage(f"'{root}' is a cache and has its own source", "use `forebay update` to add data")
@@ -248,7 +248,7 @@ def _changed(kind: Kind, reopened: Recipe, passed: dict[str, Any]) -> Recipe:
     return changed
 
 
-def kept_recipe(root: str, layer: str | None) -> RecipeDocument:
+def stored_recipe(root: str, layer: str | None) -> RecipeDocument:
     """The recipe of a layer, by default the base layer."""
     store = open_store(root)
     name = layer or read_cache_document(store).base

@@ -1,4 +1,4 @@
-"""Settings of a build from TOML; errors have the key, its line and the nearest valid name.
+"""Settings of a build from TOML; errors have the section, the key and the nearest valid name.
 
 [source]                         [recipe]                     [build]
 paths = ["data/*.jsonl"]         kind = "tokens"              into = "caches/edu"
@@ -7,7 +7,7 @@ text = "text"                    sequence_length = 512        workers = 2
 
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -16,10 +16,6 @@ from forebay.fields import Field, declared
 
 SECTIONS = ("source", "recipe", "build")
 _REQUIRED = ("source", "recipe")
-_NAME = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
-_DOTTED = rf"{_NAME}(?:\s*\.\s*{_NAME})*"
-_HEADER = re.compile(rf"\s*\[\[?\s*({_DOTTED})\s*\]")
-_KEY = re.compile(rf"\s*({_DOTTED})\s*=")
 _AT_LINE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)$")
 
 
@@ -28,13 +24,10 @@ class SettingsFile:
     """A valid TOML file with the right sections."""
 
     path: str
-    text: str
     sections: dict[str, dict[str, Any]]
 
-    def fail(self, problem: str, *names: str) -> NoReturn:
-        """Raise `RecipeInvalid` with the line of a section or key."""
-        line = line_of(self.text, names)
-        raise RecipeInvalid(f"{self.path}{f':{line}' if line else ''}: {problem}", path=self.path, line=line)
+    def fail(self, problem: str, section: str = "", key: str = "") -> NoReturn:
+        raise RecipeInvalid(f"{self.path}: {problem}", path=self.path, section=section, key=key)
 
 
 def read_settings_file(path: str) -> SettingsFile:
@@ -45,7 +38,7 @@ def read_settings_file(path: str) -> SettingsFile:
         match = _AT_LINE.search(str(error))
         line = int(match[1]) if match and match[1] else text.rstrip("\n").count("\n") + 1
         raise RecipeInvalid(f"{path}:{line}: this is not TOML: {_AT_LINE.sub('', str(error))}") from error
-    file = SettingsFile(path, text, document)
+    file = SettingsFile(path, document)
     for name, section in file.sections.items():
         if name not in SECTIONS:
             file.fail(f"unknown section [{name}]; {nearest(name, SECTIONS)}", name)
@@ -96,38 +89,6 @@ def _home(key: str, structs: Mapping[str, type[Any]]) -> str:
     """A hint at the section that a misplaced key belongs to; empty if there is none."""
     homes = [name for name, struct in structs.items() if key in declared(struct)]
     return f"it belongs in [{homes[0]}]" if homes else ""
-
-
-def line_of(text: str, names: tuple[str, ...]) -> int | None:
-    """The line of a section or of a key in it; the line of the section if the key is inside a value."""
-    if not names:
-        return None
-    places = list(_places(text))
-    for wanted in (names, names[:1]):
-        for line, path in places:
-            if path[: len(wanted)] == wanted:
-                return line
-    return None
-
-
-def _places(text: str) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Every line that opens a section or sets a key, with its full name; lines in multi-line strings are skipped."""
-    section: tuple[str, ...] = ()
-    quote = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if quote:
-            quote = "" if quote in line else quote
-            continue
-        if header := _HEADER.match(line):
-            section = _names(header[1])
-            yield number, section
-        elif key := _KEY.match(line):
-            yield number, (*section, *_names(key[1]))
-        quote = next((quotes for quotes in ('"""', "'''") if line.count(quotes) % 2), "")
-
-
-def _names(dotted: str) -> tuple[str, ...]:
-    return tuple(name.strip("\"'") for name in re.findall(_NAME, dotted))
 
 
 def _read_text(path: str) -> str:

@@ -5,7 +5,7 @@ an option whose value is its model.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -27,7 +27,7 @@ from forebay.cli.options import (
     struct_options,
 )
 from forebay.cli.output import Finding, shown_progress
-from forebay.cli.settings import BuildSettings, engine_of, place_in_plan
+from forebay.cli.settings import BuildSettings, engine_of, share_of_plan
 from forebay.cli.verb import verb
 from forebay.fields import declared
 from forebay.preview.words import human_bytes
@@ -102,21 +102,13 @@ TEACHER_OPTIONS: tuple[Decorator, ...] = (
     field_option(_CLIP["projected"], "Layer"),
     *(field_option(_RECIPE[name], "Layer") for name in ("buckets", *_FIELDS)),
     *(field_option(_RECIPE[name], "Build") for name in _HOW),
-    option(
-        "--name",
-        "names",
-        multiple=True,
-        metavar="TEACHER=LAYER",
-        help="Name of a teacher's layer and columns, e.g. lune=lune_v2 (repeatable).",
-    ),
 )
 
 
 def teacher_recipes(root: str, flags: Mapping[str, Any]) -> dict[str, TeacherRecipe]:
     """The recipes of the layers that flags name, in build order; without any, of all unfinished layers."""
     is_allowed = bool(flags.get("allow_network"))
-    passed = {name: value for name, value in flags.items() if name not in ("allow_network", "names")}
-    names = _layer_names(flags.get("names", ()))
+    passed = {name: value for name, value in flags.items() if name != "allow_network"}
     if "pipeline" not in passed and (alone := {"only", "labels"} & passed.keys()):
         raise WrongUsage(f"--{min(alone)} needs --pipeline")
     if not any(name in passed for name in (*_MODELS, "pipeline")):
@@ -125,7 +117,7 @@ def teacher_recipes(root: str, flags: Mapping[str, Any]) -> dict[str, TeacherRec
     fields = {**_base_prompts(base), **{name: passed[name] for name in _COMMON if name in passed}}
     images = {name: base.fields[name] for name in ("size", "pad_color", "storage")} if base.kind == "images" else {}
     if "pipeline" in passed:
-        return _of_pipeline(passed, images, fields, names)
+        return _of_pipeline(passed, images, fields)
     if "vae" in passed and not images:
         raise WrongUsage(f"--vae needs images, but '{root}' has {base.kind}")
     options = {
@@ -134,18 +126,18 @@ def teacher_recipes(root: str, flags: Mapping[str, Any]) -> dict[str, TeacherRec
         if name in passed
     }
     timed = {**fields, **({"buckets": passed["buckets"]} if "buckets" in passed else {})}
-    made = [(recipe.model, fields) for recipe in encodings(**options, **images, **fields).values()]
-    made += [(teacher, timed) for teacher in _listeners(passed)]
-    named = [(_named(teacher, names), how) for teacher, how in made]
-    return {teacher.layer_name(): TeacherRecipe(teacher=teacher, **how) for teacher, how in named}
+    recipes = encodings(**options, **images, **fields)
+    return recipes | {
+        teacher.layer_name(): TeacherRecipe(teacher=teacher, **timed) for teacher in _timed_teachers(passed)
+    }
 
 
 def _of_pipeline(
-    passed: Mapping[str, Any], images: Mapping[str, Any], fields: Mapping[str, Any], names: Mapping[str, str]
+    passed: Mapping[str, Any], images: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> dict[str, TeacherRecipe]:
     """The recipes of a pipeline's layers, or of those that --only names."""
     others = ("vae", "t5", "clip", "lune", "sol", "sol_weights", "ragged", "projected")
-    if clash := [name for name in others if name in passed] + ["name"] * bool(names):
+    if clash := [name for name in others if name in passed]:
         raise WrongUsage(f"--{clash[0].replace('_', '-')} and --pipeline exclude each other", "use two commands")
     more = {name: passed[name] for name in ("sample", "max_length", "noise", "labels", "buckets") if name in passed}
     denoiser = {name: passed[name] for name in ("time_direction", "noise_per") if name in passed}
@@ -158,35 +150,16 @@ def _of_pipeline(
     return {layer: recipe for layer, recipe in recipes.items() if layer in passed.get("only", recipes)}
 
 
-def _layer_names(pairs: Sequence[str]) -> dict[str, str]:
-    """The layer of each teacher that --name names."""
-    found = dict(pair.partition("=")[::2] for pair in pairs)
-    wrong = [name for name, layer in found.items() if name not in _MODELS or not layer]
-    if wrong:
-        raise WrongUsage(f"--name must be TEACHER=LAYER (got {wrong[0]})", f"teachers are: {', '.join(_MODELS)}")
-    return found
-
-
-def _named(teacher: Teacher, names: Mapping[str, str]) -> Teacher:
-    """A teacher whose layer and columns have the name passed for it, and which reads the text and latents so named."""
-    option = "vae" if isinstance(teacher, Latents) else teacher.tag().removeprefix("geometric-")
-    changes = {"name": names[option]} if option in names else {}
-    if isinstance(teacher, Lune | Sol):
-        changes |= {"text": f"{names['clip']}_states"} if "clip" in names else {}
-        changes |= {"latents": names["vae"]} if "vae" in names else {}
-    return msgspec.structs.replace(teacher, **changes)
-
-
-def _listeners(passed: Mapping[str, Any]) -> list[Teacher]:
+def _timed_teachers(passed: Mapping[str, Any]) -> list[Teacher]:
     how = {name: passed[name] for name in ("noise", "time_direction", "noise_per") if name in passed}
-    found: list[Teacher] = []
+    teachers: list[Teacher] = []
     if "lune" in passed:
-        found.append(Lune(unet=passed["lune"], weights=passed.get("lune_weights"), **how))
+        teachers.append(Lune(unet=passed["lune"], weights=passed.get("lune_weights"), **how))
     if passed.get("sol") == GEOMETRIC:
-        found.append(GeometricSol())
+        teachers.append(GeometricSol())
     elif "sol" in passed:
-        found.append(Sol(unet=passed["sol"], weights=passed.get("sol_weights"), **how))
-    return found
+        teachers.append(Sol(unet=passed["sol"], weights=passed.get("sol_weights"), **how))
+    return teachers
 
 
 def _begun(root: str, passed: Mapping[str, Any], is_allowed: bool) -> dict[str, TeacherRecipe]:
@@ -238,7 +211,7 @@ def _build(cache: str, dry_run: bool, replace: tuple[str, ...], **flags: Any) ->
     options = {name: passed.pop(name) for name in _BUILD_OPTIONS if name in passed}
     if engine := {name: passed.pop(name) for name in _ENGINE if name in passed}:
         options["engine"] = engine_of(BuildSettings(**engine))
-    options["begin_at"] = place_in_plan(os.environ)
+    options["begin_at"] = share_of_plan(os.environ)
     with checked_range(options.get("start_chunk"), options.get("end_chunk")):
         recipes = teacher_recipes(cache, passed)
         if unknown := set(replace) - recipes.keys():
@@ -260,16 +233,16 @@ def _estimate(cache: str, rows: int | None, **flags: Any) -> Any:
     Example: forebay estimate teachers caches/art --lune sd/unet --rows 10000
     """
     recipes = teacher_recipes(cache, passed_flags(flags))
-    found = _estimated(cache, recipes, rows)
-    if found.fits:
-        return found
-    if found.free_bytes is None or found.bytes <= found.free_bytes:
-        return Finding(found, "ChunkTooLarge", found.notes[0], is_said=True)
-    needed, free = human_bytes(found.bytes), human_bytes(found.free_bytes or 0)
+    report = _estimated(cache, recipes, rows)
+    if report.fits:
+        return report
+    if report.free_bytes is None or report.bytes <= report.free_bytes:
+        return Finding(report, "ChunkTooLarge", report.notes[0], prints_error=True)
+    needed, free = human_bytes(report.bytes), human_bytes(report.free_bytes or 0)
     problem = (
         f"not enough disk space at '{cache}': about {needed} are needed, {free} are free; free some or use another disk"
     )
-    return Finding(found, "StoreFull", problem, is_said=True)
+    return Finding(report, "StoreFull", problem, prints_error=True)
 
 
 def _estimated(cache: str, recipes: Any, rows: int | None) -> TeacherEstimate:

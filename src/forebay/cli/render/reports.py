@@ -47,7 +47,7 @@ def draw_build(report: BuildReport) -> RenderableType:
             [
                 ("chunks", built),
                 ("rows", _of_cache(report.made_rows, report.rows)),
-                ("tokens", _made_tokens(report)),
+                ("tokens", _token_counts(report)),
                 ("text", _text_figures(report)),
                 ("duplicates", f"{report.statistics['duplicates']:,} left out" if _has(report, "duplicates") else ""),
                 ("failed", _failed(report)),
@@ -89,7 +89,7 @@ def _has(report: BuildReport, name: str) -> bool:
     return bool(report.statistics.get(name))
 
 
-def _made_tokens(report: BuildReport) -> str:
+def _token_counts(report: BuildReport) -> str:
     """How many tokens there are, how full the rows, and how fast this build made its own."""
     if not _has(report, "tokens"):
         return ""

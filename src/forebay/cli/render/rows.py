@@ -51,10 +51,10 @@ def draw_peek(peek: Peek) -> RenderableType:
 
 
 def _row(row: PeekedRow) -> tuple[RenderableType, ...]:
-    return title(_place(row)), facts((name, _cell(cell)) for name, cell in row.columns.items())
+    return title(_row_name(row)), facts((name, _cell(cell)) for name, cell in row.columns.items())
 
 
-def _place(row: PeekedRow | PackedRow | PeekedImage) -> str:
+def _row_name(row: PeekedRow | PackedRow | PeekedImage) -> str:
     return f"row {row.row:,} (chunk {row.chunk}, row {row.row_in_chunk})"
 
 
@@ -104,17 +104,17 @@ def draw_packed_rows(peek: PackedPeek) -> RenderableType:
 
 
 def _packed_row(row: PackedRow) -> Iterator[RenderableType]:
-    head = title(_place(row))
+    head = title(_row_name(row))
     share = f"{100 * row.utilization:.1f}% in use" if row.padding else "full"
     yield Text.assemble(head, " · ", (share_bar(row.utilization), "green"), f" {share}")
     start = 0
     for number, piece in enumerate(row.pieces):
         color = COLORS[number % len(COLORS)]
-        yield _Beside("▌", color, Text(_origin(piece), style="dim"))
-        yield _Beside("▌", color, _content(piece, row.tokens[start : start + piece.tokens], color))
+        yield _Marked("▌", color, Text(_origin(piece), style="dim"))
+        yield _Marked("▌", color, _content(piece, row.tokens[start : start + piece.tokens], color))
         start += piece.tokens
     if row.padding:
-        yield _Beside("░", "dim", Text(f"{counted(row.padding, 'token')} of padding", style="dim"))
+        yield _Marked("░", "dim", Text(f"{counted(row.padding, 'token')} of padding", style="dim"))
 
 
 def share_bar(share: float, cells: int = BAR_CELLS) -> str:
@@ -174,7 +174,7 @@ def _visible(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Beside:
+class _Marked:
     """A text with a glyph before every line, for any width of the terminal."""
 
     glyph: str
@@ -197,7 +197,7 @@ def draw_images(peek: ImagePeek) -> RenderableType:
 
 
 def _image(image: PeekedImage, size: int) -> Iterator[RenderableType]:
-    yield title(_place(image), printable(image.id))
+    yield title(_row_name(image), printable(image.id))
     grid = Table.grid(padding=(0, 1))
     grid.add_row(Text("\n".join(image.picture), no_wrap=True), _facts(image, size))
     yield Padding(grid, (0, 0, 0, 2), expand=False)

@@ -56,6 +56,7 @@ def small_bars(counts: Sequence[int]) -> str:
 
 SHOWN_RANGES = 20  # of chunks; `--json` has all
 SHOWN_CHARS = 200  # of a field: a vocabulary of tags is long
+UNSET: tuple[object, ...] = (None, False, 0, "", [])  # values of recipe fields that only --json has
 
 
 @draw.register
@@ -70,13 +71,13 @@ def draw_summary(summary: Summary) -> RenderableType:
     tree.add(_named("generation", f"{summary.generation}, {summary.generations:,} kept{tagged}"))
     tree.add(_named("digest", summary.digest))
     for versions in summary.versions:
-        tree.add(_named("built with", _values(versions) + _made_chunks(summary, versions)))
-    if unknown := _made_chunks(summary, {}):
+        tree.add(_named("built with", _values(versions) + _chunk_ranges(summary, versions)))
+    if unknown := _chunk_ranges(summary, {}):
         tree.add(_named("built with", f"not recorded{unknown}"))
     return tree
 
 
-def _made_chunks(summary: Summary, versions: Mapping[str, str]) -> str:
+def _chunk_ranges(summary: Summary, versions: Mapping[str, str]) -> str:
     """The chunks that were made with some versions of libraries; nothing if all were made with the same."""
     versioned = [(layer.layer, one) for layer in summary.layers for one in layer.made_with]
     shown = "; ".join(f"{name} {_shown_ranges(one)}" for name, one in versioned if one.versions == versions)
@@ -97,7 +98,8 @@ def _add_layer(tree: Tree, layer: LayerSummary, is_base: bool) -> None:
     branch = tree.add(_named("layer", f"{layer.layer} (base)" if is_base else layer.layer))
     recipe = branch.add(_named("recipe", f"{layer.kind} {layer.fingerprint[:SHORT]}"))
     for name, value in layer.fields.items():
-        recipe.add(_named(name, _field(value)))
+        if value not in UNSET:
+            recipe.add(_named(name, _field(value)))
     columns = branch.add(Text("columns"))
     for column in layer.columns:
         columns.add(Text(printable(column)))

@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from forebay.installation import doctor as doctor
     from forebay.preview.peek import contact_sheet as contact_sheet, peek as peek
     from forebay.raw import RawRecipe as RawRecipe
-    from forebay.read.cache import Cache as Cache, Origin as Origin, RowId as RowId
+    from forebay.read.cache import Cache as Cache
     from forebay.read.opening import open_cache as open_cache
+    from forebay.read.origins import Origin as Origin, RowId as RowId
     from forebay.recipe import (
         ChunkTarget as ChunkTarget, LayerRecipe as LayerRecipe, Recipe as Recipe, RecipeHooks as RecipeHooks,
         Rows as Rows, fingerprint as fingerprint,

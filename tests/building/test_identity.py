@@ -1,5 +1,6 @@
 """A cache goes on with what it began with: the same recipe, kind of source, files and chunks."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -42,7 +43,8 @@ def test_a_chunk_whose_columns_are_not_the_recipes_is_refused(tmp_path):
     store = LocalStore(tmp_path)
     stored_cache(store, [Column(name="n", dtype="int64", rows_per_block=4)], [{"n": np.arange(20)}])
     cache = fb.open_cache(store)
-    cache._declared = {name: (Column(name="n", dtype="int64", rows_per_block=5),) for name in cache._declared}
+    other = (Column(name="n", dtype="int64", rows_per_block=5),)
+    cache._files["stored"] = dataclasses.replace(cache._files["stored"], columns=other)
     with pytest.raises(ChunkCorrupt, match="not those that the layer's recipe declares"):
         cache.read([0])
 

@@ -283,7 +283,7 @@ def test_a_map_that_changes_after_it_was_opened_gives_no_bytes_from_elsewhere(tm
         cache = fb.open_cache(root)
         cache.read([0, len(cache) - 1])
         path = chunk_path(root, "raw", 0)
-        start = cache._layer_maps("raw").get(0).tensors["data.offsets"].start
+        start = cache._readers.maps_of("raw").get(0).tensors["data.offsets"].start
         with open(path, "r+b") as file:
             file.seek(start + 5 * 8)
             file.write(np.array([2**40, 2**40 + 8], np.uint64).tobytes())

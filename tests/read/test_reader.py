@@ -232,7 +232,7 @@ def test_an_uncompressed_fixed_column_is_the_mapped_file_itself(tmp_path: Path) 
     cache = fb.open_cache(store)
     (chunk,) = cache.chunks()
     array = chunk["n"]
-    file = cache._maps["stored"].get(0)
+    file = cache._readers.maps_of("stored").get(0)
     assert isinstance(file, ChunkFile)
     assert np.shares_memory(array, np.frombuffer(file.view, np.uint8))
     assert not array.flags.writeable

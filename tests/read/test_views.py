@@ -202,7 +202,7 @@ def test_a_forged_dictionary_index_is_an_error(
     with pytest.raises(RecipeInvalid, match="the index 'value_row' of column 'value' reaches"):
         stored_cache(LocalStore(tmp_path / "built"), columns, [rows])
     with monkeypatch.context() as forger:
-        forger.setattr(chunk, "_dictionary_problem", lambda *_: None)
+        forger.setattr(chunk, "dictionary_problem", lambda *_: None)
         stored_cache(LocalStore(tmp_path), columns, [rows])
     with pytest.raises(fb.errors.ChunkCorrupt, match=message):
         fb.open_cache(tmp_path).read([2], ["value"])

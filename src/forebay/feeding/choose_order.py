@@ -11,7 +11,8 @@ from typing import Literal, get_args
 from forebay.errors import EngineUnusable, choice_error
 from forebay.feeding.stream import Ranks
 from forebay.order.window import LANES, Ordering, Window, lanes_of
-from forebay.read.cache import DEFAULT_MEMORY, Cache
+from forebay.read.cache import Cache
+from forebay.read.readers import DEFAULT_MEMORY
 from forebay.store.base import is_url
 
 Shuffle = Literal["auto", "global", "window"]

@@ -50,11 +50,13 @@ class PieceNames:
         return {number: names[number] for number in numbers if number < len(names)}
 
     def of_row(self, row: int, documents: Iterable[int]) -> dict[int, str]:
-        """The same for the first documents of a row, which may be stored in several chunks."""
+        """The same for the first documents of a row."""
         if self._source is None:
             return {}
-        stored = sorted(zip(self._cache.samples_of(row), documents, strict=False))  # each chunk is read once
-        names = ((document, self.of(chunk, [number])) for (chunk, number), document in stored)
+        (location,), columns = self._cache.row_ids([row]), self._cache.read([row], ["documents"])
+        numbers = columns["documents"][0][:, 0].tolist()
+        stored = sorted(zip(numbers, documents, strict=False))
+        names = ((document, self.of(location.chunk, [number])) for number, document in stored)
         return {document: name for document, named in names for name in named.values()}
 
     def _read(self, chunk: int) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ class Checks:
 
     def __init__(self, column: Column, rows: NDArray[np.int64], maps: Maps, where: Where) -> None:
         self._column, self._maps, self._where = column, maps, where
-        self.block_rows = column.block_rows
+        self.chunks, self.block_rows = len(rows), column.block_rows
         self.first = np.concatenate([[0], np.cumsum(-(-rows // column.block_rows), dtype=np.int64)])
         self.bits = np.zeros((int(self.first[-1]) + 7) // 8, np.uint8)
         self._unchecked = int(self.first[-1])

@@ -12,11 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib import import_module
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, SupportsIndex, TypeVar, overload
 
@@ -26,87 +22,37 @@ from numpy.typing import ArrayLike, NDArray
 from forebay import kernels
 from forebay.cache.catalog import (
     column_homes,
-    expected,
-    layer_columns,
     layers_share_column,
     presence_name,
-    published_record,
     read_column,
     shared_column,
 )
-from forebay.cache.plan import load_plan
 from forebay.columns import Array, Column, Ragged, join
 from forebay.errors import (
     ChunkCorrupt,
-    ForebayError,
-    ModelUnusable,
     not_found,
 )
 from forebay.format import layout
 from forebay.format.chunk import (
     MAX_COUNT,
-    MAX_HEAD_BYTES,
-    SUM_BYTES,
-    ChunkRecord,
-    chunk_corrupt,
-    chunk_missing,
 )
-from forebay.format.codecs import MAX_BLOCK_BYTES
 from forebay.format.generation import Generation
 from forebay.format.tensors import unseal
-from forebay.read.blocks import BlockCache, BlockStatistics, Checks
-from forebay.read.columns import ColumnReader, DictionaryReader, PresenceReader, Slices, column_reader
-from forebay.read.maps import MAX_MAPS, Maps, RowLocations
-from forebay.read.pinned import common_chunks, load_pinned, open_layer_chunk, record_at
+from forebay.read.blocks import BlockStatistics
+from forebay.read.columns import ColumnReader, Slices
+from forebay.read.maps import RowLocations
+from forebay.read.origins import Origin, RowId, kept_tokenizer, row_origin, row_text
+from forebay.read.pinned import LayerFiles, common_chunks, load_pinned
+from forebay.read.readers import ColumnReaders, Options
 from forebay.recipe import RecipeDocument
 from forebay.records import html_table
-from forebay.source import Part
 from forebay.store.base import BadCopy, Fetching, Missing, Store, index_corrupt, is_url
-from forebay.store.tiered import TieredStore
 
 Result = TypeVar("Result")
 Numbers = NDArray[np.int64]
-DEFAULT_MEMORY = 256 * 1024 * 1024
 _PIECE_ROWS = 4096
-IN_MEMORY_BYTES = 1 << 30  # of chunks of a layer, where their store has no files
 _USUAL_RATIO = 3  # of compression, for an estimate
 _open_caches: "weakref.WeakSet[Cache]" = weakref.WeakSet()
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How a cache is read; does not change what is read."""
-
-    memory: int = DEFAULT_MEMORY
-    max_maps: int = MAX_MAPS
-    max_block_bytes: int = MAX_BLOCK_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class RowId:
-    """The permanent name of a row."""
-
-    chunk: int
-    row: int
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Origin:
-    """Where a row came from: its place in the cache, its sample's id, and the parts of source files."""
-
-    chunk: int
-    row: int
-    sample: str  # empty where the cache keeps no ids
-    parts: tuple[Part, ...]
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(part.file.path for part in self.parts))
-
-    def __repr__(self) -> str:
-        """The ranges of files, without what tells whether a file changed: times, inodes, digests."""
-        ranges = ", ".join(f"{part.file.path}[{part.start}:{part.stop}]" for part in self.parts)
-        return f"Origin(chunk={self.chunk}, row={self.row}, sample={self.sample!r}, parts=({ranges}))"
 
 
 class Cache:
@@ -138,7 +84,7 @@ class Cache:
             )
         self._starts = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
         self._count = int(self._starts[-1])
-        self._declared = {name: declared_columns(generation, name) for name in generation.recipes}
+        self._files = {name: LayerFiles.of(store, generation, name, self._chunks) for name in generation.recipes}
         recipes = {name: generation.recipe(name).columns for name in generation.recipes}
         if shared := shared_column(recipes, self._base):
             raise layers_share_column(self.root, *shared)
@@ -254,25 +200,11 @@ class Cache:
 
         Control tokens and padding are left out. The tokenizer is the one that the cache keeps.
         """
-        kept = self.recipe(self.generation.base)
-        if kept.kind not in ("tokens", "chat"):
-            raise TypeError(f"'{self.root}' holds {kept.kind}, not tokens; read the row itself: cache[{row}]")
-        read = self.read([self._number(row)], ["tokens", "seq_lens"])
-        tokens, stops = read["tokens"][0], np.cumsum(read["seq_lens"][0], dtype=np.int64).tolist()
-        tokens_package = import_module("forebay.tokens")  # which takes long to import, and no other method needs
-        vocabulary = tokens_package.Vocabulary(*self.kept_tokenizer())
-        return [tokens_package.decode(vocabulary, tokens[start:stop]) for start, stop in pairwise([0, *stops])]
+        return row_text(self, self._number(row))
 
     def kept_tokenizer(self) -> tuple[str, bytes]:
         """The name and the content of the tokenizer that a cache of tokens keeps."""
-        layer = self.generation.base
-        name, kept = self.recipe(layer).fields.get("tokenizer"), self.constants(layer).get("tokenizer")
-        if name is None or kept is None:
-            raise ModelUnusable(
-                f"the tokenizer '{self.root}' cannot be used: the cache keeps no tokenizer",
-                hint="read its rows as numbers",
-            )
-        return str(name), kept.tobytes()
+        return kept_tokenizer(self)
 
     def origin(self, row: SupportsIndex) -> Origin:
         """Where a row came from: its sample's id, where the cache keeps ids, and the parts of source files.
@@ -280,23 +212,7 @@ class Cache:
         Without ids, as in a row of packed tokens, the parts are those of its whole chunk;
         `fb.peek(root, [row], source=source)` names the documents.
         """
-        number = self._number(row)
-        (name,), column = self.row_ids([number]), self.recipe(self.generation.base).sample_ids
-        sample = self.read([number], [column])[column][0].tobytes().decode(errors="surrogateescape") if column else ""
-        plan = load_plan(self.store).first(len(self.generation.plan))
-        parts = [part for chunk in self._chunks_of(number) for part in plan.parts(chunk)]
-        own = [part for part in parts if part.file.path in (sample, sample.rpartition("@")[0])]
-        return Origin(name.chunk, name.row, sample, tuple(own or parts))
-
-    def samples_of(self, row: SupportsIndex) -> list[tuple[int, int]]:
-        """Return the chunk of every document in a row of packed tokens, and the number of its sample in that chunk."""
-        number = self._number(row)
-        (chunk,) = self._chunks_of(number)
-        return [(chunk, sample) for sample in self.read([number], ["documents"])["documents"][0][:, 0].tolist()]
-
-    def _chunks_of(self, row: int) -> list[int]:
-        """The chunks that a row is made from."""
-        return [name.chunk for name in self.row_ids([row])]
+        return row_origin(self, self._number(row))
 
     def __iter__(self) -> Iterator[dict[str, Array]]:
         """Every row, chunk by chunk."""
@@ -326,7 +242,7 @@ class Cache:
             while len(piece) < len(wanted):
                 try:
                     for name in wanted:
-                        piece[name] = self._reader(name).read(place, parts.get(name))
+                        piece[name] = self._readers.reader(name).read(place, parts.get(name))
                 except ChunkCorrupt as error:  # of a remote copy, which is fetched anew
                     self._drop_copy(error)
                     piece.clear()
@@ -339,7 +255,7 @@ class Cache:
 
         Rows of a ragged column are not copied: they are views of mapped files or of decoded blocks.
         """
-        numbers, reader, step = _whole_numbers(rows), self._reader(column), self._step
+        numbers, reader, step = _whole_numbers(rows), self._readers.reader(column), self._step
         self._place(numbers)  # rows are checked before the first is read
         return self._views(numbers, reader, step)
 
@@ -382,37 +298,21 @@ class Cache:
 
     def file_bytes(self, columns: Sequence[str]) -> list[NDArray[np.int64]]:
         """The sizes of the files of each chunk, for every layer of these columns."""
-        tables = [self.generation.table(layer) for layer in self._layers_of(columns)]
-        return [table.numbers["size"][np.searchsorted(table.chunks, self._chunks)] for table in tables]
-
-    def record(self, layer: str, position: int) -> ChunkRecord:
-        """What the generation says of a layer's file of a chunk."""
-        return record_at(self.root, self.generation, layer, int(self._chunks[position]))
+        return [self._files[layer].sizes() for layer in self._layers_of(columns)]
 
     def open_chunk(self, position: int, columns: Sequence[str]) -> None:
         """Open the files of a chunk that these columns are in, and so fetch those that are not local."""
         for layer in self._layers_of(columns):
-            self._repeated(partial(self._layer_maps(layer).get, position))
+            self._repeated(partial(self._readers.maps_of(layer).get, position))
 
     def keep_chunk(self, position: int, columns: Sequence[str]) -> bool:
         """Fetch the files of a chunk into the tier; return False if one is not admitted, or there is no tier."""
-        if not isinstance(self.store, TieredStore):
-            return False
-        return all([self._keep(self.store, layer, position) for layer in self._layers_of(columns)])
-
-    def _keep(self, store: TieredStore, layer: str, position: int) -> bool:
-        record = self.record(layer, position)
-        try:
-            return store.keep(record.key(self.generation.folder(layer)), expected(record))
-        except Missing as error:
-            raise chunk_missing(self.root, layer, record.chunk) from error
-        except BadCopy as error:
-            raise chunk_corrupt(self.root, layer, record.chunk, error.problem) from error
+        return all([self._files[layer].keep(position) for layer in self._layers_of(columns)])
 
     def allow_passing(self, size: int, columns: Sequence[str]) -> None:
         """Keep up to `size` bytes of chunks open that are in no file, if that is more than by default."""
         for layer in self._layers_of(columns):
-            maps = self._layer_maps(layer)
+            maps = self._readers.maps_of(layer)
             maps.passing_bytes = max(maps.passing_bytes, size)
 
     def row_ids(self, rows: ArrayLike) -> list[RowId]:
@@ -423,7 +323,7 @@ class Cache:
 
     def statistics(self) -> BlockStatistics:
         """Hits, misses and size of the cache of decoded blocks."""
-        return self._blocks.statistics()
+        return self._readers.blocks.statistics()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process gets the address, not the maps and decoded blocks.
@@ -431,10 +331,8 @@ class Cache:
 
     def _forget(self) -> None:
         """Start with nothing mapped, decoded or checked: in a new cache or a forked process."""
-        self._blocks = BlockCache(self._options.memory)
+        self._readers = ColumnReaders(self._columns, self._files, np.diff(self._starts), self._options)
         self._dropped: set[tuple[str, int, int]] = set()
-        self._maps: dict[str, Maps] = {}
-        self._readers: dict[str, ColumnReader] = {}
 
     def _repeated(self, call: Callable[[], Result]) -> Result:
         """Return what `call` returns, called again if it found a bad copy of a remote chunk, which is fetched anew."""
@@ -451,33 +349,18 @@ class Cache:
         is_copy = self.is_remote and "problem" in error.facts and not isinstance(error.__cause__, BadCopy)
         if not is_copy or name in self._dropped:
             raise error
-        record = published_record(self.generation, layer, chunk)
-        if record is None:
-            raise error
         self._dropped.add(name)
-        self.store.reject(record.key(self.generation.folder(layer)), error.facts["problem"])
-        self._layer_maps(layer).close(int(np.searchsorted(self._chunks, chunk)))
+        position = int(np.searchsorted(self._chunks, chunk))
+        self._files[layer].reject(position, error.facts["problem"])
+        self._readers.maps_of(layer).close(position)
 
     def _layers_of(self, columns: Sequence[str]) -> list[str]:
         return list(dict.fromkeys(self._find(name)[0] for name in columns))
 
-    def _has_no_file(self, layer: str, position: int) -> bool:
-        record = published_record(self.generation, layer, int(self._chunks[position]))
-        return record is not None and self.store.local_path(record.key(self.generation.folder(layer))) is None
-
     @property
     def _step(self) -> int:
         """Rows that are located at once: at most an eighth of the maps, so that none is closed while in use."""
-        return min(_PIECE_ROWS, max(1, self._map_limit // 8))
-
-    @property
-    def _map_limit(self) -> int:
-        """The smallest map limit of a layer; other open caches may leave less than `max_maps`."""
-        count, least = len(self._chunks), None
-        for maps in self._maps.values():  # every read comes here: `min` of a generator takes longer
-            if maps.limit < count and (least is None or maps.limit < least):
-                least = maps.limit
-        return self._options.max_maps if least is None else least
+        return min(_PIECE_ROWS, max(1, self._readers.map_limit // 8))
 
     def _number(self, row: SupportsIndex) -> int:
         """A row's number; negative ones count from the end."""
@@ -540,7 +423,7 @@ class Cache:
         if self.is_remote:  # its offsets are far away
             stored = self.file_bytes([name])[0][position] / int(np.diff(self._starts)[position])
             return float(stored) * (1 if column.codec == "none" else _USUAL_RATIO)
-        offsets = self._layer_maps(layer).get(position).offsets(column.name)
+        offsets = self._readers.maps_of(layer).get(position).offsets(column.name)
         return column.item_bytes * int(offsets[-1]) / (len(offsets) - 1)
 
     def _find(self, name: str) -> tuple[str, Column]:
@@ -554,72 +437,17 @@ class Cache:
             raise not_found("layer", layer, self.root, sorted(self.generation.recipes))
         return layer
 
-    def _reader(self, name: str) -> ColumnReader:
-        reader = self._readers.get(name)
-        if reader is None:
-            layer, column = self._find(name)
-            rows = np.diff(self._starts)
-            self._check_block_counts(layer, column, rows)
-            where, limit = (self.root, layer), self._options.max_block_bytes
-            maps = self._layer_maps(layer)
-            reader = column_reader(column, rows, maps, self._blocks, where, limit)
-            if column.index:
-                index = self._index_reader(name, layer, column.index)
-                reader = DictionaryReader(column, reader, index, Checks(column, rows, maps, where), rows)
-            if name == presence_name(layer):
-                reader = PresenceReader(reader, rows)
-            reader = self._readers.setdefault(name, reader)
-        return reader
-
-    def _index_reader(self, name: str, layer: str, index: str) -> ColumnReader:
-        home, column = self._columns.get(index, (None, None))
-        if column is None or (home, column.dtype, column.shape, column.has_offsets) != (layer, "uint32", (), False):
-            problem = f"the index '{index}' of column '{name}' is not a uint32 column of the same layer"
-            raise index_corrupt(self.root, layout.recipe(layer), problem)
-        return self._reader(index)
-
-    def _check_block_counts(self, layer: str, column: Column, rows: NDArray[np.int64]) -> None:
-        """Reject more rows than the index has checksums for, before allocating a bit for every block."""
-        table = self.generation.table(layer)
-        if not len(table):
-            return
-        at = np.minimum(np.searchsorted(table.chunks, self._chunks), len(table) - 1)
-        listed = np.where(table.chunks[at] == self._chunks, table.numbers["head_size"][at], MAX_HEAD_BYTES)
-        impossible = -(-rows // column.block_rows) > np.clip(listed, 0, MAX_HEAD_BYTES) // SUM_BYTES
-        if impossible.any():
-            first = int(np.flatnonzero(impossible)[0])
-            problem = f"its index is too small for the {int(rows[first]):,} rows that were published"
-            raise chunk_corrupt(self.root, layer, int(self._chunks[first]), problem)
-
     def close_changed(self) -> None:
         """Close the maps of files that were cut short or removed: touching such a map would end the process."""
-        for layer, maps in () if self.is_remote else list(self._maps.items()):
-            for position, file in maps.opened():
-                record = published_record(self.generation, layer, int(self._chunks[position]))
-                entry = None
-                with suppress(ForebayError):  # something else is in its place
-                    entry = None if record is None else self.store.head(record.key(self.generation.folder(layer)))
-                if entry is None or entry.size != len(file.view):
-                    maps.close(position)
-
-    def _layer_maps(self, layer: str) -> Maps:
-        if layer not in self._maps:
-            # Not a bound method: a reference cycle would delay freeing the maps until garbage collection.
-            opened = partial(open_layer_chunk, self.store, self.generation, self._chunks, layer, self._declared[layer])
-            weak = weakref.ref(self)
-            passing = partial(_is_passing, weak, layer) if self.is_remote else None
-            maps = Maps(len(self._chunks), opened, self._options.max_maps, is_passing=passing)
-            if not isinstance(self.store, Fetching):  # without a tier, they are in memory
-                maps.passing_bytes = IN_MEMORY_BYTES
-            self._maps.setdefault(layer, maps)
-        return self._maps[layer]
+        if not self.is_remote:
+            self._readers.close_changed()
 
     def _whole(self, name: str, position: int) -> Array | Ragged:
         layer, column = self._find(name)
         if column.index:
             rows = np.arange(self._starts[position + 1] - self._starts[position])
-            return self._reader(name).read(RowLocations(np.full(len(rows), position), rows))
-        file = self._layer_maps(layer).get(position)
+            return self._readers.reader(name).read(RowLocations(np.full(len(rows), position), rows))
+        file = self._readers.maps_of(layer).get(position)
         return read_column(self.store, file, column.name, self._options.max_block_bytes)
 
 
@@ -636,15 +464,6 @@ def _whole_numbers(rows: ArrayLike) -> NDArray[np.int64]:
 def _reopen(store: Store, generation: int, layers: tuple[str, ...], options: Options, digest: str = "") -> Cache:
     pinned = load_pinned(store, generation, digest=digest or None)
     return Cache(store, pinned, layers, options, pinned_explicitly=True)
-
-
-def _is_passing(weak: "weakref.ref[Cache]", layer: str, position: int) -> bool:
-    cache = weak()
-    return cache is not None and cache._has_no_file(layer, position)
-
-
-def declared_columns(generation: Generation, layer: str) -> tuple[Column, ...]:
-    return layer_columns(generation.recipe(layer).columns, layer == generation.base)
 
 
 def _described(column: Column) -> str:

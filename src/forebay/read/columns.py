@@ -1,4 +1,4 @@
-"""Read the rows of one column: fixed, ragged, compressed, dictionary, or presence bits.
+"""Read the rows of one column: fixed, ragged, compressed or dictionary.
 
 fixed        one compiled call copies the rows of mapped chunks whose blocks were checked
 ragged       the offsets of all rows, likewise; then all rows in one call
@@ -9,8 +9,8 @@ Addresses are compared with their tensor before anything is read, although a chu
 mapped file may change later.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from forebay import kernels
 from forebay.columns import Array, Column, Ragged, join
 from forebay.format.chunk_file import ChunkFile
 from forebay.format.codecs import CodecError
-from forebay.read.blocks import BlockCache, Checks, DecodedBlock, Where
+from forebay.read.blocks import BlockCache, Checks, DecodedBlock
 from forebay.read.maps import Maps, RowLocations, TensorTable
 
 _EDGE_BYTES = 8  # of one offset
@@ -41,32 +41,39 @@ class ColumnReader(Protocol):
         ...
 
 
-def column_reader(
-    column: Column, rows: Numbers, maps: Maps, blocks: BlockCache, where: Where, max_block_bytes: int
-) -> ColumnReader:
-    """The reader of a column; `rows` has the number of rows of each chunk."""
-    checks = Checks(column, rows, maps, where)
+def column_reader(column: Column, maps: Maps, checks: Checks, blocks: BlockCache, max_block_bytes: int) -> ColumnReader:
+    """Return the reader of a column, or of the values of a dictionary."""
     if column.codec != "none":
-        return CompressedReader(column, rows, maps, checks, blocks, max_block_bytes)
-    return (RaggedReader if column.has_offsets else FixedReader)(column, rows, maps, checks)
+        return CompressedReader(column, maps, checks, blocks, max_block_bytes)
+    if column.has_offsets:
+        return RaggedReader(column, maps, checks)
+    shape, dtype, item_bytes = column.shape, column.array_dtype, column.item_bytes
+    return FixedReader(shape, dtype, item_bytes, lambda file: file.flat(column.name), maps, checks)
 
 
 class FixedReader:
-    """Copies rows from the addresses of mapped chunks."""
+    """Copies items of one shape from the addresses of mapped chunks: rows, or the two offsets of each ragged row."""
 
-    def __init__(self, column: Column, rows: Numbers, maps: Maps, checks: Checks) -> None:
-        self._column, self._maps, self._checks = column, maps, checks
-        self._row_bytes = column.item_bytes
-        self._table = TensorTable(maps, len(rows), lambda file: file.flat(column.name))
-        tables = (self._table.bases, self._table.sizes, max(1, self._row_bytes))
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        stride: int,
+        tensor: Callable[[ChunkFile], Array],
+        maps: Maps,
+        checks: Checks,
+    ) -> None:
+        self._shape, self._dtype, self._stride, self._maps, self._checks = shape, dtype, stride, maps, checks
+        self._table = TensorTable(maps, checks.chunks, tensor)
+        tables = (self._table.bases, self._table.sizes, max(1, stride))
         self._tables = (*tables, checks.first, checks.bits, checks.block_rows)
 
     def read(self, place: RowLocations, part: Slices | None = None) -> Array:
-        shape, starts = self._column.shape, None
+        shape, starts = self._shape, None
         if part is not None:
             shape = (part.length, *shape[1:])
-            starts = part.starts * (self._row_bytes // max(1, self._column.shape[0]))
-        out = np.empty((len(place.rows), *shape), self._column.array_dtype)
+            starts = part.starts * (self._stride // max(1, self._shape[0]))
+        out = np.empty((len(place.rows), *shape), self._dtype)
         if not out.nbytes:
             return out
         raw = out.reshape(-1).view(np.uint8)
@@ -82,9 +89,9 @@ class FixedReader:
         yield from self.read(place)
 
     def _addresses(self, place: RowLocations, starts: Numbers | None, item: int) -> Numbers:
-        """Where rows are, after mapping their chunks and checking their blocks."""
+        """Where items are, after mapping their chunks and checking their blocks."""
         bases = self._table.mapped(place.positions)
-        offsets = place.rows * self._row_bytes + (0 if starts is None else starts)
+        offsets = place.rows * self._stride + (0 if starts is None else starts)
         inside = (offsets >= 0) & (offsets + item <= self._table.sizes[place.positions])
         if not inside.all():
             raise self._checks.outside(int(place.positions[~inside][0]))
@@ -93,36 +100,18 @@ class FixedReader:
         return addresses
 
 
-class Edges:
-    """The start and stop of rows of a ragged column."""
-
-    def __init__(self, column: Column, rows: Numbers, maps: Maps, checks: Checks) -> None:
-        self._maps, self._checks = maps, checks
-        self._table = TensorTable(maps, len(rows), lambda file: file.offsets(column.name))
-        tables = (self._table.bases, self._table.sizes, _EDGE_BYTES)
-        self._tables = (*tables, checks.first, checks.bits, checks.block_rows)
-
-    def of(self, place: RowLocations) -> tuple[Numbers, Numbers]:
-        """The first value of every row, and the one after its last; their blocks are checked."""
-        pairs = np.empty((len(place.rows), 2), np.int64)
-        with self._maps.reading():
-            if not kernels.read_rows(pairs, *place, None, self._tables):
-                self._checks.ensure(place)
-                bases, offsets = self._table.mapped(place.positions), place.rows * _EDGE_BYTES
-                inside = offsets + 2 * _EDGE_BYTES <= self._table.sizes[place.positions]
-                if not inside.all():
-                    raise self._checks.outside(int(place.positions[~inside][0]))
-                kernels.gather(pairs, bases + offsets, np.full(len(pairs), 2 * _EDGE_BYTES))
-        return pairs[:, 0], pairs[:, 1]
+def _edges_reader(column: Column, maps: Maps, checks: Checks) -> FixedReader:
+    """Return the reader of where the values of each row start and stop."""
+    return FixedReader((2,), np.dtype(np.int64), _EDGE_BYTES, lambda file: file.offsets(column.name), maps, checks)
 
 
 class RaggedReader:
     """Copies ranges of values from mapped chunks."""
 
-    def __init__(self, column: Column, rows: Numbers, maps: Maps, checks: Checks) -> None:
+    def __init__(self, column: Column, maps: Maps, checks: Checks) -> None:
         self._column, self._maps, self._checks = column, maps, checks
-        self._edges = Edges(column, rows, maps, checks)
-        self._table = TensorTable(maps, len(rows), lambda file: file.flat(column.name))
+        self._edges = _edges_reader(column, maps, checks)
+        self._table = TensorTable(maps, checks.chunks, lambda file: file.flat(column.name))
 
     def read(self, place: RowLocations, part: Slices | None = None) -> Ragged:
         _check_fixed(self._column, part)
@@ -142,7 +131,7 @@ class RaggedReader:
 
     def _located(self, place: RowLocations) -> tuple[Numbers, Numbers, Numbers]:
         """The address of value 0 of each row's chunk, and the values of the row; checked, and in bounds."""
-        starts, stops = self._edges.of(place)
+        starts, stops = self._edges.read(place).T
         bases = self._table.mapped(place.positions)
         inside = (starts >= 0) & (starts <= stops)
         if self._column.item_bytes:
@@ -155,19 +144,11 @@ class RaggedReader:
 class CompressedReader:
     """Reads rows from decoded blocks."""
 
-    def __init__(
-        self,
-        column: Column,
-        rows: Numbers,
-        maps: Maps,
-        checks: Checks,
-        blocks: BlockCache,
-        max_block_bytes: int,
-    ) -> None:
+    def __init__(self, column: Column, maps: Maps, checks: Checks, blocks: BlockCache, max_block_bytes: int) -> None:
         self._column, self._maps, self._checks, self._blocks = column, maps, checks, blocks
         self._max_block_bytes = max_block_bytes
         self._number = blocks.new_column()
-        self._edges = Edges(column, rows, maps, checks) if column.has_offsets else None
+        self._edges = _edges_reader(column, maps, checks) if column.has_offsets else None
 
     def read(self, place: RowLocations, part: Slices | None = None) -> Array | Ragged:
         """Copy rows block by block where their blocks take more than half of the block cache, else all at once."""
@@ -198,7 +179,10 @@ class CompressedReader:
             yield block.values[low] if self._edges is None else block.values[low:high]
 
     def _values(self, place: RowLocations) -> tuple[Numbers, Numbers]:
-        return (place.rows, place.rows + 1) if self._edges is None else self._edges.of(place)
+        if self._edges is None:
+            return place.rows, place.rows + 1
+        starts, stops = self._edges.read(place).T
+        return starts, stops
 
     def _copied(self, place: RowLocations, which: Numbers, held: list[DecodedBlock]) -> Array | Ragged:
         """Rows, each from the block `held[which[i]]`."""
@@ -301,38 +285,3 @@ class DictionaryReader:
         if outside.any():
             raise self._checks.outside(int(place.positions[outside][0]))
         return RowLocations(place.positions, rows)
-
-
-_PIECE_ROWS = 65_536
-_WHOLE, _PARTIAL, _UNSEEN = range(3)  # ordered: the maximum over some chunks decides
-
-
-class PresenceReader:
-    """Reads presence bits, without reading the column in chunks where all rows are present.
-
-    A chunk never changes, so the result of looking through it once holds until the cache is closed.
-    """
-
-    def __init__(self, bits: ColumnReader, rows: Numbers) -> None:
-        self._bits = bits
-        self._rows = rows
-        self._seen = np.full(len(rows), _UNSEEN, np.uint8)
-
-    def read(self, place: RowLocations, part: Slices | None = None) -> Array | Ragged:
-        most = self._seen[place.positions].max(initial=_WHOLE)
-        if most == _UNSEEN:
-            for position in np.unique(place.positions[self._seen[place.positions] == _UNSEEN]).tolist():
-                self._seen[position] = _WHOLE if self._is_whole(position) else _PARTIAL
-            most = self._seen[place.positions].max()
-        return self._bits.read(place) if most == _PARTIAL else np.ones(len(place.rows), np.bool_)
-
-    def views(self, place: RowLocations) -> Iterator[Array]:
-        return self._bits.views(place)
-
-    def _is_whole(self, position: int) -> bool:
-        """Whether all rows of a chunk are present. Reads in pieces: opening the chunk verifies its row count."""
-        count = int(self._rows[position])
-        pieces = (np.arange(at, min(at + _PIECE_ROWS, count)) for at in range(0, count, _PIECE_ROWS))
-        return all(
-            np.asarray(self._bits.read(RowLocations(np.full(len(rows), position), rows))).all() for rows in pieces
-        )

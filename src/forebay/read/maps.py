@@ -185,13 +185,9 @@ class Maps:
             if self._files.get(position) is file:
                 call()
 
-    @property
-    def may_close(self) -> bool:
-        """Whether maps are closed while others are opened: then `touch` those that are used."""
-        return len(self._touched) > self.limit or bool(self._passing)
-
     def touch(self, positions: Array) -> None:
-        if self.may_close:
+        """Note that maps are used, if any are closed while others are opened."""
+        if len(self._touched) > self.limit or self._passing:
             self._touched[positions] = self._clock
 
     @contextmanager

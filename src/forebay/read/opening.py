@@ -8,9 +8,10 @@ import numpy as np
 from forebay.errors import TierUnusable, not_found
 from forebay.fields import as_bytes
 from forebay.format.codecs import MAX_BLOCK_BYTES
-from forebay.read.cache import DEFAULT_MEMORY, Cache, Options
+from forebay.read.cache import Cache
 from forebay.read.maps import MAX_MAPS
 from forebay.read.pinned import load_pinned
+from forebay.read.readers import DEFAULT_MEMORY, Options
 from forebay.store import LocalStore, Root, open_store
 from forebay.store.base import Store, is_url
 from forebay.store.tiered import TieredStore

@@ -16,10 +16,11 @@ import psutil
 
 import forebay
 from forebay import api, kernels
-from forebay.cache.reports import Check, DoctorReport, Status
+from forebay.cache.reports import Status
 from forebay.errors import ForebayError, message_of
 from forebay.format.tensors import VARIABLE
 from forebay.preview.words import command_line, counted, human_bytes
+from forebay.records import Record, html_table
 from forebay.store import LocalStore, Root
 from forebay.store.base import is_url
 from forebay.store.tier_folder import file_system
@@ -40,6 +41,38 @@ _CREDENTIALS = {
     ),
     "Azure": (("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_SECRET"), ()),
 }
+
+
+_STATES = {"ok": "✓", "note": "·", "problem": "✗"}
+
+
+class Check(Record, frozen=True, kw_only=True):
+    """One thing that `doctor` checked, and the command that repairs it if it is a problem."""
+
+    group: str
+    name: str
+    state: Literal["ok", "note", "problem"]
+    detail: str
+    command: str = ""
+
+
+class DoctorReport(Record, frozen=True, kw_only=True):
+    """All that `doctor` checked. Its repr counts the checks and names the problems."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def problems(self) -> list[Check]:
+        return [check for check in self.checks if check.state == "problem"]
+
+    def __repr__(self) -> str:
+        problems = ", ".join(check.name for check in self.problems)
+        return f"DoctorReport({len(self.checks)} checks, {f'problems: {problems}' if problems else 'no problem'})"
+
+    def _repr_html_(self) -> str:
+        return html_table(
+            "DoctorReport", {f"{_STATES[check.state]} {check.name}": check.detail for check in self.checks}
+        )
 
 
 def doctor(root: Root | None = None) -> DoctorReport:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from forebay.building.layers import sealed_constants
 from forebay.building.repair_run import RepairRun, are_sound_constants, has_digest, is_unreadable
 from forebay.cache.catalog import examine_chunk, read_cache_document
+from forebay.cache.publish import without_layers
 from forebay.cache.state import chunk_numbers
 from forebay.errors import CacheNotFound, Damaged, ForebayError, FormatTooNew
 from forebay.format import layout
@@ -57,19 +58,9 @@ def _restore_recipe(run: RepairRun, united: Generation, layer: str, trusts_files
     is_other = bound is not None and bound[1].fingerprint != united.recipe(layer).fingerprint
     is_usable = trusts_files and is_other and not unlisted_problem(run, layer, united.recipes)
     if bound is not None and is_usable and _has_sound_chunk(run.store, bound[1]):
-        return without_layer(united, layer)
+        return without_layers(united, {layer})
     run.write(layout.recipe(layer), lambda: [text.encode()])
     return united
-
-
-def without_layer(generation: Generation, layer: str) -> Generation:
-    """A generation without one layer."""
-    return replace(
-        generation,
-        recipes={name: text for name, text in generation.recipes.items() if name != layer},
-        constants={name: digest for name, digest in generation.constants.items() if name != layer},
-        layers={name: table for name, table in generation.layers.items() if name != layer},
-    )
 
 
 def _bound(store: Store, layer: str) -> tuple[str, RecipeDocument] | None:

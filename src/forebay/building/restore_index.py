@@ -21,7 +21,6 @@ from forebay.cache.catalog import (
     generation_numbers,
     load_generation,
     read_cache_document,
-    segment_problem,
     sound_record,
     unpublished,
 )
@@ -254,7 +253,8 @@ def _check_id(store: Store, here: Known, cache_id: str) -> None:
     """Raise if sound generations list the files that are here under another id: `cache.json` may be the damaged one."""
     for key in here.foreign:
         generation = load_generation(store, layout.parse_generation(key))
-        if generation.plan and segment_problem(store, 0, generation.plan[0]) is None:
+        first = sound_segment(store, 0)
+        if generation.plan and first is not None and first.digest == generation.plan[0]:
             raise Damaged(
                 f"'{layout.CACHE}' of '{store.address}' has the id {cache_id}, and '{key}', which lists the plan that "
                 f"is here, is of another cache (id {generation.document.cache_id})",

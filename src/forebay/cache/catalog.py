@@ -4,15 +4,12 @@ import hashlib
 import os
 import secrets
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 import xxhash
 
-from forebay.cache.plan import Plan
-from forebay.cache.reports import Problem
-from forebay.cache.segment import decode_segment
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import (
     CacheNotFound,
@@ -333,61 +330,22 @@ def corrupt_block(root: str, layer: str, file: ChunkFile, column: str, block: in
     )
 
 
-def index_problems(store: Store, generation: Generation, plan: Plan | None = None) -> list[Problem]:
-    """What is wrong with cache.json, the recipes, the constants and the segments that a generation lists.
-
-    Segments of a `plan` that was read just now are not read again.
-    """
-    texts = {layout.CACHE: generation.cache}
-    texts |= {layout.recipe(layer): text for layer, text in generation.recipes.items()}
-    problems = [_text_problem(store, key, text) for key, text in texts.items()]
-    problems += [
-        _digest_problem(store, layout.constants(generation.folder(layer)), digest)
-        for layer, digest in generation.constants.items()
-    ]
-    problems += [
-        segment_problem(store, number, digest)
-        for number, digest in enumerate(generation.plan)
-        if plan is None or plan.digests[number : number + 1] != (digest,)
-    ]
-    return [problem for problem in problems if problem is not None]
-
-
 def check_base_documents(store: Store, generation: Generation) -> None:
     """Raise unless cache.json and the recipe of the base layer are those of a generation: nothing drops them."""
     texts = {layout.CACHE: generation.cache, layout.recipe(generation.base): generation.recipes[generation.base]}
     for key, text in texts.items():
-        problem = _text_problem(store, key, text)
-        if problem is not None:
-            raise index_corrupt(store.address, key, problem.problem)
+        if problem := text_problem(store, key, text):
+            raise index_corrupt(store.address, key, problem)
 
 
-def _text_problem(store: Store, key: str, text: str) -> Problem | None:
-    otherwise = "it is not what the generation was published with"
-    return _compared(key, lambda: read_document(store, key) == text.encode(), otherwise)
-
-
-def _digest_problem(store: Store, key: str, digest: str) -> Problem | None:
-    return _compared(key, lambda: Pieces(store, key).sha256.hex() == digest, "its SHA-256 is not the published one")
-
-
-def segment_problem(store: Store, number: int, digest: str) -> Problem | None:
-    key = layout.plan_segment(number)
-
-    def is_same() -> bool:
-        return decode_segment(load_index(store, key), store.address, key).digest == digest
-
-    return _compared(key, is_same, "it is not the segment that was published")
-
-
-def _compared(key: str, is_same: Callable[[], bool], otherwise: str) -> Problem | None:
-    """What is wrong with a file of the index, None if it is the same."""
+def text_problem(store: Store, key: str, text: str) -> str:
+    """Why a document is not the one that a generation was published with; empty if it is."""
     try:
-        return None if is_same() else Problem(key=key, problem=otherwise)
+        return "" if read_document(store, key) == text.encode() else "it is not what the generation was published with"
     except Missing:
-        return Problem(key=key, problem="it is gone")
+        return "it is gone"
     except Damaged as error:
-        return Problem(key=key, problem=problem_of(error))
+        return problem_of(error)
 
 
 def problem_of(error: ForebayError) -> str:

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from forebay.cache.heartbeat import LEASE_SECONDS, HeartbeatWatch, is_dead
-from forebay.errors import Damaged, ForebayError, StoreRefused
+from forebay.errors import Damaged, ForebayError
 from forebay.format import layout
 from forebay.store.base import Entry, Missing, Store, read_document
 from forebay.store.owners import this_process
@@ -60,17 +60,25 @@ class Claims:
         if read is None:  # released meanwhile; or a folder or a link has the name, and the claim is only advice
             return self._create(key) or _read(self._store, key) is None
         entry, claim = read
-        if not self.is_free(claim):
-            return False
-        self._held.add(key)  # first, so that an interrupt leaves nothing behind
+        return self.is_free(claim) and self._held_if(key, lambda: self._take_over(key, entry.etag))
+
+    def _create(self, key: str) -> bool:
+        return self._held_if(key, lambda: self._store.create(key, [self._encoded()], durable=False))
+
+    def _take_over(self, key: str, etag: str) -> bool:
+        # A store that repeats a replacement whose answer was lost finds the claim changed: by itself.
+        return self._store.replace(key, [self._encoded()], if_etag=etag, durable=False) or self.is_mine(key)
+
+    def _held_if(self, key: str, write: Callable[[], bool]) -> bool:
+        """Note a claim that is being written; first, so that an interrupt or a disk error leaves nothing behind."""
+        self._held.add(key)
         try:
-            # A store that repeats a replacement whose answer was lost finds the claim changed: by itself.
-            taken = self._store.replace(key, [self._encoded()], if_etag=entry.etag, durable=False) or self.is_mine(key)
+            is_written = write()
         except Damaged:  # a folder or a link has the name
-            taken = False
-        if not taken:
+            is_written = False
+        if not is_written:
             self._held.discard(key)
-        return taken
+        return is_written
 
     def release(self, key: str, is_listed: bool = False) -> None:
         """Give up a claim; one that another builder took over is left alone, unless the chunk `is_listed`."""
@@ -80,16 +88,11 @@ class Claims:
             self._held.discard(key)
 
     def release_all(self) -> None:
-        """Give up all claims; the first error is raised after the others are released."""
+        """Give up all claims; one that cannot be deleted expires."""
         _AT_WORK.pop(self._build, None)
-        failure: OSError | None = None
         for key in list(self._held):
-            try:
+            with suppress(OSError):
                 self.release(key)
-            except OSError as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
 
     def is_mine(self, key: str) -> bool:
         """True if the file of a held claim is still the one this builder wrote."""
@@ -129,23 +132,6 @@ class Claims:
     def _is_own_caller(self, claim: Claim) -> bool:
         """True if a build that this thread runs inside of holds a claim: waiting for it would never end."""
         return claim.owner == str(this_process()) and _AT_WORK.get(claim.build) == threading.get_ident()
-
-    def _create(self, key: str) -> bool:
-        self._held.add(key)  # first, so that an interrupt leaves nothing behind
-        try:
-            created = self._store.create(key, [self._encoded()], durable=False)
-        except Damaged:
-            created = False
-        except (OSError, StoreRefused):  # the disk may have failed after it made the file
-            created = False
-            with suppress(OSError, ForebayError):
-                created = self.is_mine(key)
-            if not created:
-                self._held.discard(key)
-                raise
-        if not created:
-            self._held.discard(key)
-        return created
 
     def _encoded(self) -> bytes:
         owner = this_process()

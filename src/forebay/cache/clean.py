@@ -16,7 +16,7 @@ from forebay.cache.catalog import (
     read_recipe_document,
 )
 from forebay.cache.claims import read_claims
-from forebay.cache.heartbeat import builder_owners, is_dead, read_builders
+from forebay.cache.heartbeat import builder_owners, is_dead, read_builder
 from forebay.cache.plan import load_plan
 from forebay.cache.publish import publish_withdrawn, publish_without
 from forebay.cache.reports import CleanReport, DropReport
@@ -198,23 +198,19 @@ def _remove_expired(store: Store, lease_seconds: float) -> tuple[str, ...]:
     """Remove claims and heartbeats of owners that are dead, or silent for a lease on another host."""
     owners = {key: claim.owner for key, claim in read_claims(store).items()}
     owners |= {layout.builder(owner): owner for owner in builder_owners(store)}
-    gone = {key for key, owner in owners.items() if is_dead(owner)}
-    remote = {key: owner for key, owner in owners.items() if key not in gone and _is_remote(owner)}
+    remote = {
+        owner for owner in owners.values() if (parsed := Owner.parse(owner)) is None or parsed.host != this_host()
+    }
+    before = {owner: read_builder(store, owner) for owner in remote}
     if remote:
-        before = {owner: beat.beat for owner, beat in read_builders(store).items()}
         time.sleep(lease_seconds)
-        after = {owner: beat.beat for owner, beat in read_builders(store).items()}
-        now = {key: claim.owner for key, claim in read_claims(store).items()}
-        gone |= {key for key, owner in remote.items() if before.get(owner) == after.get(owner)}
-        gone = {key for key in gone if layout.parse_builder(key) is not None or now.get(key) == owners[key]}
-    for key in sorted(gone):
+    silent = {owner for owner in remote if read_builder(store, owner) == before[owner]}
+    gone = {owner for owner in owners.values() if owner in silent or is_dead(owner)}
+    taken_over = {key for key, claim in read_claims(store).items() if claim.owner != owners.get(key)}
+    expired = sorted(key for key, owner in owners.items() if owner in gone and key not in taken_over)
+    for key in expired:
         store.delete(key)
-    return tuple(sorted(gone))
-
-
-def _is_remote(owner: str) -> bool:
-    parsed = Owner.parse(owner)
-    return parsed is None or parsed.host != this_host()
+    return tuple(expired)
 
 
 def drop_layers(store: Store, layers: Collection[str]) -> DropReport:

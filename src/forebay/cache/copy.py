@@ -7,12 +7,11 @@ import hashlib
 import os
 import time
 from collections.abc import Sequence
-from functools import partial
 
-from forebay.cache.catalog import generation_numbers, index_problems, load_generation, read_generation
+from forebay.cache.catalog import generation_numbers, load_generation, read_generation
 from forebay.cache.reports import CopyReport, OnProgress, Progress
+from forebay.cache.soundness import index_problems
 from forebay.cache.state import Index
-from forebay.cache.verify import constants_problems, identity_problems
 from forebay.errors import ForebayError, KeyRefused
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord, chunk_corrupt, chunk_missing
@@ -41,12 +40,30 @@ def copy_cache(
     `old_key` is the key that the cache is signed with, if it is not the one in use. `sign` allows to sign a cache that
     has no tag: anybody who could write its folder chose its content.
     """
-    with naming_full_disk(destination, partial(_listed_bytes, store, old_key, sign)):
-        return _copied(store, destination, on_progress, old_key, sign)
-
-
-def _listed_bytes(store: Store, old_key: bytes | None, sign: bool) -> int:
-    return sum(int(table.numbers["size"].sum()) for table in _newest(store, old_key, sign).layers.values())
+    started = time.monotonic()
+    generation = _newest(store, old_key, sign)
+    _check_destination(store, destination)
+    keys, listed = _document_keys(Index(store, generation)), list(generation.chunks())
+    copied, copied_bytes = 0, 0
+    with naming_full_disk(destination, lambda: sum(record.size for _, record in listed)):
+        _copy_documents(store, destination, generation, keys)
+        for done, (folder, record) in enumerate(listed, 1):
+            size = _copy_chunk(store, destination, folder, record)
+            copied, copied_bytes = copied + (size > 0), copied_bytes + size
+            seconds = time.monotonic() - started
+            on_progress(
+                Progress(phase="copying", done=done, total=len(listed), written_bytes=copied_bytes, seconds=seconds)
+            )
+        _create_same(destination, layout.generation(generation.number), generation.encode(hmac_key()))
+    return CopyReport(
+        root=store.address,
+        destination=destination.address,
+        copied=copied,
+        present=len(listed) - copied,
+        copied_bytes=copied_bytes,
+        generation=generation.number,
+        seconds=time.monotonic() - started,
+    )
 
 
 def _newest(store: Store, old_key: bytes | None, sign: bool) -> Generation:
@@ -64,40 +81,10 @@ def _newest(store: Store, old_key: bytes | None, sign: bool) -> Generation:
         raise key_refused(store.address, str(error.facts.get("key", "")), problem) from error
 
 
-def _copied(store: Store, destination: Store, on_progress: OnProgress, old_key: bytes | None, sign: bool) -> CopyReport:
-    started = time.monotonic()
-    generation = _newest(store, old_key, sign)
-    _check_destination(store, destination)
-    keys = _document_keys(Index(store, generation))
-    listed = list(generation.chunks())
-    _copy_documents(store, destination, generation, keys)
-    copied, copied_bytes = 0, 0
-    for done, (folder, record) in enumerate(listed):
-        size = _copy_chunk(store, destination, folder, record)
-        copied += size > 0
-        copied_bytes += size
-        seconds = time.monotonic() - started
-        on_progress(
-            Progress(phase="copying", done=done + 1, total=len(listed), written_bytes=copied_bytes, seconds=seconds)
-        )
-    _create_same(destination, layout.generation(generation.number), generation.encode(hmac_key()))
-    return CopyReport(
-        root=store.address,
-        destination=destination.address,
-        copied=copied,
-        present=len(listed) - copied,
-        copied_bytes=copied_bytes,
-        generation=generation.number,
-        seconds=time.monotonic() - started,
-    )
-
-
 def _document_keys(index: Index) -> list[str]:
     """Constants, segments and identities, after checking them against the generation."""
     store, generation = index.store, index.published
-    plan = index.sound_plan
-    problems = [*index_problems(store, generation, plan), *constants_problems(store, generation)]
-    for problem in [*problems, *identity_problems(store, generation, plan)]:
+    for problem in index_problems(index):
         raise index_corrupt(store.address, problem.key, problem.problem)
     segments = index.plan.segments[: len(generation.plan)]
     keys = [layout.constants(generation.folder(layer)) for layer in generation.constants]

@@ -32,6 +32,7 @@ MOST_BUILDERS = 10_000  # that are read: an untrusted folder may have any number
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 _Measure = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 _Name = Annotated[str, msgspec.Meta(max_length=300)]
+_OF_PROGRESS = (*("phase", "unit", "done", "total", "rows", "read_bytes", "total_bytes", "written_bytes", "seconds"),)
 _UNREADABLE = (Missing, msgspec.MsgspecError, ForebayError, OSError, ValueError, RecursionError)
 
 
@@ -174,26 +175,18 @@ class Heartbeat(threading.Thread):
         self._last = now
 
     def _now(self) -> BuilderBeat:
-        usage = self._processes.measure()
+        workers, cpu_percent, memory_bytes = self._processes.measure()
         progress = self.progress or Progress(phase="building", done=0, total=0)
         return BuilderBeat(
             beat=self._beat,
             host=socket.gethostname(),
             pid=self._owner.pid,
             layer=self.layer,
-            phase=progress.phase,
-            unit=progress.unit,
-            workers=progress.workers or usage.workers,
-            cpu_percent=usage.cpu_percent,
-            memory_bytes=usage.memory_bytes,
-            done=progress.done,
-            total=progress.total,
             made=self.made,
-            rows=progress.rows,
-            read_bytes=progress.read_bytes,
-            total_bytes=progress.total_bytes,
-            written_bytes=progress.written_bytes,
-            seconds=progress.seconds,
+            workers=progress.workers or workers,
+            cpu_percent=cpu_percent,
+            memory_bytes=memory_bytes,
+            **{name: getattr(progress, name) for name in _OF_PROGRESS},
         )
 
     def __enter__(self) -> "Heartbeat":
@@ -208,15 +201,6 @@ class Heartbeat(threading.Thread):
             self._store.delete(layout.builder(str(self._owner)))
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """CPU and memory of a process and its descendants."""
-
-    workers: int = 0  # descendants
-    cpu_percent: float = 0.0  # of one core, since the last measurement
-    memory_bytes: int = 0  # that belongs to no other process
-
-
 @dataclass(eq=False)
 class ProcessTree:
     """A process and its descendants, which are kept so that CPU is counted between two measurements."""
@@ -224,20 +208,17 @@ class ProcessTree:
     pid: int
     _known: dict[int, psutil.Process] = field(default_factory=dict)
 
-    def measure(self) -> Usage:
+    def measure(self) -> tuple[int, float, int]:
+        """Descendants, CPU in percent of one core since the last measurement, and bytes of their own memory."""
         try:
             top = self._known.get(self.pid) or psutil.Process(self.pid)
             below = {child.pid: child for child in top.children(recursive=True)}
-        except (psutil.Error, ValueError):  # ValueError: a claim may name any number
-            return Usage()
+        except psutil.Error:
+            return 0, 0.0, 0
         self._known = {self.pid: top} | {pid: self._known.get(pid, child) for pid, child in below.items()}
-        measured = [_measured(process) for process in self._known.values()]
-        return Usage(len(below), round(sum(cpu for cpu, _ in measured), 1), sum(memory for _, memory in measured))
-
-
-def _measured(process: psutil.Process) -> tuple[float, int]:
-    """CPU in percent and memory in bytes; zeros where the process has ended or belongs to somebody else."""
-    try:
-        return process.cpu_percent(), int(process.memory_full_info().uss)
-    except psutil.Error:
-        return 0.0, 0
+        cpu, memory = 0.0, 0
+        for process in self._known.values():
+            with suppress(psutil.Error):  # it has ended, or belongs to another user
+                cpu += process.cpu_percent()
+                memory += int(process.memory_full_info().uss)
+        return len(below), round(cpu, 1), memory

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -19,7 +20,6 @@ from forebay.cache.catalog import generation_numbers, load_generation, newest_ge
 from forebay.cache.claims import Claims
 from forebay.cache.heartbeat import living_builders
 from forebay.cache.plan import Plan
-from forebay.columns import Array
 from forebay.errors import Damaged, ForebayError
 from forebay.format import layout
 from forebay.format.chunk import MADE_BY, ChunkRecord
@@ -27,15 +27,23 @@ from forebay.format.codecs import library_versions
 from forebay.format.generation import ChunkTable, Generation
 from forebay.format.tensors import hmac_key, unseal
 from forebay.recipe import recipe_mismatch
-from forebay.store.base import Missing, Store, holds, index_corrupt, load_index, read_document, sha256_of
+from forebay.store.base import (
+    Missing,
+    Store,
+    holds,
+    index_corrupt,
+    load_index,
+    read_document,
+    sha256_of,
+    wait_until_listed,
+)
 
 PUBLISH_SECONDS = 60.0  # between two generations of one builder, times the number of living builders
 GROWTH = 0.1  # a builder lists its chunks when they are this share of what it has listed
 WAIT_SECONDS = 60.0  # for another builder that publishes
 LOST_SECONDS = 5.0  # to wait at most after another builder published first
-LOOKS = 6  # at a taken name that is not listed, before the next number is used
-STRANGE_NAMES = 8  # in a row that are not generations, before publishing gives up
 DEFAULT_SHARE, DEFAULT_COUNT = 0.01, 10  # of a segment's samples may fail, whichever is more
+T = TypeVar("T")
 
 
 def failure_limit(allowed: int | float | None, samples: float) -> float:
@@ -163,30 +171,33 @@ class Publisher:
 
     def _draft(self, newest: Generation | None) -> Generation | None:
         """The next generation, None if there is nothing to add."""
-        about = self._about
-        digests = joined_digests(self._store, about.plan, newest)
-        before = _table(newest, about)
-        made_by, versions = _maker(newest, about.versions)
-        records = [_made_by(record, made_by) for record in self._publishable(newest, before)]
-        table = before.with_records(records) if records else before
-        draft = drafted(self._store, newest, about, table, digests, versions if records else ())
-        if newest is None and not int(table.rows.sum()):
-            return None
-        return None if newest is not None and _is_same(newest, draft, about.layer) and not records else draft
+        about, layer, limit = self._about, self._about.layer, self._about.max_failures
+        before = _bound(self._store, _empty(self._store) if newest is None else newest, about)
+        listed = before.table(layer)
+        plan = joined_digests(self._store, about.plan, before)
+        draft = replace(
+            before,
+            plan=plan,
+            source=before.source if plan == before.plan else about.plan.source,
+            max_failures={**before.max_failures, **({layer: limit} if limit is not None else {})},
+            tagged=hmac_key() is not None,
+        )
+        if records := self._publishable(before, listed):
+            maker, versions = _maker(before.versions, about.versions)
+            table = listed.with_records(_made_by(record, maker) for record in records)
+            draft = replace(draft, versions=versions, layers={**before.layers, layer: table})
+        if newest is None:
+            return draft if int(draft.table(layer).rows.sum()) else None
+        return draft if records or draft.metadata() != newest.metadata() else None
 
-    def _publishable(self, newest: Generation | None, listed: ChunkTable) -> list[ChunkRecord]:
+    def _publishable(self, before: Generation, listed: ChunkTable) -> list[ChunkRecord]:
         """The records that the next generation adds."""
-        plan, withdrawn = self._about.plan, newest.withdrawn if newest is not None else ()
+        about, plan = self._about, self._about.plan
         fresh = [record for record in self._records.values() if self._is_new(record, listed)]
-        in_withdrawn = {one.chunk for one in fresh if plan.segment_of(one.chunk).number in withdrawn}
-        self.withdrawn |= in_withdrawn
-        fresh = [
-            record for record in fresh if record.chunk not in in_withdrawn and _fits_base(record, newest, self._about)
-        ]
-        if self._about.checks_failures:
-            limit = self._about.max_failures
-            if limit is None and newest is not None:
-                limit = newest.max_failures.get(self._about.layer)
+        self.withdrawn |= {one.chunk for one in fresh if plan.segment_of(one.chunk).number in before.withdrawn}
+        fresh = [one for one in fresh if one.chunk not in self.withdrawn and _fits_base(one, before, about.layer)]
+        if about.checks_failures:
+            limit = before.max_failures.get(about.layer) if about.max_failures is None else about.max_failures
             self.over_limit = over_limit(plan, listed, fresh, limit)
         over = {one.segment for one in self.over_limit}
         return [record for record in fresh if plan.segment_of(record.chunk).number not in over]
@@ -209,18 +220,19 @@ class Publisher:
 
 def _table(newest: Generation | None, about: Publication) -> ChunkTable:
     """The listed chunks of the layer, if its recipe is the one that is published under."""
-    if newest is None or about.layer not in newest.layers:
-        return ChunkTable.of([])
-    return (
-        newest.table(about.layer) if newest.recipe(about.layer).fingerprint == about.fingerprint else ChunkTable.of([])
-    )
+    return newest.table(about.layer) if newest is not None and _is_bound(newest, about) else ChunkTable.of([])
 
 
-def _fits_base(record: ChunkRecord, newest: Generation | None, about: Publication) -> bool:
+def _is_bound(generation: Generation, about: Publication) -> bool:
+    layer = about.layer
+    return layer in generation.recipes and generation.recipe(layer).fingerprint == about.fingerprint
+
+
+def _fits_base(record: ChunkRecord, before: Generation, layer: str) -> bool:
     """True for a base chunk, and for a chunk above it that was made from the rows that are listed."""
-    if newest is None or about.layer == newest.base:
+    if layer == before.base:
         return True
-    base = newest.table(newest.base)
+    base = before.table(before.base)
     at = base.position(record.chunk)
     return at is not None and (int(base.rows[at]), base.digests["ids"][at].tobytes()) == (record.rows, record.base)
 
@@ -232,64 +244,36 @@ def over_limit(
 
     A segment's samples are estimated as samples so far x planned weight / weight so far: exact once it is complete.
     """
-    by_segment: dict[int, list[ChunkRecord]] = {}
-    for record in records:
-        by_segment.setdefault(plan.segment_of(record.chunk).number, []).append(record)
-    segments = np.where(listed.chunks < len(plan), plan.segments_of(listed.chunks), -1)  # others may plan more
-    return tuple(
-        one
-        for number, some in sorted(by_segment.items())
-        if (one := _over_limit(plan, number, listed, segments == number, some, allowed)) is not None
-    )
+    over = []
+    for number in sorted({plan.segment_of(record.chunk).number for record in records}):
+        segment = plan.segments[number]
+        new = [record for record in records if record.chunk in segment.chunk_numbers]
+        table = listed.without(np.setdiff1d(listed.chunks, segment.chunk_numbers)).with_records(new)
+        failures, samples = (int(table.numbers[name].sum()) for name in ("failures", "samples"))
+        so_far, weights = int(plan.weights[table.chunks].sum()), segment.weights()
+        limit = failure_limit(allowed, samples * max(1.0, int(weights.sum()) / so_far) if so_far else samples)
+        if failures > limit:
+            chunks = tuple(record.chunk for record in new)
+            over.append(OverLimit(number, failures, samples, limit, chunks, ChunkTable.of(new).reasons()))
+    return tuple(over)
 
 
-def _over_limit(
-    plan: Plan, number: int, listed: ChunkTable, own: Array, records: list[ChunkRecord], allowed: int | float | None
-) -> OverLimit | None:
-    failures = int(listed.numbers["failures"][own].sum()) + sum(record.failures for record in records)
-    samples = int(listed.numbers["samples"][own].sum()) + sum(record.samples for record in records)
-    segment = plan.segments[number]
-    chunks = np.concatenate([listed.chunks[own], np.array([record.chunk for record in records], np.int64)])
-    total = int(plan.weights[segment.first_chunk : segment.first_chunk + len(segment)].sum())
-    so_far = int(plan.weights[chunks].sum())
-    limit = failure_limit(allowed, samples * max(1.0, total / so_far) if so_far else samples)
-    if failures <= limit:
-        return None
-    reasons = ChunkTable.of(records).reasons()
-    return OverLimit(number, failures, samples, limit, tuple(record.chunk for record in records), reasons)
+def _empty(store: Store) -> Generation:
+    """What comes before the first generation."""
+    text = read_document(store, layout.CACHE).decode()
+    return Generation(number=-1, cache=text, recipes={}, constants={}, plan=(), versions=(), layers={})
 
 
-def drafted(
-    store: Store,
-    newest: Generation | None,
-    about: Publication,
-    table: ChunkTable,
-    digests: tuple[str, ...],
-    versions: tuple[Mapping[str, str], ...],
-) -> Generation:
-    """A generation with another table of one layer; everything else as in the newest."""
-    layer, limits = about.layer, {} if about.max_failures is None else {about.layer: about.max_failures}
-    is_bound = newest is not None and layer in newest.recipes
-    is_bound = is_bound and newest is not None and newest.recipe(layer).fingerprint == about.fingerprint
-    recipes, constants = (dict(newest.recipes), dict(newest.constants)) if newest is not None else ({}, {})
-    known_limits = dict(newest.max_failures) if newest is not None else {}
-    if not is_bound:
-        recipes[layer] = _bound_text(store, about)
-        constants.pop(layer, None)
-        known_limits.pop(layer, None)
-        constants |= _constants_digest(store, layer, about.folder)
-    return Generation(
-        number=0,
-        cache=newest.cache if newest is not None else read_document(store, layout.CACHE).decode(),
-        recipes=recipes,
-        constants=constants,
-        plan=digests,
-        versions=versions or (newest.versions if newest is not None else ()),
-        layers={**(newest.layers if newest is not None else {}), layer: table},
-        tagged=hmac_key() is not None,
-        source=about.plan.source if newest is None or digests == about.plan.digests else newest.source,
-        max_failures={**known_limits, **limits},
-        withdrawn=newest.withdrawn if newest is not None else (),
+def _bound(store: Store, before: Generation, about: Publication) -> Generation:
+    """The generation with the layer bound to the recipe that is published under, without chunks of another recipe."""
+    if _is_bound(before, about):
+        return before
+    layer, others = about.layer, without_layers(before, {about.layer})
+    return replace(
+        others,
+        recipes={**others.recipes, layer: _bound_text(store, about)},
+        constants={**others.constants, **_constants_digest(store, layer, about.folder)},
+        layers={**others.layers, layer: ChunkTable.of([])},
     )
 
 
@@ -315,27 +299,22 @@ def _constants_digest(store: Store, layer: str, folder: str) -> dict[str, str]:
     return {layer: sha256_of(view).hex()}
 
 
-def _is_same(newest: Generation, draft: Generation, layer: str) -> bool:
-    """True if a draft without new records changes nothing."""
-    mine, theirs = (replace(one, number=0, source={}, versions=()).metadata() for one in (newest, draft))
-    return mine == theirs and len(newest.table(layer)) == len(draft.table(layer))
-
-
-def joined_digests(store: Store, plan: Plan, newest: Generation | None) -> tuple[str, ...]:
+def joined_digests(store: Store, plan: Plan, newest: Generation) -> tuple[str, ...]:
     """The plan to list: the one worked by, or the listed one if it has grown; one must continue the other."""
-    listed, own = newest.plan if newest is not None else (), plan.digests
-    for number, (one, other) in enumerate(zip(own, listed, strict=False)):
+    for number, (one, other) in enumerate(zip(plan.digests, newest.plan, strict=False)):
         if one != other:
             raise index_corrupt(store.address, layout.plan_segment(number), "it is not the segment that is published")
-    return max(own, listed, key=len)
+    return max(newest.plan, plan.digests, key=len)
 
 
-def _maker(newest: Generation | None, versions: Mapping[str, str]) -> tuple[int, tuple[Mapping[str, str], ...]]:
+def _maker(
+    known: tuple[Mapping[str, str], ...], versions: Mapping[str, str]
+) -> tuple[int, tuple[Mapping[str, str], ...]]:
     """Which set of versions made the chunks of this process, and all sets."""
-    history = newest.versions if newest is not None else ()
-    if dict(versions) in [dict(one) for one in history]:
-        return [dict(one) for one in history].index(dict(versions)), history
-    return len(history), (*history, dict(versions))
+    sets = [dict(one) for one in known]
+    if dict(versions) not in sets:
+        return len(known), (*known, dict(versions))
+    return sets.index(dict(versions)), known
 
 
 def _made_by(record: ChunkRecord, number: int) -> ChunkRecord:
@@ -350,53 +329,43 @@ def create_next(
     load: Callable[[], Generation | None],
     draft: Callable[[Generation | None], Generation | None],
 ) -> Generation | None:
-    """Create the generation that `draft` returns; if another builder was first, draft again on top of its generation.
-
-    A taken name that is not listed is new and not visible here yet, as on a network file system: after a few looks the
-    next number is used. `load` raises if a folder or a link has the name.
-    """
-    looks = lost = 0
-    while looks < LOOKS * STRANGE_NAMES:
+    """Create the generation that `draft` returns; if another builder was first, draft again on top of theirs."""
+    lost = 0
+    while True:
         began, newest = time.monotonic(), load()
         made = draft(newest)
         if made is None:
             return newest
-        number = (newest.number + 1 if newest is not None else 0) + looks // LOOKS
-        data = replace(made, number=number).encode(hmac_key())
-        if _created(store, number, data):
+        number = 0 if newest is None else newest.number + 1
+        key, data = layout.generation(number), replace(made, number=number).encode(hmac_key())
+        if store.create(key, data):
             return replace(made, number=number, digest=bytes(data[-2 if hmac_key() is not None else -1]).hex())
-        if number not in generation_numbers(store):
-            looks += 1
-            time.sleep(0.01 * (looks % LOOKS))
-        else:  # of many builders that publish at once, each would read the index again for every other one
-            lost += 1
-            time.sleep(random.uniform(0.0, min(LOST_SECONDS, 2 ** min(lost, 20) * (time.monotonic() - began))))
-    raise ForebayError(
-        f"no generation can be published at '{store.address}': the next {STRANGE_NAMES} names are taken",
-        hint=f"look at them with `ls -l {store.address}/{layout.GENERATIONS}` and move them away",
+        wait_until_listed(store, key)
+        lost += 1  # of many builders that publish at once, each would read the index again for every other one
+        time.sleep(random.uniform(0.0, min(LOST_SECONDS, 2 ** min(lost, 20) * (time.monotonic() - began))))
+
+
+def without_layers(generation: Generation, layers: Collection[str]) -> Generation:
+    """The generation without some layers."""
+
+    def others(values: Mapping[str, T]) -> dict[str, T]:
+        return {layer: value for layer, value in values.items() if layer not in layers}
+
+    return replace(
+        generation,
+        recipes=others(generation.recipes),
+        constants=others(generation.constants),
+        layers=others(generation.layers),
+        max_failures=others(generation.max_failures),
     )
-
-
-def _created(store: Store, number: int, data: Sequence[bytes | bytearray | memoryview]) -> bool:
-    try:
-        return store.create(layout.generation(number), data)
-    except Damaged:  # a folder or a link has the name
-        return False
 
 
 def publish_without(store: Store, layers: Collection[str]) -> Generation | None:
     """The newest generation, after one more without some layers if it lists them; None if nothing is published."""
 
     def without(newest: Generation | None) -> Generation | None:
-        if newest is None or not newest.recipes.keys() & set(layers):
-            return None
-        return replace(
-            newest,
-            recipes={name: text for name, text in newest.recipes.items() if name not in layers},
-            constants={name: digest for name, digest in newest.constants.items() if name not in layers},
-            layers={name: table for name, table in newest.layers.items() if name not in layers},
-            max_failures={name: limit for name, limit in newest.max_failures.items() if name not in layers},
-        )
+        is_listed = newest is not None and newest.recipes.keys() & set(layers)
+        return without_layers(newest, layers) if newest is not None and is_listed else None
 
     return create_next(store, lambda: newest_generation(store), without)
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from forebay.records import Record, html_table
+from forebay.records import Record
 
 GONE = "is gone"  # how a source file differs that is not there any more
 
@@ -398,35 +398,3 @@ class CopyReport(Record, frozen=True, kw_only=True):
     copied_bytes: int
     generation: int
     seconds: float
-
-
-_STATES = {"ok": "✓", "note": "·", "problem": "✗"}
-
-
-class Check(Record, frozen=True, kw_only=True):
-    """One thing that `doctor` checked, and the command that repairs it if it is a problem."""
-
-    group: str
-    name: str
-    state: Literal["ok", "note", "problem"]
-    detail: str
-    command: str = ""
-
-
-class DoctorReport(Record, frozen=True, kw_only=True):
-    """All that `doctor` checked. Its repr counts the checks and names the problems."""
-
-    checks: tuple[Check, ...]
-
-    @property
-    def problems(self) -> list[Check]:
-        return [check for check in self.checks if check.state == "problem"]
-
-    def __repr__(self) -> str:
-        problems = ", ".join(check.name for check in self.problems)
-        return f"DoctorReport({len(self.checks)} checks, {f'problems: {problems}' if problems else 'no problem'})"
-
-    def _repr_html_(self) -> str:
-        return html_table(
-            "DoctorReport", {f"{_STATES[check.state]} {check.name}": check.detail for check in self.checks}
-        )

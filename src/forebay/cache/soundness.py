@@ -1,28 +1,26 @@
-"""Which generations and segments of a cache are sound, whatever is wrong with the others."""
+"""Which generations, documents and segments of a cache are sound, whatever is wrong with the others."""
 
 from contextlib import suppress
-from itertools import islice
 
 from forebay.cache.catalog import (
     generation_numbers,
-    head_problem,
     load_generation,
     problem_of,
     read_cache_document,
-    segment_problem,
+    text_problem,
     unpublished,
 )
+from forebay.cache.identities import load_identities
 from forebay.cache.reports import Problem
 from forebay.cache.segment import Segment, decode_segment
+from forebay.cache.state import Index
 from forebay.errors import Damaged, ForebayError, FormatTooNew, KeyRefused
 from forebay.format import layout
-from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import Generation
-from forebay.format.tensors import VARIABLE, is_whole
-from forebay.store.base import Missing, Pieces, Store, index_corrupt, key_refused, load_index
+from forebay.format.tensors import VARIABLE, is_whole, unseal
+from forebay.store.base import Missing, Store, index_corrupt, key_refused, load_index, sha256_of
 
 STRAY_GAP = 8  # segments that may be lost before one that exists
-TELLING = 16  # chunks that tell whether a generation is of the cache it lies in
 FOREIGN = "it is of another cache"
 
 
@@ -81,8 +79,7 @@ def _none_sound(store: Store, refused: KeyRefused | None, bad: list[Problem]) ->
 def foreign_problem(store: Store, generation: Generation, newer: Generation | None = None) -> str:
     """Why a generation belongs to another cache; empty if it belongs to this one.
 
-    The id in `cache.json` decides, or the id of a newer generation. If there is neither, the files do: the first
-    segment, or most of the first chunks, must be the listed ones.
+    The id in `cache.json` decides, or the id of a newer generation. If there is neither, the segments do.
     """
     cache_id = generation.document.cache_id
     known = newer.document.cache_id if newer is not None else None
@@ -91,28 +88,90 @@ def foreign_problem(store: Store, generation: Generation, newer: Generation | No
             known = read_cache_document(store).cache_id
     if known is not None:
         return "" if known == cache_id else f"{FOREIGN} (id {cache_id}, this one has {known})"
-    if any(segment_problem(store, number, digest) is None for number, digest in enumerate(generation.plan)):
-        return ""
-    right = [_head_is_right(store, *one) for one in islice(generation.chunks(), TELLING)]
-    return "" if 2 * sum(right) > len(right) else f"{FOREIGN} (id {cache_id}): no file here is as it lists"
+    segments = [segment for number in segment_numbers(store) if (segment := sound_segment(store, number)) is not None]
+    is_own = not segments or any(segment.digest in generation.plan for segment in segments)
+    return "" if is_own else f"{FOREIGN} (id {cache_id}): it lists none of the segments here"
 
 
-def _head_is_right(store: Store, folder: str, record: ChunkRecord) -> bool:
+def index_problems(index: Index) -> list[Problem]:
+    """What is wrong with cache.json, recipes, constants, segments and identities."""
+    store, generation = index.store, index.published
+    texts = {layout.CACHE: generation.cache}
+    texts |= {layout.recipe(layer): text for layer, text in generation.recipes.items()}
+    problems = {key: text_problem(store, key, text) for key, text in texts.items()}
+    for layer, digest in generation.constants.items():
+        key = layout.constants(generation.folder(layer))
+        problems[key] = _constants_problem(store, key, digest)
+    return [Problem(key=key, problem=why) for key, why in {**problems, **_plan_problems(index)}.items() if why]
+
+
+def _constants_problem(store: Store, key: str, digest: str) -> str:
+    """Why constants are not the published ones, or contradict their own digest; empty if they are sound."""
     try:
-        return head_problem(Pieces(store, record.key(folder)), record) is None
-    except (Missing, Damaged, OSError):
-        return False
+        view = load_index(store, key)
+        unseal(view, store.address, key, "constants")
+    except Missing:
+        return "it is gone"
+    except Damaged as error:
+        return problem_of(error)
+    return "" if sha256_of(view).hex() == digest else "its SHA-256 is not the published one"
+
+
+def _plan_problems(index: Index) -> dict[str, str]:
+    """What is wrong with segments, listed or not, and with identities, which only `update` needs.
+
+    Chunks of a lost generation may depend on segments that no generation lists.
+    """
+    store, listed, plan = index.store, index.published.plan, index.sound_plan
+    segments = dict(enumerate(plan.segments)) if plan is not None else {}
+    problems = {}
+    for number in sorted({*range(len(listed)), *segment_numbers(store)}):
+        if number not in segments:
+            segment, why = read_segment(store, number)
+            if segment is not None:
+                expected = listed[number] if number < len(listed) else ""
+                why = _misfit(segment, number, expected, segments.get(number - 1), index.published.document.cache_id)
+                segments[number] = segment
+            problems[layout.plan_segment(number)] = why
+        if not problems.get(layout.plan_segment(number)) and segments[number].identities:
+            key = layout.identities(number, segments[number].identities)
+            problems[key] = _identities_problem(store, segments[number])
+    return problems
+
+
+def _misfit(segment: Segment, number: int, expected: str, before: Segment | None, cache_id: str) -> str:
+    """Why a segment that can be read is not the published one, or not of this plan; empty if it is."""
+    if expected:
+        return "" if segment.digest == expected else "it is not the segment that was published"
+    if not continues(segment, number, before):
+        return "it does not continue the plan"
+    return "" if segment.cache_id == cache_id else "it is of another cache"
+
+
+def _identities_problem(store: Store, segment: Segment) -> str:
+    try:
+        load_identities(store, segment)
+    except Damaged as error:
+        return problem_of(error)
+    return ""
 
 
 def sound_segment(store: Store, number: int) -> Segment | None:
     """A segment on disk; None if it is gone or damaged."""
+    return read_segment(store, number)[0]
+
+
+def read_segment(store: Store, number: int) -> tuple[Segment | None, str]:
+    """A segment on disk; None, and why, if it is gone or damaged."""
     key = layout.plan_segment(number)
     try:
-        return decode_segment(load_index(store, key), store.address, key)
+        return decode_segment(load_index(store, key), store.address, key), ""
     except FormatTooNew:
         raise
-    except (Missing, Damaged):
-        return None
+    except Missing:
+        return None, "it is gone"
+    except Damaged as error:
+        return None, problem_of(error)
 
 
 def continues(segment: Segment, number: int, before: Segment | None) -> bool:

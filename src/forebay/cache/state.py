@@ -28,8 +28,6 @@ from forebay.format.generation import ChunkTable, Generation
 from forebay.recipe import RecipeDocument, input_layers
 from forebay.store.base import Store, index_corrupt
 
-_DIGITS = 6  # of nearly every chunk number in a key
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerState:
@@ -207,24 +205,16 @@ def check_listed_plan(store: Store, plan: Plan, newest: Generation | None) -> No
 
 
 def chunk_numbers(keys: Iterable[str], folder: str) -> Array:
-    """The chunk numbers of keys in a layer folder; other names are ignored. A million keys take 0.3 s."""
-    start, end, length = len(folder), -len(layout.SUFFIX), len(folder) + _DIGITS + len(layout.SUFFIX)
-    short: list[str] = []
-    longer: list[int] = []
-    for key in keys:
-        if len(key) == length and key[start:end].isdigit() and key.endswith(layout.SUFFIX):
-            short.append(key[start:end])
-        elif (parsed := layout.parse_chunk(key)) is not None and parsed[0] == folder:
-            longer.append(parsed[1])
-    joined = "".join(short)
-    if not joined.isascii():  # digits of other scripts
-        return np.array([number for key in short for number in _ascii_number(key)] + longer, np.int64)
-    digits = np.frombuffer(joined.encode(), np.uint8).reshape(-1, _DIGITS).astype(np.int64) - ord("0")
-    return np.concatenate([digits @ 10 ** np.arange(_DIGITS - 1, -1, -1, dtype=np.int64), np.array(longer, np.int64)])
+    """The chunk numbers of keys in a layer folder; other names are ignored. A million keys take half a second."""
+    start, end = len(folder), -len(layout.SUFFIX)
+    names = (key[start:end] for key in keys if key.startswith(folder) and key.endswith(layout.SUFFIX))
+    return np.fromiter((int(name) for name in names if _is_number(name)), np.int64)
 
 
-def _ascii_number(text: str) -> list[int]:
-    return [int(text)] if text.isascii() else []
+def _is_number(name: str) -> bool:
+    """True for a number as keys have it: six ASCII digits, or more without a leading zero."""
+    has_form = len(name) == 6 or (6 < len(name) < 16 and name[0] != "0")
+    return has_form and name.isascii() and name.isdecimal()
 
 
 def _flags(chunks: Array, length: int) -> Array:

@@ -6,7 +6,7 @@ hashes the source again.
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -14,16 +14,13 @@ import numpy as np
 
 from forebay.cache.catalog import (
     head_problem,
-    index_problems,
     layers_share_column,
     problem_of,
     shared_column,
 )
-from forebay.cache.identities import load_identities
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.reports import OnProgress, Problem, Progress, VerifyReport
-from forebay.cache.segment import Segment
-from forebay.cache.soundness import continues, newest_sound, segment_numbers, sound_segment, split_foreign
+from forebay.cache.soundness import index_problems, newest_sound, split_foreign
 from forebay.cache.source_check import SourceCheck
 from forebay.cache.state import Index, chunk_numbers
 from forebay.errors import Damaged, ForebayError, SourceNotFound, StoreUnavailable, message_of
@@ -33,10 +30,10 @@ from forebay.format.chunk_file import ChunkFile
 from forebay.format.chunk_file import check_content as check_chunk_content
 from forebay.format.codecs import MAX_BLOCK_BYTES
 from forebay.format.generation import Generation
-from forebay.format.tensors import hmac_key, unseal
+from forebay.format.tensors import hmac_key
 from forebay.recipe import input_layers
 from forebay.source import Source
-from forebay.store.base import Missing, Pieces, Store, View, load_index
+from forebay.store.base import Missing, Pieces, Store, View
 
 BATCH_BYTES = 1 << 20  # of chunks that one thread checks in a row: a task for each would cost more than a small chunk
 Listed = tuple[str, ChunkRecord]  # folder, record
@@ -92,67 +89,15 @@ def _by_layer(gone: list[Listed]) -> dict[str, tuple[int, ...]]:
 
 def document_problems(index: Index) -> list[Problem]:
     """What is wrong with everything except chunk files and generations."""
-    store, generation, plan = index.store, index.published, index.sound_plan
-    problems = [*index_problems(store, generation, plan), *constants_problems(store, generation)]
-    problems += [*identity_problems(store, generation, plan), *unlisted_segment_problems(store, generation)]
-    problems += [*outdated_layers(generation), *orphan_problems(generation), *shared_columns(store.address, generation)]
-    first = {problem.key: problem for problem in reversed(problems)}
-    return [problem for problem in problems if first[problem.key] is problem or problem.chunk >= 0]
-
-
-def constants_problems(store: Store, generation: Generation) -> list[Problem]:
-    """Constants that contradict their own digest, whatever a generation lists."""
-    problems = []
-    for layer in generation.constants:
-        key = layout.constants(generation.folder(layer))
-        try:
-            unseal(load_index(store, key), store.address, key, "constants")
-        except Missing:
-            problems.append(Problem(key=key, problem="it is gone"))
-        except Damaged as error:
-            problems.append(Problem(key=key, problem=problem_of(error)))
-    return problems
-
-
-def identity_problems(store: Store, generation: Generation, plan: Plan | None = None) -> list[Problem]:
-    """What is wrong with the identities of the sound segments. Only `update` needs them."""
-    problems = []
-    for segment in _sound_segments(store, generation, plan):
-        try:
-            if segment.identities:
-                load_identities(store, segment)
-        except Damaged as error:
-            key = layout.identities(segment.number, segment.identities)
-            problems.append(Problem(key=key, problem=problem_of(error)))
-    return problems
-
-
-def _sound_segments(store: Store, generation: Generation, plan: Plan | None) -> Iterator[Segment]:
-    """The segments that a generation lists, except those that are not what was published."""
-    for number, digest in enumerate(generation.plan):
-        if plan is not None and plan.digests[number : number + 1] == (digest,):
-            yield plan.segments[number]
-        elif (segment := sound_segment(store, number)) is not None and segment.digest == digest:
-            yield segment
-
-
-def unlisted_segment_problems(store: Store, generation: Generation) -> list[Problem]:
-    """Damaged segments that no generation lists: chunks of a lost generation may depend on them."""
-    problems = []
-    for number in segment_numbers(store):
-        if number < len(generation.plan):
-            continue
-        segment, before = sound_segment(store, number), sound_segment(store, number - 1) if number else None
-        problem = ""
-        if segment is None:
-            problem = "it cannot be read"
-        elif not continues(segment, number, before):
-            problem = "it does not continue the plan"
-        elif segment.cache_id != generation.document.cache_id:
-            problem = "it is of another cache"
-        if problem:
-            problems.append(Problem(key=layout.plan_segment(number), problem=problem))
-    return problems
+    generation = index.published
+    inner = [
+        *outdated_layers(generation),
+        *orphan_problems(generation),
+        *shared_columns(index.store.address, generation),
+    ]
+    problems = index_problems(index)
+    damaged = {problem.key for problem in problems}
+    return [*problems, *(problem for problem in inner if problem.key not in damaged)]
 
 
 def outdated_layers(generation: Generation) -> list[Problem]:

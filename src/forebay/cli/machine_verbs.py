@@ -6,12 +6,12 @@ from typing import Any
 import click
 
 from forebay import installation
-from forebay.cache.reports import DoctorReport
 from forebay.cli.options import SIZE, Decorator, Parsed, WrongUsage, cache_argument, complete_folder, decorated, option
 from forebay.cli.output import Finding, shown_progress
 from forebay.cli.verb import Verbs, verb
 from forebay.feeding import tiers
 from forebay.fields import parse_bandwidth
+from forebay.installation import DoctorReport
 from forebay.preview.words import command_line, counted
 from forebay.read.opening import with_tier
 from forebay.store import Root, open_store

@@ -10,8 +10,6 @@ from rich.text import Text
 from forebay.cache.reports import (
     GONE,
     BuildReport,
-    Check,
-    DoctorReport,
     DryRun,
     Estimate,
     ImportReport,
@@ -20,6 +18,7 @@ from forebay.cache.reports import (
     VerifyReport,
 )
 from forebay.cli.render.drawing import draw
+from forebay.installation import Check, DoctorReport
 from forebay.preview.console import (
     facts,
     listing,

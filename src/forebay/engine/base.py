@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from queue import Queue
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 import psutil
@@ -41,6 +41,7 @@ KEPT_BYTES = 256 << 20  # chunks need arrays of similar size: freed memory is ke
 MALLOC = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}  # variables, and options of malloc.h
 WORKER = "worker"  # the key of a body that an engine sets to the number of a worker, from 0 on each machine
 ProblemKind = Literal["io", "disk-full", "source-changed", "error"]
+T = TypeVar("T")
 
 
 class TaskDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -175,22 +176,24 @@ def attempt_chunk(maker: ChunkMaker, chunk: int) -> Event:
 def attempt_beginning(maker: ChunkMaker, chunk: int) -> Finish:
     """Compute a chunk and return the callable that writes it and returns the event."""
     started = time.monotonic()
-    try:
-        finish = maker.begin(chunk)
-    except Exception as error:  # a recipe may raise anything; one chunk's failure must not end the others
-        failed = _failed(chunk, error)
-        return lambda: failed
-    return partial(_finished, chunk, finish, started)
+    finish = _attempted(chunk, lambda: maker.begin(chunk))
+    return (lambda: finish) if isinstance(finish, Failed) else partial(_finished, chunk, finish, started)
 
 
 def _finished(chunk: int, finish: Callable[[], Any], started: float) -> Event:
     begun = time.monotonic()
-    try:
-        record = msgspec.to_builtins(finish(), builtin_types=(bytes,))
-    except Exception as error:  # as above
-        return _failed(chunk, error)
+    record = _attempted(chunk, lambda: msgspec.to_builtins(finish(), builtin_types=(bytes,)))
+    if isinstance(record, Failed):
+        return record
     ended = time.monotonic()
     return Done(chunk, record, ended - started, peak_bytes(), ended - begun)
+
+
+def _attempted(chunk: int, act: Callable[[], T]) -> T | Failed:
+    try:
+        return act()
+    except Exception as error:  # a recipe may raise anything; one chunk's failure must not end the others
+        return _failed(chunk, error)
 
 
 def set_up_process(threads: int) -> None:

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 
 import msgspec
@@ -59,8 +58,9 @@ def main(descriptor: int) -> None:
     pipe = Connection(descriptor)
     threading.Thread(target=_end_with_builder, args=(descriptor,), daemon=True).start()
     try:
-        _preload(pipe.recv_bytes())
         try:
+            if (early := pipe.recv_bytes()) != _NOTHING:
+                TaskDocument.decode(early).open()
             worker = ChunkWorker(pipe.recv_bytes())
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise
@@ -86,13 +86,6 @@ def _make_chunks(pipe: Connection, worker: ChunkWorker, writer: ThreadPoolExecut
 
 def _send(pipe: Connection, message: Ready | Computed | Unopened) -> None:
     pipe.send_bytes(msgspec.msgpack.encode(message))
-
-
-def _preload(text: bytes) -> None:
-    """Open a document early. Errors are ignored here; the first chunk will raise them again."""
-    with suppress(Exception):
-        if text != _NOTHING:
-            TaskDocument.decode(text).open()
 
 
 def _end_with_builder(descriptor: int) -> None:

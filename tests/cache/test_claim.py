@@ -15,8 +15,7 @@ import pytest
 from tests.helpers.obedient_recipes import TogetherStore
 
 from forebay.cache.claims import Claim, Claims, read_claims
-from forebay.cache.heartbeat import MOST_BYTES, BuilderBeat, read_builders
-from forebay.errors import StoreRefused
+from forebay.cache.heartbeat import MOST_BYTES, read_builders
 from forebay.format import layout
 from forebay.store import LocalStore, MemoryStore, Store
 from forebay.store.base import Buffer
@@ -45,11 +44,6 @@ ELSEWHERE = "0123456789ab-1-1"  # an owner that nobody here can check for life
 def claim_by_somebody_elsewhere(store: Store, chunk: int) -> None:
     elsewhere = Claim(owner=ELSEWHERE, host="elsewhere", pid=1)
     store.replace(layout.claim(FOLDER, chunk), [msgspec.json.encode(elsewhere)])
-
-
-def beat_elsewhere(store: Store, beat: int, **progress: int) -> None:
-    text = msgspec.json.encode(BuilderBeat(beat=beat, host="elsewhere", pid=1, layer="raw", **progress))
-    store.replace(layout.builder(ELSEWHERE), [text])
 
 
 def take_when_all_are_ready(folder: str, barrier, results, lease_seconds: float) -> None:
@@ -132,35 +126,6 @@ class Interrupted(MemoryStore):
         if self.armed:
             self.armed = False
             raise KeyboardInterrupt
-
-
-class Failing(LocalStore):
-    """A disk that fails once, before or after it creates a file."""
-
-    moment = ""
-
-    def create(self, key: str, data: Sequence[Buffer], **options) -> bool:
-        moment, self.moment = self.moment, ""
-        if moment == "before":
-            raise OSError(errno.EBUSY, "busy")
-        created = super().create(key, data, **options)
-        if moment == "after":
-            raise OSError(errno.EBUSY, "busy")
-        return created
-
-
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_builder_whose_claim_failed_once_does_not_wait_for_itself(tmp_path: Path, moment: str) -> None:
-    store = Failing(tmp_path)
-    mine = claims_on(store)
-    store.moment = moment
-    try:
-        taken = mine.take(35)
-    except OSError:
-        taken = mine.take(35)
-    assert taken
-    mine.release(35)
-    assert read_claims(store) == {}
 
 
 @pytest.mark.parametrize("moment", ["taking", "releasing"])
@@ -263,15 +228,3 @@ def test_a_claim_that_cannot_be_read_stops_nobody(tmp_path: Path, content: bytes
     while not mine.take(35):
         assert time.monotonic() < end, "the chunk can never be claimed"
         time.sleep(0.02)
-
-
-class Refusing(MemoryStore):
-    """A bucket whose credentials have run out, while `refuses` is set."""
-
-    refuses, refused = False, 0
-
-    def replace(self, key: str, data: Sequence[Buffer], *, if_etag: str | None = None, durable: bool = True) -> bool:
-        if self.refuses:
-            self.refused += 1
-            raise StoreRefused("the credentials do not allow writing to it", hint="renew them")
-        return super().replace(key, data, if_etag=if_etag, durable=durable)

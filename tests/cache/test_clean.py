@@ -13,7 +13,6 @@ from tests.helpers.cache_files import layer_path
 from tests.helpers.layer_recipes import (
     LineRecipe,
     flip,
-    identities,
     layered_cache,
     number_cache,
     tree,
@@ -44,20 +43,6 @@ def temporary(root: Path, folder: str, owner: object) -> Path:
     path = root / folder / f".tmp-{owner}-0123abcd"
     path.write_bytes(b"half a chunk")
     return path
-
-
-def test_a_clean_cache_is_left_as_it_is(tmp_path: Path) -> None:
-    root = number_cache(tmp_path)
-    before = identities(root)
-    report = fb.clean(root)
-    assert (report.temporary, report.claims, report.superseded, report.generations, report.freed_bytes) == (
-        (),
-        (),
-        (),
-        (),
-        0,
-    )
-    assert identities(root) == before
 
 
 def test_temporary_files_of_dead_writers_go_and_those_of_live_ones_stay(tmp_path: Path) -> None:
@@ -143,19 +128,6 @@ def test_foreign_files_are_not_ours_to_remove(tmp_path: Path) -> None:
     fb.clean(root, keep_generations=1)
     mine = layer_path(root, "numbers") / "mine.safetensors"
     assert fb.verify(root).foreign == (mine.relative_to(root).as_posix(), "notes.txt")
-
-
-def test_one_lease_is_waited_for_all_layers_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = layered_cache(tmp_path)
-    claims = [
-        put_claim(root, f"{layer_path(root, layer).name}/000009.json", "0123456789ab-17-4")
-        for layer in ("numbers", "length")
-    ]
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    assert len(fb.clean(root, lease_seconds=30).claims) == 2
-    assert slept == [30]
-    assert not any(path.exists() for path in claims)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"owner": "²-²-²", "host": [], "pid": 1}', "\xff"])

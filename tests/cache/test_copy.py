@@ -134,15 +134,6 @@ def test_a_cache_is_not_copied_onto_or_into_itself(tmp_path: Path) -> None:
     assert tree(root) == before
 
 
-def test_a_folder_with_other_files_in_it_is_refused_and_left_alone(tmp_path: Path) -> None:
-    root = number_cache(tmp_path)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/data.jsonl").write_text("mine")
-    with pytest.raises(ForebayError, match=r"data\.jsonl"):
-        fb.copy(root, tmp_path / "mine")
-    assert tree(tmp_path / "mine") == {"data.jsonl": b"mine"}
-
-
 class ChangingStore(fb.MemoryStore):
     """Gives other bytes for a chunk at every second reading."""
 
@@ -178,10 +169,10 @@ def test_a_full_disk_is_named_by_the_destination(tmp_path: Path) -> None:
         fb.copy(root, FullStore(tmp_path / "copy"))
 
 
-def test_a_cache_in_a_bucket_is_not_copied_into_itself(tmp_path: Path) -> None:
-    pytest.importorskip("obstore")
-    url = f"memory://{abs(hash(str(tmp_path))):x}/cache"
-    fb.copy(number_cache(tmp_path), url)
-    for place, said in ((url, "is the cache itself"), (f"{url}/backup", "lies in the cache at")):
-        with pytest.raises(ForebayError, match=said):
-            fb.copy(url, place)
+def test_a_folder_with_other_files_in_it_is_refused_and_left_alone(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/data.jsonl").write_text("mine")
+    with pytest.raises(ForebayError, match=r"data\.jsonl"):
+        fb.copy(root, tmp_path / "mine")
+    assert tree(tmp_path / "mine") == {"data.jsonl": b"mine"}

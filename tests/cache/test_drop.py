@@ -1,6 +1,5 @@
 """Dropped and replaced layers: a new generation without them or with others, and the old one as it was."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +7,8 @@ from typing import ClassVar
 
 import msgspec
 import pytest
-from tests.cli.running import run
 from tests.helpers.cache_files import layer_path
-from tests.helpers.layer_recipes import AdditionLayer, LengthLayer, LineRecipe, layered_cache, number_cache
+from tests.helpers.layer_recipes import LengthLayer, LineRecipe, layered_cache, number_cache
 
 import forebay as fb
 from forebay.errors import ForebayError, NotFound, RecipeMismatch
@@ -136,14 +134,6 @@ def test_a_tower_of_layers_is_replaced_together(tmp_path):
     assert fb.open_cache(root, layers=["top"]).read([4], ["top_sum"])["top_sum"].tolist() == [10]
 
 
-def test_a_grown_cache_continues_a_replaced_layer(tmp_path):
-    root = layered_cache(tmp_path)
-    build(root, 3, replace=True)
-    (tmp_path / "raw/c.txt").write_bytes(b"000100\n000101\n")
-    fb.update(root, fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
-    assert build(root, 3).read([20, 21], ["times"])["times"].tolist() == [300, 303]
-
-
 @pytest.mark.parametrize("stop", ["delete", "generation"])
 def test_a_drop_that_was_killed_is_completed_by_another(tmp_path, stop):
     root = layered_cache(tmp_path)
@@ -169,13 +159,3 @@ fb.drop({str(root)!r}, "length")
     fb.drop(root, "length")
     assert fb.open_cache(root).layers == ("numbers",)
     assert fb.verify(root, full=True).sound
-
-
-def test_the_command_line_drops_layers(tmp_path):
-    root = layered_cache(tmp_path)
-    assert re.search(r"layers +length\n", run("drop", root, "length").out)
-    assert "has no layer 'length'" in run("drop", root, "length", code=1).err
-    other = number_cache(tmp_path / "other")
-    fb.build(other, None, AdditionLayer(name="plus"), layer="plus", workers=0)
-    newest = fb.open_cache(other).generation.number
-    assert run("drop", other, "plus", "--json").json["generation"] == newest + 1

@@ -1,10 +1,7 @@
 """Files in columns: what a list of objects would say, in a fraction of the memory."""
 
-import itertools
 import json
-from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,36 +106,3 @@ def test_files_that_were_touched_after_they_were_written_keep_both_times(touched
     times = [(1_700_000_000_000_000_000 + at, 1_700_000_000_000_000_000 + at + 5 * (at == touched)) for at in range(5)]
     files = [SourceFile(f"{at}.jpg", 1, mtime, ctime_ns=ctime, inode=7) for at, (mtime, ctime) in enumerate(times)]
     assert list(FileTable.of(files)) == files
-
-
-def long_names(count: int) -> list[SourceFile]:
-    """Files whose paths and etags have many lengths."""
-    names = (f"{at % 7}/é{'x' * (at % 300)}{at}.jpg" for at in range(count))
-    return [SourceFile(name, at, etag="" if at % 3 else f"{at:016x}") for at, name in enumerate(names)]
-
-
-@pytest.mark.parametrize("count", [4095, 4096, 4097, 8192, 9000])
-def test_texts_of_many_files_are_read_and_written_as_those_of_a_few(count: int) -> None:
-    """Texts are decoded 4,096 at a time."""
-    files = long_names(count)
-    table = FileTable.of(files)
-    assert list(table) == files
-    assert table[4090:4100] == files[4090:4100]
-    assert [table.find(files[at].path) for at in (0, 4094, count - 1)] == [0, 4094, count - 1]
-    joined = "".join(file.path for file in files).encode()
-    edges = [0, *itertools.accumulate(len(file.path.encode()) for file in files)]
-    for start, stop in ((0, 0), (0, 5), (edges[4090], edges[4095]), (edges[4000] + 1, len(joined)), (0, len(joined))):
-        assert table.tensors["file_path"][start:stop].tobytes() == joined[start:stop]
-    for start, stop in ((0, 1), (4090, 4096), (4095, count + 1), (count, count + 1), (0, count + 1)):
-        assert table.tensors["file_path_offsets"][start:stop].tolist() == edges[start:stop]
-    segment = Segment.planned([], table, number=0, first_chunk=0, source=SOURCE, weight=1)
-    plain = replace(segment, tensors={name: np.array(values[:]) for name, values in segment.tensors.items()})
-    assert b"".join(map(bytes, segment.encode())) == b"".join(map(bytes, plain.encode()))
-    assert segment.files.same_paths(plain.files)
-    renamed = FileTable.of([*files[:-1], replace_path(files[-1], files[-1].path.replace("é", "è"))])
-    assert not plain.files.same_paths(renamed)
-    assert not renamed.same_paths(table)
-
-
-def replace_path(file: SourceFile, path: str) -> SourceFile:
-    return SourceFile(path, file.size, etag=file.etag)

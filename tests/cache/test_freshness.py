@@ -3,7 +3,6 @@
 import gzip
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,7 +24,7 @@ from forebay.cache.verify import source_check
 from forebay.errors import SourceChanged
 from forebay.format import layout
 from forebay.recipe import Rows
-from forebay.source import Listing, Sample, SourceFile, samples_of, settling_seconds
+from forebay.source import Listing, Sample, samples_of
 from forebay.sources import parquet_sources
 from forebay.sources.jsonl import LineSource
 from forebay.store.base import Buffer
@@ -62,24 +61,6 @@ def test_verify_and_status_say_what_they_cannot_tell_without_ctimes(tmp_path: Pa
         assert report.source_note.startswith("1 source files were compared by size and time only")
     full = fb.verify(root, source=source, full=True)
     assert (list(full.stale), full.source_note) == (["a.txt"], "")
-
-
-class CoarseSource(LineSource):
-    """Lines on a file system whose times are whole seconds."""
-
-    def look(self, path):
-        return msgspec.structs.replace(LineSource.look(self, path), ctime_ns=time.time_ns() // 10**9 * 10**9)
-
-    def digest(self, file, start, stop):
-        assert settling_seconds(file.ctime_ns, time.time_ns()) == 0
-        return LineSource.digest(self, file, start, stop)
-
-
-def test_a_file_is_hashed_only_when_a_later_change_would_show_in_its_time(tmp_path: Path) -> None:
-    root = number_cache(tmp_path)
-    source = CoarseSource(str(tmp_path / "raw"), ("a.txt", "b.txt"))
-    store = fb.LocalStore(root)
-    assert len(source_check(Index.take(store), source, load_plan(store)).freshness().now) == 2
 
 
 def test_other_content_of_the_same_size_and_time_is_noticed_by_a_build(tmp_path: Path) -> None:
@@ -269,17 +250,6 @@ def test_a_pipe_or_device_in_the_place_of_a_file_is_refused_and_neither_waited_f
         assert not MOMENTS
 
 
-class Timeless(LineSource):
-    """Lines on a file system that keeps neither ctimes nor inodes."""
-
-    def look(self, path: str) -> SourceFile:
-        return msgspec.structs.replace(super().look(path), ctime_ns=0, inode=0)
-
-    def listing(self, apart: str = "") -> Listing:
-        found = super().listing(apart)
-        return found._replace(files=[msgspec.structs.replace(file, ctime_ns=0, inode=0) for file in found.files])
-
-
 class PlanNoticed(fb.LocalStore):
     """Does something once, right after a segment of the plan is written."""
 
@@ -355,14 +325,6 @@ def test_the_same_content_with_another_inode_and_ctime_goes_on(tmp_path: Path) -
     assert list(fresh(root, tmp_path / "raw").now) == ["a.txt"]
     fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0)
     assert fb.verify(root, source=fb.sources.lines(tmp_path / "raw"), full=True).sound
-
-
-def test_another_time_alone_is_looked_into_and_forgiven(tmp_path: Path) -> None:
-    root = number_cache(tmp_path)
-    touch(tmp_path / "raw/b.txt")
-    found = fresh(root, tmp_path / "raw")
-    assert (found.stale, list(found.now)) == ({}, ["b.txt"])
-    assert fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0).made == 0
 
 
 @pytest.mark.parametrize("position", [0, 30, 69])

@@ -1,6 +1,5 @@
 """The identities that a plan keeps: checked, copied, put back, cleaned; needed for growth and for nothing else."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -157,23 +156,3 @@ def test_those_that_no_segment_names_are_cleaned_but_not_what_a_planner_may_yet_
     unborn.unlink()
     assert fb.clean(root).superseded == ()
     assert tree(root) == before
-
-
-def test_what_a_planner_left_half_known_is_replaced_by_what_is_planned(tmp_path):
-    """A file under the very name that a segment needs is believed only if it is sound."""
-    root = grown_cache(tmp_path / "one")
-    source = tmp_path / "one/source"
-    first = identity_files(root)[0]
-    (tmp_path / "two/identities").mkdir(parents=True)
-    (tmp_path / "two" / first).write_bytes(b"rotten")
-    os.rename(source / "b.txt", tmp_path / "b.txt")
-    fb.build(tmp_path / "two", fb.sources.lines(source), RECIPE, workers=0)
-    assert (tmp_path / "two" / first).read_bytes() == (root / first).read_bytes()
-    assert fb.verify(tmp_path / "two").sound
-
-
-def test_other_files_among_them_are_foreign(tmp_path):
-    root = grown_cache(tmp_path)
-    (root / "identities/notes.txt").write_text("mine")
-    assert fb.verify(root).foreign == ("identities/notes.txt",)
-    assert fb.clean(root).superseded == ()

@@ -4,20 +4,19 @@ import gzip
 import json
 import random
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.helpers.builders import chunk_digests, every_file
 from tests.helpers.cache_files import segment_of
-from tests.helpers.obedient_recipes import NOTES, ObedientRecipe, makes, order_line, orders, write_orders
+from tests.helpers.obedient_recipes import NOTES, ObedientRecipe, order_line, orders, write_orders
 from tests.helpers.processes import PythonProcess
 
 import forebay as fb
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.segment import Segment
-from forebay.errors import Damaged, IndexCorrupt, SourceNotFound, SourceUnreadable
+from forebay.errors import Damaged, IndexCorrupt, SourceUnreadable
 from forebay.source import Part, SourceFile
 from forebay.store import LocalStore, MemoryStore
 
@@ -75,18 +74,6 @@ def test_planning_a_plain_file_reads_only_near_the_cuts(tmp_path):
     assert asked["read"] < 64 * MIB
 
 
-def test_what_planning_reads_of_plain_files_grows_with_the_chunks_not_with_the_bytes(tmp_path):
-    line = random.Random(0).randbytes(999).replace(b"\n", b" ") + b"\n"
-    source = tmp_path / "large.txt"
-    source.write_bytes(line * 100_000)
-    once = planning(tmp_path, source, 2 * MIB)
-    with open(source, "ab") as file:
-        file.write(line * 100_000)
-    twice = planning(tmp_path, source, 4 * MIB)
-    assert abs(once["chunks"] - twice["chunks"]) <= 1
-    assert abs(once["read"] - twice["read"]) < 2 * MIB
-
-
 @pytest.mark.slow
 def test_planning_a_stream_decompresses_it_once_and_reads_it_once_more_for_its_digest(tmp_path):
     content = random.Random(0).randbytes(24 * MIB).hex().encode()
@@ -141,15 +128,6 @@ def test_a_plan_is_made_once_and_only_appended_to(tmp_path):
     plan = load_plan(LocalStore(tmp_path / "cache"))
     assert [(len(segment), segment.first_chunk) for segment in plan.segments] == [(4, 0), (2, 4)]
     assert [(part.start, part.stop) for part in plan.parts(4)] == [(1600, 2000)]
-
-
-def test_planning_one_source_twice_gives_segments_that_differ_only_in_the_cache_id(tmp_path):
-    source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(4)))
-    fb.build(tmp_path / "one", source, ObedientRecipe(), workers=0)
-    fb.build(tmp_path / "two", source, ObedientRecipe(), workers=0)
-    plans = [load_plan(LocalStore(tmp_path / name)).segments[0] for name in ("one", "two")]
-    assert plans[0].digest == plans[1].digest
-    assert replace(plans[0], cache_id="").encode() == replace(plans[1], cache_id="").encode()
 
 
 @pytest.mark.parametrize("kind", ["flipped", "truncated", "empty", "garbage"])
@@ -258,19 +236,6 @@ def test_all_files_of_a_segment_are_what_each_is(inode):
     assert made.tensors["part_file"].tolist() == [at for at in range(4500) for _ in range(2)]
 
 
-def test_the_chunks_of_one_stream_are_made_by_one_worker_in_order(tmp_path, monkeypatch):
-    notes = tmp_path / "notes"
-    notes.mkdir()
-    monkeypatch.setenv(NOTES, str(notes))
-    source = tmp_path / "source.txt.gz"
-    source.write_bytes(gzip.compress(write_orders(tmp_path / "plain", orders(20, c9="die SIGKILL 1")).read_bytes()))
-    fb.build(tmp_path / "cache", fb.sources.lines(source), ObedientRecipe(seconds=0.02), workers=3)
-    done = makes(notes)
-    assert [chunk for _, chunk in done if chunk != 9] == [chunk for chunk in range(20) if chunk != 9]
-    assert len({pid for pid, chunk in done if chunk <= 9}) <= 2  # the last try at 9 may be anybody's
-    assert len({pid for pid, chunk in done if chunk > 9}) == 1
-
-
 def test_two_streams_are_read_at_once_each_by_its_worker(tmp_path, monkeypatch):
     notes = tmp_path / "notes"
     notes.mkdir()
@@ -284,11 +249,6 @@ def test_two_streams_are_read_at_once_each_by_its_worker(tmp_path, monkeypatch):
     readers = {name: {pid for pid, sample in pairs if sample.startswith(name)} for name in ("a.gz", "b.gz")}
     assert [len(readers["a.gz"]), len(readers["b.gz"])] == [1, 1]
     assert readers["a.gz"] != readers["b.gz"]
-
-
-def test_a_source_without_files_is_refused(tmp_path):
-    with pytest.raises(SourceNotFound, match="nowhere"):
-        fb.build(tmp_path / "cache", fb.sources.lines(tmp_path / "nowhere*"), ObedientRecipe(), workers=0)
 
 
 def test_a_stream_that_ends_too_early_is_named_while_planning(tmp_path):

@@ -3,11 +3,9 @@
 from html.parser import HTMLParser
 from pathlib import Path
 
-from tests.cli.running import build_lines
 from tests.teachers.own_teachers import Ramp, prompt_cache
 
 import forebay as fb
-from forebay.cache.reports import Status
 from forebay.records import Record
 
 NASTY = "<script>alert('&')</script>"
@@ -51,28 +49,9 @@ def test_text_of_others_is_only_text():
         assert "and 8 more" in cells.text
 
 
-def test_an_origin_names_ranges_of_files_in_one_line(tmp_path: Path):
-    root, _ = build_lines(tmp_path)
-    origin = fb.open_cache(root).origin(0)
-    part = origin.parts[0]
-    assert f"parts=({part.file.path}[{part.start}:{part.stop}])" in repr(origin)
-    assert "inode" not in repr(origin)
-
-
-def test_records_equal_by_value_as_before(tmp_path: Path):
-    root, _ = build_lines(tmp_path)
-    assert fb.status(root) == fb.status(root)
-    assert isinstance(fb.status(root), Status)
-
-
 def test_features_name_their_layer_and_columns(tmp_path: Path):
     root = prompt_cache(tmp_path)
     fb.build(root, None, fb.TeacherRecipe(teacher=Ramp(name="ramp")))
     features = fb.teachers.features(fb.open_cache(root), "ramp")
     assert repr(features) == f"<Features of layer 'ramp' in '{root}', 10 buckets: {', '.join(features.columns)}>"
     assert Cells(features._repr_html_()).text[0] == "Features"
-
-
-def test_records_in_a_record_are_tables_in_a_table(tmp_path: Path):
-    root, _ = build_lines(tmp_path)
-    assert fb.status(root)._repr_html_().count("<table>") == 2  # of the cache, and of its layer

@@ -173,14 +173,6 @@ def test_a_claim_of_any_content_is_a_claim_of_somebody_unknown(tmp_path, text):
     assert [entry.key for entry in store.entries("claims/")] == ["claims/numbers/notes.txt"]
 
 
-def test_a_cache_without_a_plan_says_so(tmp_path):
-    root = number_cache(tmp_path)
-    shutil.rmtree(root / "plan")
-    with pytest.raises(Damaged, match=r"plan/000000\.safetensors"):
-        fb.update(root, fb.sources.lines(root.parent / "raw"), recipe=LineRecipe(), workers=0)
-    assert len(fb.open_cache(root)) == 20
-
-
 def test_a_cache_json_of_any_size_is_not_read_into_memory(tmp_path):
     root = number_cache(tmp_path)
     with open(root / "cache.json", "wb") as file:

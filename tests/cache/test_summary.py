@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import pytest
-from tests.helpers.layer_recipes import LengthLayer, LineRecipe, layered_cache, write_lines
+from tests.helpers.layer_recipes import LineRecipe, layered_cache, write_lines
 
 import forebay as fb
 from forebay.cache.status import describe_column
 from forebay.columns import Column
-from forebay.errors import CacheNotFound
 
 
 def test_a_summary_has_counts_recipes_source_and_versions(tmp_path: Path) -> None:
@@ -35,12 +34,6 @@ def test_a_summary_follows_what_is_published(tmp_path: Path) -> None:
     summary = fb.summarize(root)
     assert (summary.rows, summary.planned_chunks, summary.source_files) == (24, 6, 3)
     assert {layer.layer: layer.rows for layer in summary.layers} == {"numbers": 24, "length": 20}
-
-
-def test_there_must_be_a_cache(tmp_path: Path) -> None:
-    with pytest.raises(CacheNotFound):
-        fb.summarize(tmp_path)
-    assert LengthLayer().kind == "length"
 
 
 @pytest.mark.parametrize(

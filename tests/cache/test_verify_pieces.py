@@ -85,19 +85,6 @@ class LargestRead(LocalStore):
         return read
 
 
-class BadFile(LocalStore):
-    """A folder in which one file cannot be read."""
-
-    def __init__(self, root: Path, bad: str) -> None:
-        super().__init__(root)
-        self._bad = bad
-
-    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
-        if key == self._bad:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return super().read(key, start, stop)
-
-
 @pytest.mark.parametrize("column", ["uint8", "bool"])
 def test_a_bad_block_is_found_without_reading_all_of_it_at_once(tmp_path: Path, column: Dtype) -> None:
     store = LargestRead(tmp_path)

@@ -62,7 +62,7 @@ def run_process(*words: object, code: int = 0, **options: Any) -> Ran:
     return Ran(done.returncode, done.stdout, _STILL_TRYING.sub("", done.stderr))  # said on a slow machine
 
 
-def wait_until(what: Callable[[], bool], process: "subprocess.Popen[str]", seconds: float = 600) -> None:
+def wait_until(what: Callable[[], bool], process: "subprocess.Popen[str]", seconds: float = 60) -> None:
     """Wait for something that a running command does."""
     deadline = time.monotonic() + seconds
     while not what():

@@ -3,7 +3,6 @@
 Starting three nodes takes a while, so one test of them is in every run; the others run with `make test-long`.
 """
 
-import gc
 import importlib
 import json
 import os
@@ -14,7 +13,6 @@ import time
 from collections import Counter
 from contextlib import closing
 
-import msgspec
 import pytest
 from tests.helpers.builders import chunk_digests, script_environment
 from tests.helpers.obedient_recipes import NOTES, ObedientRecipe, makes, orders, write_orders
@@ -22,11 +20,11 @@ from tests.torch.taught import chunks_of, prompts_cache
 
 import forebay as fb
 from forebay.building import run
-from forebay.engine.base import Died, Done, Failed, TaskDocument
+from forebay.engine.base import Died, TaskDocument
 from forebay.errors import EngineUnusable, LibraryMissing
 from forebay.teachers import Clip, Lune, TeacherRecipe
 from forebay.testing import EngineContract
-from forebay.testing.engine_contract import DEADLY, PATIENCE, Squares, wait_for_slots
+from forebay.testing.engine_contract import Squares, wait_for_slots
 
 ray = pytest.importorskip("ray")  # `make setup` installs it
 Cluster = importlib.import_module("ray.cluster_utils").Cluster
@@ -159,6 +157,12 @@ def test_a_driver_that_was_killed_is_started_again_and_makes_what_is_missing(tmp
     assert chunk_digests(tmp_path / "cache") == undisturbed(tmp_path, source, seconds=0.2)
 
 
+def poll_when_all_is_ready(engine):
+    pending = list(engine._pending)
+    assert ray.wait(pending, num_returns=len(pending), timeout=60)[1] == []
+    return engine.poll(0)
+
+
 def test_what_ray_raises_of_a_chunk_is_the_death_of_its_actor(cluster):
     """As where its memory monitor kills an actor: that is not an error of actors."""
 
@@ -190,77 +194,6 @@ def test_more_than_any_node_has_is_refused_and_what_waits_for_it_says_so(tmp_pat
     with pytest.raises(fb.errors.BuildStopped):
         fb.build(tmp_path / "cache", source, ObedientRecipe(), engine=engine, workers=1, on_progress=stop)
     assert notes[-1].endswith("1 of 1 workers wait for resources of the cluster at 'auto'")
-
-
-ON_ONE_NODE = """
-    import ray
-    from forebay.engine.ray import RayEngine
-    from forebay.errors import EngineUnusable
-    from forebay.testing.engine_contract import Squares, wait_for_slots
-    from tests.engine.test_ray import Nowhere
-
-    def refused():
-        engine = RayEngine()
-        try:
-            engine.start(Nowhere(), 1)
-        except EngineUnusable as error:
-            return "cannot begin" in str(error) and "nowhere" in str(error) and not engine.usage().workers
-
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
-    print("by its actor", refused())
-    other = ray.remote(num_cpus=1)(dict).remote()  # has the CPU
-    ray.get(other.__ray_ready__.remote())
-    print("by a task", refused())
-    engine = RayEngine()
-    engine.start(Squares(), 1)
-    print("waits", engine.idle(), engine.poll(0))
-    ray.kill(other)
-    (slot,) = wait_for_slots(engine, 1)
-    engine.submit(slot, 3)
-    print("works", [event.record[0] for event in engine.poll(60) or engine.poll(60)])
-"""
-
-
-WITHOUT_CPUS = """
-    import ray
-    from forebay.engine.ray import RayEngine
-    from forebay.testing.engine_contract import Squares, wait_for_slots
-
-    options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
-    ray.init(address="local", num_cpus=0, num_gpus=1, **options)
-    engine = RayEngine(num_cpus=0, num_gpus=1)
-    engine.start(Squares(), engine.capacity())
-    (slot,) = wait_for_slots(engine, 1)
-    engine.submit(slot, 3)
-    print("works", [event.record[0] for event in engine.poll(60) or engine.poll(60)])
-"""
-
-
-@pytest.mark.long
-def test_a_cluster_that_has_gpus_only_is_used():
-    command = [sys.executable, "-c", textwrap.dedent(WITHOUT_CPUS)]
-    ended = subprocess.run(command, env=script_environment(), capture_output=True, text=True, check=False)
-    assert ended.stdout.splitlines() == ["works [9]"], ended.stderr
-
-
-def poll_when_all_is_ready(engine):
-    pending = list(engine._pending)
-    assert ray.wait(pending, num_returns=len(pending), timeout=PATIENCE)[1] == []
-    return engine.poll(0)
-
-
-def test_a_poll_takes_all_that_is_ready(cluster):
-    """Otherwise a slot that is free waits until its caller has handled what was ready before."""
-    with closing(RayEngine()) as engine:
-        engine.start(Squares(), 2)
-        for slot, chunk in zip(wait_for_slots(engine, 2), (3, 4), strict=True):
-            engine.submit(slot, chunk)
-        assert [event.record[0] for event in poll_when_all_is_ready(engine)] == [9, 16]
-        assert len(engine.idle()) == 2
-        engine.submit(engine.idle()[0], DEADLY)
-        (death,) = poll_when_all_is_ready(engine)
-        assert isinstance(death, Died)
-        assert (death.chunk, death.lost) == (DEADLY, ())
 
 
 NO_CLUSTER = """
@@ -325,15 +258,3 @@ def test_teachers_run_where_the_cluster_has_gpus(tmp_path, cluster, notes, tiny_
         for node in nodes:
             cluster.remove_node(node, allow_graceful=False)
     assert made[0] == made[1]
-
-
-def test_an_actor_has_as_many_threads_as_it_was_given_cores_unless_the_user_says_otherwise(monkeypatch):
-    monkeypatch.setenv("RAYON_NUM_THREADS", "7")
-    monkeypatch.setenv("FASTOKENS_BPE_THREADS", "7")  # so that it is removed again
-    del os.environ["FASTOKENS_BPE_THREADS"]
-    document = TaskDocument(opener="tests.engine.test_workers:open_threads", body={})
-    maker = importlib.import_module("forebay.engine.ray").Maker(document.encode(), threads=2)
-    maker.compute(0)
-    gc.enable()  # which an actor, a process of its own, leaves off
-    gc.unfreeze()
-    assert msgspec.msgpack.decode(maker.write(), type=Done | Failed).record[:2] == ["7", "2"]

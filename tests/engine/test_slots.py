@@ -79,18 +79,6 @@ def test_a_slot_that_fails_three_chunks_in_a_row_gets_no_more_and_all_chunks_are
     assert chunk_digests(tmp_path / "cache") == chunk_digests(tmp_path / "alone")
 
 
-def test_a_slot_that_fails_now_and_then_keeps_its_work(tmp_path, source):
-    tried = Counter()
-
-    def hiccup(chunk):
-        tried["all"] += 1
-        return missing(chunk) if tried["all"] % 2 else None
-
-    report = fb.build(tmp_path / "cache", source, ObedientRecipe(), engine=ManySlots(2, {1: hiccup}))
-    assert report.made == 24
-    assert tried["all"] > 6, "it had failed three times by then"
-
-
 def test_a_chunk_that_fails_on_every_slot_is_given_up_after_three_tries(tmp_path, source):
     def fails_at_5(chunk):
         return missing(chunk) if chunk == 5 else None

@@ -1,18 +1,14 @@
 """Worker processes: their deaths are reported and made good, and they never outlive their builder."""
 
-import fcntl
 import gc
 import os
 import signal
 import subprocess
 import sys
-import termios
 import textwrap
 import threading
-import time
 import types
 import weakref
-from array import array
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -45,7 +41,7 @@ import forebay as fb
 from forebay.building.task import preload_document
 from forebay.engine.base import WORKER, ChunkWorker, Died, Done, Failed, TaskDocument
 from forebay.engine.local import LocalEngine
-from forebay.errors import BuildFailed, RecipeInvalid
+from forebay.errors import BuildFailed
 from forebay.testing.engine_contract import run_chunks, wait_for_slots
 
 
@@ -148,15 +144,6 @@ def test_an_error_of_the_recipe_fails_its_chunk_at_once_and_the_others_go_on(tmp
     assert sorted(chunk for _, chunk in makes(notes)) == [0, 1, 2, 3, 4, 5]
     assert fb.status(tmp_path / "cache").layers[0].missing == (2,)
     assert len(fb.open_cache(tmp_path / "cache")) == 10
-
-
-def test_bad_chunks_at_the_beginning_do_not_keep_good_ones_from_being_made(tmp_path, notes):
-    bad = {f"c{chunk}": "raise ValueError 9" for chunk in range(4)}
-    source = source_of(tmp_path, orders(9, **bad))
-    with pytest.raises(BuildFailed) as caught:
-        fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=0)
-    assert set(caught.value.facts["failed"]) == {0, 1, 2, 3}
-    assert fb.status(tmp_path / "cache").layers[0].missing == (0, 1, 2, 3)
 
 
 def test_a_recipe_that_fails_on_everything_is_not_tried_on_everything(tmp_path, notes):
@@ -270,12 +257,6 @@ def test_a_recipe_defined_in_the_script_itself_is_refused_with_what_to_do(tmp_pa
     assert second == "1"
 
 
-def test_a_store_in_memory_is_refused_by_worker_processes(tmp_path):
-    source = source_of(tmp_path, orders(2))
-    with pytest.raises(RecipeInvalid, match="workers=0"):
-        fb.build(fb.MemoryStore(), source, ObedientRecipe(), workers=2)
-
-
 def test_an_interrupt_from_the_terminal_stops_cleanly_and_a_rerun_goes_on(tmp_path, notes):
     write_orders(tmp_path / "source.txt", orders(40))
     builder = start_builder(tmp_path / "cache", tmp_path / "source.txt", notes, {"seconds": 0.05}, workers=2)
@@ -345,23 +326,6 @@ def test_workers_are_numbered_and_the_number_of_a_dead_one_is_used_again():
             engine.submit(wait_for_slots(engine, 2)[0], 9)
             assert isinstance(run_chunks(engine, [9], given=1)[9], Died)
     assert numbers == [[0, 1], [0, 1]]
-
-
-def test_one_poll_takes_all_that_a_worker_has_sent():
-    with closing(LocalEngine()) as engine:
-        engine.start(Numbered(), 1)
-        engine.submit(wait_for_slots(engine, 1)[0], 0)
-        (worker,) = engine._workers.values()
-        done = msgspec.msgpack.encode(Done(0, 0, 0.0, 0))
-        while unread_bytes(worker.pipe.fileno()) < len(done):  # "ready" and "computed" are shorter than "done"
-            time.sleep(0.01)
-        assert [type(event) for event in engine.poll(0)] == [Done]
-
-
-def unread_bytes(descriptor: int) -> int:
-    found = array("i", [0])
-    fcntl.ioctl(descriptor, termios.FIONREAD, found)
-    return found[0]
 
 
 @dataclass(frozen=True)

@@ -80,14 +80,14 @@ def every_file(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 600, what: str = "it did not happen") -> None:
+def wait_until(condition: Callable[[], Any], seconds: float = 60, what: str = "it did not happen") -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, what
         time.sleep(0.005)
 
 
-def patient(seconds: float = 600) -> Callable[[fb.Progress], None]:
+def patient(seconds: float = 60) -> Callable[[fb.Progress], None]:
     """A listener that ends a build that would never end."""
     end = time.monotonic() + seconds
 

@@ -88,10 +88,6 @@ def test_a_missing_bucket(bucket, lines):
         assert "there is no bucket 'nobody-has-this'; create it, or check the name" in refused(*words)
 
 
-def test_a_missing_cache_in_a_bucket(bucket):
-    assert f"there is no cache at '{bucket}/x'" in refused("status", f"{bucket}/x")
-
-
 def test_no_credentials(service, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -115,12 +111,6 @@ def test_wrong_credentials(service, code):
     service.answer = (403, code)
     said = refused("status", "s3://bucket/x")
     assert "the credentials do not allow to read it; ask for that permission, or check AWS_* in the environment" in said
-
-
-@pytest.mark.parametrize("answer", [(301, "PermanentRedirect"), (400, "AuthorizationHeaderMalformed")])
-def test_a_wrong_region(service, answer):
-    service.answer = answer
-    assert "the bucket is in another region; set AWS_REGION to the region of" in refused("status", "s3://bucket/x")
 
 
 @pytest.mark.parametrize("says", ["<Region>eu-west-1</Region>", "<Message>expecting 'eu-west-1'</Message>"])

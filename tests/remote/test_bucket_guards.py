@@ -11,7 +11,7 @@ from tests.remote.test_lying_services import service as lying  # noqa: F401, a f
 
 from forebay.errors import StoreRefused
 from forebay.store import bucket_client, object_bodies, object_store, open_store
-from forebay.store.base import BadCopy, Expected, Missing
+from forebay.store.base import BadCopy, Expected
 from forebay.store.bucket_client import parse_url
 from forebay.store.object_store import ObjectStore
 
@@ -126,26 +126,6 @@ def test_a_sorted_listing_is_resumed_after_its_last_key(lying, monkeypatch: pyte
     assert f"start-after={FULL[-1]}" in lying.requests[-1][1]
 
 
-@pytest.mark.parametrize("answer", [(401, "Nothing"), (403, "Nothing")])
-def test_a_refusal_without_a_known_word(service, answer) -> None:  # noqa: F811
-    service.answer = answer
-    assert "the credentials do not allow to read it" in refused("status", "s3://bucket/x")
-
-
-def test_a_region_that_is_only_a_status(service) -> None:  # noqa: F811
-    service.answer = (301, "Nothing")
-    assert "the bucket is in another region" in refused("status", "s3://bucket/x")
-
-
-@pytest.mark.parametrize("answer", [(507, "Nothing"), (400, "QuotaExceeded")])
-def test_a_service_without_room(service, answer, tmp_path) -> None:  # noqa: F811
-    (tmp_path / "a.txt").write_text("one\n")
-    service.writes = answer
-    assert "not enough disk space at 's3://bucket/x'" in refused(
-        "build", "raw", tmp_path / "a.txt", "--into", "s3://bucket/x"
-    )
-
-
 @pytest.mark.parametrize("url", ["s3://", "s3://bucket/../x", "s3://bucket/./x", "s3://bucket/a//../b"])
 def test_a_url_without_a_bucket_or_with_dots_is_refused(url: str) -> None:
     with pytest.raises(StoreRefused, match="not the URL of a bucket"):
@@ -185,23 +165,11 @@ def test_the_hosts_that_a_client_may_ask(plain: pytest.MonkeyPatch) -> None:
         plain.delenv(name)
 
 
-def test_an_empty_range_of_a_missing_object_is_missing(store: ObjectStore) -> None:
-    with pytest.raises(Missing):
-        store.read("nothing", 3, 3)
-    put_plainly(store, "something", b"abc")
-    assert store.read("something", 3, 3) == b""
-
-
 def test_a_prefix_that_could_lead_elsewhere_is_refused(store: ObjectStore) -> None:
     with pytest.raises(StoreRefused):
         list(store.entries("../x"))
     with pytest.raises(StoreRefused):
         store.folders("../x")
-
-
-def test_entries_are_sorted_whatever_the_service_does(lying) -> None:  # noqa: F811
-    lying.pages = iter([LastPage(FULL[::-1])])
-    assert [entry.key for entry in ObjectStore("s3://bucket").entries("")] == FULL
 
 
 def test_a_body_that_breaks_off_is_resumed_where_it_ended(proxied) -> None:

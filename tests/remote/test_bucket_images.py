@@ -2,11 +2,9 @@
 
 import gzip
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.cli.running import run
 from tests.helpers.fault_proxy import FaultProxy
 from tests.helpers.image_caches import SIZE, sample
 
@@ -77,16 +75,6 @@ def test_a_manifest_in_a_bucket_makes_the_bytes_that_a_local_one_makes(bucket, p
     assert built(tmp_path / "there", there) == built(tmp_path / "here", here) != {}
 
 
-def test_a_manifest_names_images_by_url_too(bucket, photos):
-    lines = [{"path": f"{bucket}/photos/a.png"}, {"path": "s3://other/a.png"}, {"path": "/a.png"}]
-    upload(bucket, "photos/urls.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
-    first, *others = fb.sources.image_manifest(f"{bucket}/photos/urls.jsonl").files()
-    assert first.path == "a.png"
-    assert [file.etag.partition("!")[2] for file in others] == ["outside-root", "outside-root"]
-    below = fb.sources.image_manifest(f"{bucket}/photos/list.jsonl", root=f"{bucket}/photos")
-    assert below == fb.sources.image_manifest(f"{bucket}/photos/list.jsonl")
-
-
 def test_a_changed_image_or_sidecar_is_an_error_that_names_it(bucket, photos, tmp_path):
     source = fb.sources.images(f"{bucket}/photos")
     fb.build(tmp_path / "cache", source, RECIPE, workers=0, end_chunk=0)
@@ -99,25 +87,6 @@ def test_a_changed_image_or_sidecar_is_an_error_that_names_it(bucket, photos, tm
     upload(bucket, "photos/b.png", bytes(flipped))
     with pytest.raises(SourceChanged, match=r"'b\.png' has other content than was planned"):
         fb.build(tmp_path / "cache", source, RECIPE, workers=0)
-
-
-def test_a_new_sidecar_is_a_change_of_its_image(bucket, photos, tmp_path):
-    source = fb.sources.images(f"{bucket}/photos")
-    fb.build(tmp_path / "cache", source, RECIPE, workers=0, end_chunk=0)
-    upload(bucket, "photos/c.json", b'{"tags": ["cat"]}')
-    with pytest.raises(SourceChanged, match=r"'c\.json' was edited, added or removed"):
-        fb.build(tmp_path / "cache", source, RECIPE, workers=0)
-
-
-def test_a_changed_line_of_a_manifest_and_a_changed_image_are_found(bucket, photos, tmp_path):
-    source, lines = fb.sources.image_manifest(f"{bucket}/photos/list.jsonl"), (photos / "list.jsonl").read_bytes()
-    fb.build(tmp_path / "cache", source, RECIPE, workers=0)
-    upload(bucket, "photos/list.jsonl", lines.replace(b"dog", b"cow"))
-    assert fb.status(tmp_path / "cache", source=source).stale
-    upload(bucket, "photos/list.jsonl", lines)
-    assert not fb.status(tmp_path / "cache", source=source).stale
-    upload(bucket, "photos/a.png", bytes(reversed((photos / "a.png").read_bytes())))
-    assert fb.status(tmp_path / "cache", source=source).stale
 
 
 def test_listing_and_checking_ask_for_pages_not_for_images(bucket, photos, s3, tmp_path, monkeypatch):
@@ -134,20 +103,6 @@ def test_listing_and_checking_ask_for_pages_not_for_images(bucket, photos, s3, t
         assert proxy.requests["read"] == 0
 
 
-def test_a_build_asks_for_images_and_for_the_sidecars_that_are_listed(bucket, photos, s3, tmp_path, monkeypatch):
-    with FaultProxy(s3) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        source = fb.sources.images(f"{bucket}/photos")
-        named = [*(file.path for file in source.files()), "a.png.json", "b.txt", "deep/d.json"]
-        proxy.reset_counts()
-        fb.build(tmp_path / "cache", source, RECIPE, workers=0)
-    asked = Counter(key.removeprefix("photos/") for operation, key in proxy.log if operation in ("read", "head"))
-    assert asked.pop("photos") <= 3  # is it an object or a folder?
-    assert asked.keys() == set(named), "the listing says which sidecars there are"
-    images = {name: asked[name] for name in named if name.lower().endswith(".png")}
-    assert images == dict.fromkeys(images, 2), "one of them for the trial that estimates rows"
-
-
 def test_an_image_that_changes_while_it_is_read_leaves_no_chunk(bucket, photos, tmp_path):
     source = fb.sources.images(f"{bucket}/photos")
     (planned,) = [file for file in source.files() if file.path == "b.png"]
@@ -162,19 +117,3 @@ def test_an_image_that_changes_while_it_is_read_leaves_no_chunk(bucket, photos, 
     open_store(f"{bucket}/photos").delete("b.png")
     with pytest.raises(SourceChanged, match=r"'b\.png' changed while it was read"):
         list(samples_of(source, part))
-
-
-@pytest.mark.slow
-def test_the_command_line_builds_and_updates_images_of_a_bucket(bucket, photos, tmp_path):
-    cache = f"{bucket}/cache"
-    run("build", "images", f"{bucket}/photos", "--into", cache, "--size", SIZE, "--workers", 0)
-    upload(bucket, "photos/z.png", sample(9).data.content)
-    run("update", cache, f"{bucket}/photos", "--workers", 0)
-    assert fb.status(cache, source=fb.sources.images(f"{bucket}/photos")).complete
-    run("verify", cache, "--allow-network")
-    manifest = f"{bucket}/listed"
-    run("build", "images", f"{bucket}/photos/list.jsonl", "--into", manifest, "--size", SIZE, "--workers", 0)
-    upload(bucket, "photos/list.jsonl", (photos / "list.jsonl").read_bytes() + b'{"path": "c.png"}\n')
-    before = len(fb.open_cache(manifest))
-    run("update", manifest, f"{bucket}/photos/list.jsonl", "--workers", 0)
-    assert len(fb.open_cache(manifest)) == before + 1

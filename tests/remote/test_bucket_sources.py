@@ -10,7 +10,7 @@ from tests.helpers.fault_proxy import Fault, FaultProxy
 from tests.helpers.image_caches import sample
 
 import forebay as fb
-from forebay.errors import SourceChanged, SourceNotFound
+from forebay.errors import SourceChanged
 from forebay.source import samples_of
 from forebay.sources.bucket_files import ObjectReader
 from forebay.sources.opening import open_file
@@ -129,15 +129,6 @@ def test_a_report_lists_a_bucket_once(bucket, s3, tmp_path, monkeypatch, make):
         assert proxy.requests["list"] == 2
 
 
-def test_what_is_not_there_is_said(bucket, raw):
-    with pytest.raises(SourceNotFound, match=r"(?s)s3://.*/raw/\*\.csv"):
-        fb.sources.lines(f"{bucket}/raw/*.csv").files()
-    with pytest.raises(SourceNotFound, match="another bucket"):
-        fb.sources.lines(f"{bucket}/raw/a.txt", "s3://elsewhere/b*.txt")
-    with pytest.raises(SourceNotFound, match="hub:org/name"):
-        fb.sources.lines("https://host/a.txt")
-
-
 def test_a_reader_seeks_and_reads_ahead_by_ranges(bucket, s3, monkeypatch):
     content = bytes(range(256)) * 8000
     upload(bucket, "value", content)
@@ -153,11 +144,3 @@ def test_a_reader_seeks_and_reads_ahead_by_ranges(bucket, s3, monkeypatch):
             pieces = [piece for piece in iter(lambda: reader.read(5000), b"")]
         assert b"".join(pieces) == content[1000:]
         assert proxy.requests["read"] - 2 * proxy.injected["short-body"] <= 8
-
-
-def test_an_object_that_is_deleted_while_it_is_read_is_a_missing_file(bucket):
-    upload(bucket, "value", bytes(3000))
-    with open_file(f"{bucket}/value") as reader:
-        ObjectStore(bucket).delete("value")
-        with pytest.raises(FileNotFoundError, match="deleted while it was read"):
-            reader.read(10)

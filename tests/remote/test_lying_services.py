@@ -218,9 +218,9 @@ def test_a_large_object_is_mapped_from_a_file_and_not_held_in_memory(service, tm
 
 
 def test_a_full_disk_of_temporary_files_is_one_line(service, monkeypatch):
-    def full(*_):
+    def full(*_, **__):
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("forebay.store.object_bodies._write_all", full)
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
     with pytest.raises(StoreFull, match="the folder of temporary files is full; set TMPDIR"):
         open_store("s3://bucket").view("generations/000000.safetensors")

@@ -8,7 +8,7 @@ import sys
 import pytest
 from tests.helpers.builders import ending, script_environment, start_builder, wait_until
 from tests.helpers.fault_proxy import Fault, FaultProxy
-from tests.helpers.obedient_recipes import ObedientRecipe, makes, orders, write_orders
+from tests.helpers.obedient_recipes import ObedientRecipe, orders, write_orders
 
 import forebay as fb
 from forebay.cache.catalog import load_generation
@@ -48,28 +48,6 @@ def test_three_processes_share_a_bucket_and_one_is_killed(bucket, tmp_path):
     status = fb.status(url)
     assert (status.complete, status.claims) == (True, ())
     assert os.listdir(tmp_path) == ["source.txt"]
-
-
-def test_a_bucket_whose_first_builder_is_killed_after_it_published_has_every_chunk_once(bucket, tmp_path):
-    source, url, notes = write_orders(tmp_path / "source.txt", orders(60)), f"{bucket}/cache", tmp_path / "notes"
-    notes.mkdir()
-    settings = {"workers": 1, "publish_seconds": 0.1, "lease_seconds": 3.0}
-    running = [start_builder(url, source, notes, {"seconds": 0.1}, **settings) for _ in range(3)]
-    store = open_store(url)
-
-    def builders() -> list[str]:
-        return sorted(entry.key for entry in store.entries(layout.BUILDERS))
-
-    wait_until(lambda: any(store.entries(layout.GENERATIONS)), 60)
-    first = next(one for key in builders() for one in running if f"-{one.pid}-" in key)
-    first.kill()
-    first.communicate()
-    running.remove(first)
-    assert all("report" in ending(one, 120) for one in running)
-    fb.build(alone := MemoryStore(), fb.sources.lines(source), ObedientRecipe(seconds=0.1), workers=0)
-    assert digests(store, "obedient") == digests(alone, "obedient")
-    assert len(makes(notes)) - 60 <= 2, "what the killed one was making"
-    assert fb.status(url).complete
 
 
 @pytest.mark.parametrize(

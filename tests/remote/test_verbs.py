@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.cli.running import run as run_command
-from tests.helpers.cache_files import chunk_key, chunk_path
+from tests.helpers.cache_files import chunk_key
 from tests.helpers.fault_proxy import FaultProxy
 from tests.helpers.layer_recipes import LengthLayer, LineRecipe
 from tests.remote.servers import SECRET
@@ -71,29 +71,6 @@ def run(*words: object, code: int = 0) -> str:
     return ran.out + ran.err
 
 
-def test_the_command_line_takes_urls(bucket, lines, tmp_path):
-    url = f"{bucket}/caches/cli"
-    settings = tmp_path / "raw.toml"
-    settings.write_text(
-        f'[source]\npaths = ["raw/a.txt"]\n[recipe]\nkind = "raw"\n[build]\ninto = "{url}"\nworkers = 0\n'
-    )
-    run("build", settings)
-    assert '"complete": true' in run("status", url, "--json")
-    run("build", url, "--workers", 0)
-    run("verify", url)
-    run("copy", url, tmp_path / "copy")
-    run("repair", url, "--from", tmp_path / "copy")
-    run("repair", tmp_path / "copy", "--from", url)
-    run("clean", url)
-    assert url in run("info", url)
-    assert "line 0000" in run("peek", url, "--rows", "1")
-    assert "hit rate              100.0%" in run("estimate", "remote", url, "--nodes", 2)
-    assert url in run("tier", "fill", url, tmp_path / "tier")
-    assert url in run("tier", "list", tmp_path / "tier")
-    assert "freed bytes" in run("tier", "clean", tmp_path / "tier")
-    assert not list((tmp_path / "tier").rglob("*.safetensors"))
-
-
 def test_a_layer_in_a_bucket_is_built_and_dropped_and_its_chunks_are_freed(bucket, tmp_path):
     url, numbers = f"{bucket}/caches/layers", tmp_path / "numbers.txt"
     numbers.write_text("".join(f"{number}\n" for number in range(20)))
@@ -105,28 +82,6 @@ def test_a_layer_in_a_bucket_is_built_and_dropped_and_its_chunks_are_freed(bucke
     run("clean", url, "--keep-generations", 1)
     assert [entry.key for entry in open_store(url).entries("layers/length.")] == []
     assert fb.verify(url, full=True).sound
-
-
-def test_the_next_step_for_a_source_in_a_bucket_can_be_run(bucket, tmp_path):
-    source, cache = open_store(f"{bucket}/raw"), tmp_path / "cache"
-    lines = [f"line {number}\n".encode() for number in range(9)]
-    source.replace("a.txt", lines)
-    run("build", "raw", f"{bucket}/raw", "--into", cache, "--workers", 0)
-    source.replace("b.txt", lines)
-    step = run("status", cache, "--allow-network").splitlines()[-1]
-    assert step == f"next: forebay update {cache} {bucket}/raw/b.txt"
-    run(*step.split()[2:], "--workers", 0)
-    source.replace("a.txt", lines[::-1])
-    refused = run_command("build", "raw", f"{bucket}/raw", "--into", cache, "--workers", 0, code=1).err
-    assert f"--into NEW --reuse {cache}" in refused
-    source.replace("a.txt", lines)
-    chunk_path(cache, "raw", 0).unlink()
-    for verb in ("status", "verify", "repair"):
-        shown = run_command(verb, cache, code=1).out.splitlines()
-        (step,) = [line for line in shown if line.startswith("next: ")]
-        assert step == f"next: forebay repair {cache} --allow-network"
-    run(*step.split()[2:], "--workers", 0)
-    run("verify", cache, "--allow-network")
 
 
 def test_requests_per_chunk_are_few(bucket, s3, lines, monkeypatch):

@@ -18,17 +18,6 @@ print(this_process(), flush=True)
 sys.stdin.read()
 """
 
-FORK_AND_NAME_BOTH = """
-import os
-from forebay.store.owners import this_process
-print(this_process(), flush=True)
-child = os.fork()
-if child:
-    os.waitpid(child, 0)
-else:
-    print(this_process(), flush=True)
-"""
-
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
@@ -89,15 +78,6 @@ def test_a_process_lives_whatever_it_calls_itself(name):
 )  # fmt: skip
 def test_what_names_no_process_is_no_owner(text):
     assert Owner.parse(text) is None
-
-
-def test_the_child_of_a_fork_is_an_owner_of_its_own():
-    said = subprocess.run([sys.executable, "-c", FORK_AND_NAME_BOTH], capture_output=True, text=True, check=True)
-    parent, child = map(Owner.parse, said.stdout.split())
-    assert parent is not None
-    assert child is not None
-    assert parent.pid != child.pid
-    assert parent.host == child.host
 
 
 def test_a_live_process_that_is_hidden_from_this_user_is_not_taken_for_dead(tmp_path):

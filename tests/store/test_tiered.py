@@ -107,19 +107,6 @@ def test_a_full_tier_keeps_what_it_has_and_lets_the_rest_pass(
     assert cache.store.tier.used_bytes() == sum(path.stat().st_size for path in kept)
 
 
-def test_a_tier_with_a_smaller_limit_than_before_keeps_what_it_has_and_admits_nothing(
-    root: Path, far: FarFolder, tmp_path: Path
-) -> None:
-    sizes = chunk_sizes(root)
-    tokens_of(fb.open_cache(tiered(far, tmp_path, sum(sizes) * 3 // 4)))
-    kept = kept_files(tmp_path)
-    assert 1 < len(kept) < len(sizes)
-    cache = fb.open_cache(tiered(far, tmp_path, sizes[0]))
-    assert np.array_equal(tokens_of(cache), tokens_of(fb.open_cache(root)))
-    assert kept_files(tmp_path) == kept
-    assert cache.store.transfers().hits == len(kept)
-
-
 FOLDERS = ("caches/{id}/chunks", "caches/{id}/parts", "caches/{id}", "caches", "addresses")
 FILES = ("caches/{id}/parts/{sha}", "caches/{id}/chunks/{sha}", "tier.lock", "forebay-tier.json")
 
@@ -220,14 +207,6 @@ def test_an_object_that_is_bad_itself_is_named_with_its_digest(far: FarFolder, t
     assert hashlib.sha256(spoilt).hexdigest() not in [each.name for each in kept_files(tmp_path)]
 
 
-def test_a_short_file_in_the_tier_is_dropped_and_fetched_again(root: Path, far: FarFolder, tmp_path: Path) -> None:
-    tokens_of(fb.open_cache(tiered(far, tmp_path)))
-    for path in kept_files(tmp_path)[:3]:
-        os.truncate(path, path.stat().st_size // 2)
-    assert np.array_equal(tokens_of(fb.open_cache(tiered(far, tmp_path))), tokens_of(fb.open_cache(root)))
-    assert len(far.reads) == ROWS // CHUNK + 3
-
-
 def first_chunk(far: LocalStore) -> tuple[str, bytes, Expected]:
     """(key, bytes, what is expected) of a chunk."""
     key = chunk_key(Path(far.address), "tokens", 0)
@@ -278,13 +257,6 @@ def test_a_fetch_that_fails_gives_its_room_back(far: FarFolder, tmp_path: Path) 
     assert not list((tmp_path / "tier").rglob("parts/*"))
     assert store.view(key, expect=expect) == value
     assert len(kept_files(tmp_path)) == 1  # there is room for it
-
-
-def test_a_first_document_is_that_of_the_tier_while_the_far_store_is_away(far: FarFolder, tmp_path: Path) -> None:
-    """Before any listing has found out that it is away."""
-    known = tiered(far, tmp_path).read(layout.CACHE)
-    Path(f"{far.address}.offline").touch()
-    assert tiered(far, tmp_path).read(layout.CACHE) == known
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
@@ -363,31 +335,6 @@ def test_cleaning_leaves_what_is_being_fetched_and_names_of_others(tmp_path: Pat
     assert tier.used_bytes() == 0
 
 
-def test_whoever_waits_for_a_part_that_is_removed_gets_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tier, path = TierFolder(tmp_path / "tier").begin(), tmp_path / "tier" / "caches" / "a" / "parts" / bytes(32).hex()
-    waits, found, lock = threading.Event(), [], folder_module.fcntl.flock
-
-    def flock(descriptor: int, how: int) -> None:
-        if threading.current_thread() is waiter:
-            waits.set()
-        lock(descriptor, how)
-
-    def wait() -> None:
-        with tier.filling("a", bytes(32)) as part:
-            found.append(path.exists() and os.path.samestat(os.fstat(part), path.stat()))
-
-    waiter = threading.Thread(target=wait)
-    with tier.filling("a", bytes(32)):
-        monkeypatch.setattr(folder_module.fcntl, "flock", flock)
-        waiter.start()
-        assert waits.wait(60)
-        tier.discard_part("a", bytes(32))
-    waiter.join(60)
-    assert found == [True]
-
-
 @pytest.mark.parametrize("cache_id", ["../outside", "a/b", "", "x" * 300, "\0"])
 def test_what_a_stranger_calls_a_cache_is_no_path(tmp_path: Path, cache_id: str) -> None:
     folder, name, kind, sha256 = TierFolder(tmp_path / "tier").chunk(cache_id, bytes(32)).split("/")
@@ -417,10 +364,6 @@ def test_a_folder_that_another_process_is_making_a_tier_of_is_one(far: FarFolder
     (tmp_path / "tier").mkdir()
     (tmp_path / "tier" / temporary_name()).write_bytes(b"half of a marker")
     assert len(fb.open_cache(tiered(far, tmp_path))) == ROWS
-
-
-def test_the_file_system_of_a_path_is_known() -> None:
-    assert folder_module.file_system("/proc/self") == "proc"
 
 
 def test_nothing_is_admitted_below_the_free_space_reserve(root: Path, far: FarFolder, tmp_path: Path) -> None:
@@ -580,50 +523,6 @@ def test_a_process_forked_while_a_thread_has_a_lock_does_not_keep_it(tmp_path: P
         child.kill()
         child.join()
         freed.join(20)
-
-
-class CountingDocuments(FarFolder):
-    """Counts how often the identity of the cache is asked for, and answers slowly."""
-
-    asked = 0
-
-    def sent(self, key: str, start: int, value: bytes) -> bytes:
-        if key == layout.CACHE:
-            self.asked += 1
-            time.sleep(0.2)  # time for others to ask as well
-        return value
-
-
-def test_threads_that_need_the_identity_of_a_cache_ask_for_it_once(root: Path, tmp_path: Path) -> None:
-    far, together = CountingDocuments(root), threading.Barrier(4, timeout=600)
-    store = tiered(far, tmp_path)
-
-    def look(digest: bytes) -> bool:
-        together.wait()
-        return store.has_copy(Expected(1, digest))
-
-    with ThreadPoolExecutor(4) as pool:
-        assert not any(pool.map(look, (bytes([number] * 32) for number in range(4))))
-    assert far.asked == 1
-
-
-def test_reading_takes_the_identity_of_a_cache_from_its_generation(root: Path, tmp_path: Path) -> None:
-    far = CountingDocuments(root)
-    cache = fb.open_cache(tiered(far, tmp_path))
-    far.asked = 0
-    tokens_of(cache)
-    assert far.asked == 0
-
-
-def test_a_stray_file_in_a_tier_stops_nobody(root: Path, far: FarFolder, tmp_path: Path) -> None:
-    tokens_of(fb.open_cache(tiered(far, tmp_path)))
-    used = TierFolder(tmp_path / "tier").used_bytes()
-    (tmp_path / "tier" / "caches" / ".DS_Store").write_bytes(b"stray")
-    store = tiered(far, tmp_path)
-    assert store.tier.used_bytes() == used
-    assert np.array_equal(tokens_of(fb.open_cache(store)), tokens_of(fb.open_cache(root)))
-    store.tier.clean()
-    assert (tmp_path / "tier" / "caches" / ".DS_Store").read_bytes() == b"stray"
 
 
 def test_a_forged_size_does_not_make_a_tier_ask_for_ever(far: FarFolder, tmp_path: Path) -> None:

@@ -61,13 +61,14 @@ class Download:
     def add(self, piece: Any) -> None:
         try:
             if self._file is None and self._size + len(piece) > IN_MEMORY_BYTES:
-                self._file = tempfile.TemporaryFile(prefix="forebay-", buffering=0)  # noqa: SIM115, see __del__
-                _write_all(self._file, self._memory)
+                self._file = tempfile.TemporaryFile(prefix="forebay-")  # noqa: SIM115, see __del__
+                self._file.write(self._memory)
                 self._memory = bytearray()
             if self._file is None:
                 self._memory += piece
             else:
-                _write_all(self._file, piece)
+                self._file.write(piece)
+                self._file.flush()
         except OSError as error:
             if not is_full(error):
                 raise
@@ -92,9 +93,3 @@ class Download:
 
     def view(self) -> memoryview:
         return memoryview(self._memory).toreadonly() if self._file is None else map_file(self._file.fileno())
-
-
-def _write_all(file: IO[bytes], data: Any) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]

@@ -466,7 +466,7 @@ def _etag(meta: Any) -> str:
 def _take_page(pages: Any, results: list[Any]) -> None:
     try:
         results.append(next(pages, None))
-    except Exception as error:  # raised again by the thread that waits for the page
+    except REQUEST_ERRORS as error:  # raised again by the thread that waits for the page
         results.append(error)
 
 

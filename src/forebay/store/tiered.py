@@ -25,9 +25,9 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from forebay.errors import StoreFull, StoreUnavailable
 from forebay.store.base import (
@@ -50,6 +50,7 @@ from forebay.store.tier_folder import TierFolder
 RANGE_BYTES = 32 << 20  # of one request
 _AWAY_SECONDS = 60.0  # without asking a far store again that did not answer, where the tier has a document
 _CACHE = "cache.json"
+T = TypeVar("T")
 _open_stores: "weakref.WeakSet[TieredStore]" = weakref.WeakSet()
 
 
@@ -77,7 +78,7 @@ class TieredStore(Store):
     def _forget(self) -> None:
         """Start with no locks and nothing passing through: in a new store or a forked process."""
         self._lock, self._identifying = threading.Lock(), threading.Lock()
-        self._flights: dict[bytes, _Flight] = {}
+        self._fetching = [threading.Lock() for _ in range(256)]  # by the first byte of a digest
         self._passing: weakref.WeakValueDictionary[bytes, memoryview] = weakref.WeakValueDictionary()
         self._away_until = 0.0
 
@@ -92,7 +93,7 @@ class TieredStore(Store):
         if view is not None:
             self._count("hits")
             return view
-        with self._flight(expect.sha256):
+        with self._fetching[expect.sha256[0]]:
             view = self._passing.get(expect.sha256) or self._kept(expect)  # another thread has fetched it
             if view is None:
                 self._count("misses")
@@ -103,7 +104,7 @@ class TieredStore(Store):
         """Fetch a chunk into the tier if it is not there; return False, and fetch nothing, if it is not admitted."""
         if expect.sha256 is None:
             raise ValueError("a tier keeps only what has a SHA-256")
-        with self._flight(expect.sha256):
+        with self._fetching[expect.sha256[0]]:
             view = self._kept(expect)
             if view is not None:
                 self._count("hits")
@@ -125,30 +126,26 @@ class TieredStore(Store):
         return bytes(self._document(key)[start:stop])
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        entries = []
-        if self._is_away:
-            entries = self._kept_entries(prefix)
-        if not entries:
-            try:
-                entries = list(self._far.entries(prefix))
-            except StoreUnavailable:
-                self._note_away()
-                entries = self._kept_entries(prefix)
-                if not entries:
-                    raise
-        yield from entries
+        yield from self._asked(lambda: list(self._far.entries(prefix)), lambda: self._kept_entries(prefix))
 
     def folders(self, prefix: str) -> list[str]:
-        try:
-            return super().folders(prefix) if self._is_away else self._far.folders(prefix)
-        except StoreUnavailable:
-            return super().folders(prefix)
+        return self._asked(lambda: self._far.folders(prefix), lambda: super(TieredStore, self).folders(prefix))
 
     def head(self, key: str) -> Entry | None:
+        return self._asked(lambda: self._far.head(key), lambda: super(TieredStore, self).head(key))
+
+    def _asked(self, ask: Callable[[], T], recall: Callable[[], T]) -> T:
+        """What the far store answers; while it does not answer, what the tier has instead, if anything."""
+        if time.monotonic() < self._away_until:
+            with suppress(Missing):
+                return recall()
         try:
-            return super().head(key) if self._is_away else self._far.head(key)
+            return ask()
         except StoreUnavailable:
-            return super().head(key)
+            self._away_until = time.monotonic() + _AWAY_SECONDS
+            with suppress(Missing):
+                return recall()
+            raise
 
     def create(self, key: str, data: Sequence[Buffer], *, durable: bool = True) -> bool:
         return self._far.create(key, data, durable=durable)
@@ -204,42 +201,26 @@ class TieredStore(Store):
         self.tier.keep_document(self.address, "address", json.dumps(known).encode())
         self._known_id = cache_id
 
-    def has_copy(self, expect: Expected) -> bool:
-        """Whether the tier keeps a chunk."""
-        assert expect.sha256 is not None
-        return os.path.exists(os.path.join(self.tier.path, self.tier.chunk(self._cache_id, expect.sha256)))
-
     def _document(self, key: str) -> memoryview:
-        if key in self._current or self._is_away:
+        if key in self._current:
             with suppress(Missing):
                 return self.tier.document(self.address, key)
-        try:
-            value = self._fetched_document(key)
-        except StoreUnavailable as error:
-            self._note_away()
-            try:
-                return self.tier.document(self.address, key)
-            except Missing:
-                raise error from None
+        return self._asked(lambda: self._fetched_document(key), lambda: self.tier.document(self.address, key))
+
+    def _fetched_document(self, key: str) -> memoryview:
+        """A document of the far store; a large one is an index, which is not held in memory."""
+        is_small = key.endswith(".json")
+        value = memoryview(self._far.read(key, 0, MAX_DOCUMENT_BYTES + 1)) if is_small else load_index(self._far, key)
         if self.tier.keep_document(self.address, key, value):
             self._current.add(key)
         return value
 
-    def _fetched_document(self, key: str) -> memoryview:
-        """A document of the far store; a large one is an index, which is not held in memory."""
-        if key.endswith(".json"):
-            return memoryview(self._far.read(key, 0, MAX_DOCUMENT_BYTES + 1))
-        return load_index(self._far, key)
-
-    @property
-    def _is_away(self) -> bool:
-        return time.monotonic() < self._away_until
-
-    def _note_away(self) -> None:
-        self._away_until = time.monotonic() + _AWAY_SECONDS
-
     def _kept_entries(self, prefix: str) -> list[Entry]:
-        return [Entry(name, size) for name, size in self.tier.documents(self.address) if name.startswith(prefix)]
+        names = self.tier.documents(self.address)
+        entries = [Entry(name, size) for name, size in names if name.startswith(prefix)]
+        if not entries:
+            raise Missing(prefix)
+        return entries
 
     def _kept(self, expect: Expected) -> memoryview | None:
         """The chunk in the tier, None if it is not there; one of another size is dropped."""
@@ -323,29 +304,6 @@ class TieredStore(Store):
     def _count(self, name: str, more: int = 1) -> None:
         with self._lock:
             self._counts[name] += more
-
-    @contextmanager
-    def _flight(self, digest: bytes) -> Iterator[None]:
-        """Let one thread of this process fetch a chunk; the others wait for it."""
-        with self._lock:
-            flight = self._flights.setdefault(digest, _Flight())
-            flight.waiting += 1
-        try:
-            with flight.lock:
-                yield
-        finally:
-            with self._lock:
-                flight.waiting -= 1
-                if not flight.waiting:
-                    self._flights.pop(digest, None)
-
-
-class _Flight:
-    """A chunk that a thread fetches, and how many threads want it."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.waiting = 0
 
 
 def _reopened(near: LocalStore, far: Store, options: dict[str, Any]) -> TieredStore:

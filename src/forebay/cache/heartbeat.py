@@ -209,7 +209,7 @@ class ProcessTree:
     _known: dict[int, psutil.Process] = field(default_factory=dict)
 
     def measure(self) -> tuple[int, float, int]:
-        """Descendants, CPU in percent of one core since the last measurement, and bytes of their own memory."""
+        """Descendants, CPU in percent of one core since the last measurement, and bytes of private memory."""
         try:
             top = self._known.get(self.pid) or psutil.Process(self.pid)
             below = {child.pid: child for child in top.children(recursive=True)}

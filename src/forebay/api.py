@@ -342,9 +342,9 @@ def estimate(
     store = None if into is None else open_store(into)
     listing = SourceListing(new_source(recipe, source), store)
     name = layer_name(recipe) if layer is None else layer
-    settled, said = resolve_recipe(store, listing, recipe, name)
-    lacks = None if store is None else missing_chunks(store, settled, name, start_chunk, end_chunk)
-    return _estimated(listing, settled, store, workers, skip_unreadable, said, lacks)
+    resolved, notes = resolve_recipe(store, listing, recipe, name)
+    lacks = None if store is None else missing_chunks(store, resolved, name, start_chunk, end_chunk)
+    return _estimated(listing, resolved, store, workers, skip_unreadable, notes, lacks)
 
 
 def _estimated(
@@ -353,11 +353,11 @@ def _estimated(
     store: Store | None,
     workers: int | None,
     skip_unreadable: bool,
-    said: Sequence[str],
+    notes: Sequence[str],
     lacks: MissingChunks | None,
 ) -> Estimate:
     options = BuildOptions(workers=workers, skip_unreadable=skip_unreadable).suited_to(recipe, listing.source)
-    return estimate_build(listing, recipe, store, worker_count(options.workers), skip_unreadable, said, lacks)
+    return estimate_build(listing, recipe, store, worker_count(options.workers), skip_unreadable, notes, lacks)
 
 
 def dry_run(
@@ -381,11 +381,11 @@ def dry_run(
     check_range(start_chunk, end_chunk)
     store, name = open_store(root), layer_name(recipe) if layer is None else layer
     listing = SourceListing(new_source(recipe, source), store)
-    settled, said = resolve_recipe(store, listing, recipe, name)
-    kept = read_recipe_document(store, name)
-    if kept is not None and kept.fingerprint != fingerprint(settled):
-        raise recipe_mismatch(store.address, name, differing_fields(kept, settled), is_base=True)
-    lacks = missing_chunks(store, settled, name, start_chunk, end_chunk)
+    resolved, notes = resolve_recipe(store, listing, recipe, name)
+    stored = read_recipe_document(store, name)
+    if stored is not None and stored.fingerprint != fingerprint(resolved):
+        raise recipe_mismatch(store.address, name, differing_fields(stored, resolved), is_base=True)
+    lacks = missing_chunks(store, resolved, name, start_chunk, end_chunk)
     if lacks is not None:
         check_start(store, start_chunk, lacks.planned)
     return DryRun(
@@ -394,7 +394,7 @@ def dry_run(
         kind=recipe.kind,
         planned=lacks.planned if lacks else None,
         missing=lacks.chunks if lacks else None,
-        estimate=_estimated(listing, settled, store, workers, skip_unreadable, said, lacks),
+        estimate=_estimated(listing, resolved, store, workers, skip_unreadable, notes, lacks),
     )
 
 

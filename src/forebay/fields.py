@@ -141,7 +141,7 @@ class Field:
     most: float | None = None
     extra: Mapping[str, Any] | None = None
 
-    def said(self, key: str) -> Any:
+    def hint(self, key: str) -> Any:
         return (self.extra or {}).get(key)
 
     @property
@@ -155,19 +155,19 @@ class Field:
     @property
     def items(self) -> Any:
         """The type of the values of a field that holds several; None for other fields."""
-        found = (get_args(one)[0] for one in self.types if get_origin(one) is tuple and get_args(one)[-1] is ...)
-        return next(found, None)
+        items = (get_args(one)[0] for one in self.types if get_origin(one) is tuple and get_args(one)[-1] is ...)
+        return next(items, None)
 
     @property
     def is_repeated(self) -> bool:
         """Whether each of several values is written separately."""
-        return self.items is not None and self.said("format") != "names"
+        return self.items is not None and self.hint("format") != "names"
 
     @property
     def is_writable(self) -> bool:
         """Whether a value can be written as text."""
         plain = all(one in _WORDS or get_origin(one) is Literal or self._is_list(one) for one in self.types)
-        return plain or self.said("format") is not None
+        return plain or self.hint("format") is not None
 
     @staticmethod
     def _is_list(one: Any) -> bool:
@@ -194,7 +194,7 @@ class Field:
 
     def read(self, value: Any) -> Any:
         """The value that a settings file has: typed, or text as on the command line."""
-        if isinstance(value, str) and (self.said("format") in _FORMATS or (value == _NONE and self._knows_none)):
+        if isinstance(value, str) and (self.hint("format") in _FORMATS or (value == _NONE and self._knows_none)):
             return self.parse(value)
         self._check_written(value, value)
         return msgspec.convert(value, self.type)
@@ -207,10 +207,10 @@ class Field:
 
     def shown_default(self) -> str:
         """The default as help shows it; empty if there is none."""
-        said, value = self.said("default"), self.default
-        if said is not None or value in (NODEFAULT, None, msgspec.UNSET, (), {}) or isinstance(value, bool):
-            return str(said or "")
-        if self.said("format") == "size":
+        shown, value = self.hint("default"), self.default
+        if shown is not None or value in (NODEFAULT, None, msgspec.UNSET, (), {}) or isinstance(value, bool):
+            return str(shown or "")
+        if self.hint("format") == "size":
             return _written_size(value)
         if isinstance(value, float):
             return f"{value:g}"
@@ -223,7 +223,7 @@ class Field:
         return is_name_or_number or (NoneType in self.types and self.default is not None and self.items is None)
 
     def _parsed(self, text: str) -> Any:
-        if form := _FORMATS.get(self.said("format") or ""):
+        if form := _FORMATS.get(self.hint("format") or ""):
             return form(text)
         if text == _NONE and self._knows_none:
             return None
@@ -320,8 +320,8 @@ def parse_color(text: str) -> tuple[int, ...]:
     >>> parse_color("114,114,114"), parse_color("#ff8000")
     ((114, 114, 114), (255, 128, 0))
     """
-    if found := _HEX.fullmatch(text):
-        return tuple(int(part, 16) for part in found.groups())
+    if match := _HEX.fullmatch(text):
+        return tuple(int(part, 16) for part in match.groups())
     parts = [part.strip() for part in text.split(",")]
     if len(parts) == 3 and all(part.isdecimal() and int(part) < 256 for part in parts):
         return tuple(map(int, parts))
@@ -344,10 +344,10 @@ def parse_names(text: str) -> tuple[str, ...]:
             raise ValueError(f"cannot read '{text[1:]}': {error}") from error
     else:
         written = text.split(",")
-    found = tuple(name for part in written if (name := part.strip()))
-    if not found:
+    names = tuple(name for part in written if (name := part.strip()))
+    if not names:
         raise ValueError(f"'{text}' has no names; pass {_NONE} for an empty list")
-    return found
+    return names
 
 
 def parse_escaped(text: str) -> str:
@@ -378,13 +378,13 @@ def parse_values(text: str) -> dict[str, Any]:
     >>> parse_values("enable_thinking=false,style=brief")
     {'enable_thinking': False, 'style': 'brief'}
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in parse_pairs(text).items():
         try:
-            found[name] = msgspec.json.decode(value)
+            values[name] = msgspec.json.decode(value)
         except msgspec.DecodeError:
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 _FORMATS: dict[str, Callable[[str], Any]] = {

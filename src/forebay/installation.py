@@ -123,8 +123,8 @@ def _extras() -> Iterator[Check]:
     extras: dict[str, list[Check]] = {}
     for name, wanted, extra in _requirements():
         if extra and extra not in NOT_FOR_USERS and name != "forebay":
-            found = _library("Extras", name, wanted, f"pip install -U 'forebay[{extra}]'")
-            extras.setdefault(extra, []).append(found)
+            check = _library("Extras", name, wanted, f"pip install -U 'forebay[{extra}]'")
+            extras.setdefault(extra, []).append(check)
     for extra, libraries in extras.items():
         old = [check for check in libraries if check.state == "problem" and check.detail != "missing"]
         missing = [check for check in libraries if check.detail == "missing"]
@@ -141,9 +141,9 @@ def _requirements() -> Iterator[tuple[str, str, str]]:
     except PackageNotFoundError:  # run from a source tree
         lines = []
     for line in lines:
-        if found := _REQUIREMENT.fullmatch(line):
-            extra = _EXTRA.search(found[3] or "")
-            yield found[1], (found[2] or "").strip(" ()"), extra[1] if extra else ""
+        if match := _REQUIREMENT.fullmatch(line):
+            extra = _EXTRA.search(match[3] or "")
+            yield match[1], (match[2] or "").strip(" ()"), extra[1] if extra else ""
 
 
 def _library(group: str, name: str, wanted: str, command: str) -> Check:
@@ -216,8 +216,8 @@ def _disk(folder: str) -> Iterator[Check]:
 def _writes(folder: str) -> Check:
     """Try what publishing a chunk needs: a create-only write, synced, that a second one cannot replace."""
     try:
-        with tempfile.TemporaryDirectory(prefix=".forebay-doctor-", dir=folder) as place:
-            store = LocalStore(os.path.join(place, "store"))
+        with tempfile.TemporaryDirectory(prefix=".forebay-doctor-", dir=folder) as scratch:
+            store = LocalStore(os.path.join(scratch, "store"))
             first, second = (store.create("layers/x/000000.safetensors", [text]) for text in (b"one", b"two"))
             is_sound = first and not second and store.read("layers/x/000000.safetensors") == b"one"
         problem = "" if is_sound else "a file that exists was replaced"
@@ -237,29 +237,29 @@ def _writes(folder: str) -> Check:
 def _credentials() -> Iterator[Check]:
     """Whether credentials are set; their values are never read."""
     for name, (variables, files) in _CREDENTIALS.items():
-        found = [variable for variable in variables if variable in os.environ]
-        found += [path for path in files if os.path.exists(os.path.expanduser(path))]
-        yield _credential(name, found)
+        origins = [variable for variable in variables if variable in os.environ]
+        origins += [path for path in files if os.path.exists(os.path.expanduser(path))]
+        yield _credential(name, origins)
     yield _credential("cache key", [VARIABLE] if VARIABLE in os.environ else [])
 
 
-def _credential(name: str, found: list[str]) -> Check:
+def _credential(name: str, origins: list[str]) -> Check:
     """A note where nothing is set: most caches need none."""
-    detail = f"set by {', '.join(found)}" if found else "not set"
-    return Check(group="Credentials", name=name, state="ok" if found else "note", detail=detail)
+    detail = f"set by {', '.join(origins)}" if origins else "not set"
+    return Check(group="Credentials", name=name, state="ok" if origins else "note", detail=detail)
 
 
 def _cache(root: Root, address: str) -> Iterator[Check]:
     try:
-        found = api.status(root)
+        report = api.status(root)
     except (ForebayError, OSError) as error:
         quoted = re.search(r"`(forebay [^`]*)`", str(error))
         command = quoted[1] if quoted else command_line("verify", address)
         yield Check(group="Cache", name=address, state="problem", detail=message_of(error), command=command)
         return
-    for name, problem, command in _problems(found):
+    for name, problem, command in _problems(report):
         yield Check(group="Cache", name=name, state="problem", detail=problem, command=command_line(command, address))
-    for layer in found.layers:
+    for layer in report.layers:
         state = f"{layer.present:,} of {layer.planned:,} chunks, {layer.rows:,} rows"
         command = command_line("status", address) if layer.present < layer.planned else ""
         yield Check(
@@ -274,13 +274,13 @@ def _cache(root: Root, address: str) -> Iterator[Check]:
     )
 
 
-def _problems(found: Status) -> Iterator[tuple[str, str, str]]:
+def _problems(report: Status) -> Iterator[tuple[str, str, str]]:
     """What is wrong: its name, what it is, and the verb that repairs it."""
-    for layer in found.layers:
+    for layer in report.layers:
         bad = len(layer.suspect) + len(layer.lost)
         if bad:
             yield f"chunks of {layer.layer}", f"{counted(bad, 'chunk')} suspect or lost", "repair"
-    if found.needs_source:
+    if report.needs_source:
         yield "source", "source files changed or are missing", "status"
 
 

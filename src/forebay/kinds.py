@@ -35,40 +35,40 @@ def source_class(kind: str) -> type[Source]:
 
 
 def reopen_recipe(
-    kept: RecipeDocument,
+    stored: RecipeDocument,
     constants: str | None = None,
     *,
     root: str = "CACHE",
     verb: str = "repair",
     allow_network: bool = False,
 ) -> AnyRecipe:
-    """The recipe that a cache kept, ready to make chunks, once it is the same to the last dependency.
+    """The stored recipe of a layer, ready to make chunks; an error if any dependency differs.
 
     Its hook `reopened` may take what it depends on from the file of its layer's constants. What `on_hub` then still
     lists is fetched only with `allow_network`, because the author of the cache chose its name. `root` and `verb` give
     the error's hint.
     """
-    kind = recipe_class(kept.kind)
+    kind = recipe_class(stored.kind)
     try:
-        recipe: AnyRecipe = msgspec.convert(kept.fields, kind)
+        recipe: AnyRecipe = msgspec.convert(stored.fields, kind)
         if constants is not None:
-            recipe = hooks_of(recipe).reopened(kept.dependencies, constants)
+            recipe = hooks_of(recipe).reopened(stored.dependencies, constants)
     except WRONG as error:
         raise RecipeInvalid(
-            f"the recipe of layer '{kept.layer}' cannot be opened as one of kind '{kept.kind}': {_said(error)}",
+            f"the recipe of layer '{stored.layer}' cannot be opened as one of kind '{stored.kind}': {_one_line(error)}",
             hint="pass the recipe itself, or restore 'recipe.json' from a copy of the cache",
         ) from error
     on_hub = () if allow_network else remote_inputs(recipe)
     if on_hub:
         raise SourceInvalid(
-            f"layer '{kept.layer}' of '{root}' needs '{on_hub[0]}' from the hub; forebay does not "
+            f"layer '{stored.layer}' of '{root}' needs '{on_hub[0]}' from the hub; forebay does not "
             "contact a machine that only a cache names",
             hint=f"allow it with `forebay {verb} {root} --allow-network`",
             repository=on_hub[0],
         )
-    if not is_same_recipe(kept, recipe):
-        changed = ", ".join(differing_fields(kept, recipe))
-        raise RecipeInvalid(f"the recipe of layer '{kept.layer}' is not what it was (differs in: {changed})")
+    if not is_same_recipe(stored, recipe):
+        changed = ", ".join(differing_fields(stored, recipe))
+        raise RecipeInvalid(f"the recipe of layer '{stored.layer}' is not what it was (differs in: {changed})")
     return recipe
 
 
@@ -84,12 +84,12 @@ def reopen_source(description: Mapping[str, Any]) -> Source:
         return kind.from_description(description)
     except WRONG as error:
         raise SourceInvalid(
-            f"the plan's description of its source (kind '{description.get('kind')}') cannot be opened: {_said(error)}",
+            f"the plan's description of its source (kind '{description.get('kind')}') cannot be opened: {_one_line(error)}",
             hint="pass the source itself",
         ) from error
 
 
-def _said(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split())[:200]
     return f"{text} is missing" if isinstance(error, KeyError) else text
 
@@ -116,13 +116,8 @@ def own_kinds(group: str) -> dict[str, EntryPoint]:
     if Path(__file__).parents[1].name == "src" and _PYPROJECT.is_file():
         project = tomllib.loads(_PYPROJECT.read_text("utf-8")).get("project", {})
         if project.get("name") == "forebay":
-            return {kind: EntryPoint(kind, place, group) for kind, place in project["entry-points"][group].items()}
+            return {kind: EntryPoint(kind, value, group) for kind, value in project["entry-points"][group].items()}
     return {entry.name: entry for entry in distribution("forebay").entry_points.select(group=group)}
-
-
-def is_known(kind: str) -> bool:
-    """Whether a kind of recipes is installed. Other packages are asked only for a kind that is not forebay's own."""
-    return kind in own_kinds(RECIPES) or bool(_of_others(RECIPES, name=kind))
 
 
 def known_kinds() -> list[str]:

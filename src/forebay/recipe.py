@@ -52,13 +52,13 @@ class Rows:
     present: Array | None = None
 
 
-def join_rows(made: Sequence[Rows], columns: Sequence[Column]) -> Rows:
+def join_rows(parts: Sequence[Rows], columns: Sequence[Column]) -> Rows:
     """The rows of several slices, one after the other, and the sums of their statistics."""
-    names = {name: None for rows in made for name in rows.statistics}
-    sums = {name: _summed(name, [rows.statistics[name] for rows in made if name in rows.statistics]) for name in names}
+    names = {name: None for rows in parts for name in rows.statistics}
+    sums = {name: _summed(name, [rows.statistics[name] for rows in parts if name in rows.statistics]) for name in names}
     return Rows(
-        {column.name: join([rows.columns[column.name] for rows in made]) for column in columns},
-        tuple(failure for rows in made for failure in rows.failures),
+        {column.name: join([rows.columns[column.name] for rows in parts]) for column in columns},
+        tuple(failure for rows in parts for failure in rows.failures),
         sums,
     )
 
@@ -128,10 +128,10 @@ class RecipeHooks:
     def check_source(self, source: Source, files: Sequence[SourceFile]) -> None:
         """Raise `SourceInvalid` if a new layer must not be made from this source."""
 
-    def settled(self, kept: Mapping[str, Any] | None, survey: Any) -> tuple[Any, tuple[str, ...]]:
+    def settled(self, stored: Mapping[str, Any] | None, survey: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the recipe with every choice made, and notes about the choices.
 
-        `kept` are the fields of the layer if it exists. `survey()` returns the first samples of the source,
+        `stored` are the fields of the layer if it exists. `survey()` returns the first samples of the source,
         `survey.annotations()` the metadata of all, and `survey.rows(columns, count)` the first rows of the cache.
         """
         return self, ()
@@ -248,7 +248,7 @@ AnyRecipe = Recipe | LayerRecipe
 
 
 class RecipeDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A recipe as it is kept in `layers/<layer>/recipe.json`."""
+    """A recipe as it is stored in `layers/<layer>/recipe.json`."""
 
     format_version: int
     layer: str
@@ -337,46 +337,49 @@ def inputs_in(dependencies: Mapping[str, str]) -> dict[str, str]:
     return {name: mark for name, mark in dependencies.items() if name.startswith(_INPUT)}
 
 
-def input_layers(kept: RecipeDocument) -> dict[str, str]:
-    """The layers that a kept recipe reads: layer -> the fingerprint it had when this one was begun."""
-    return {name.removeprefix(_INPUT): mark for name, mark in inputs_in(kept.dependencies).items()}
+def input_layers(stored: RecipeDocument) -> dict[str, str]:
+    """The layers that a stored recipe reads: layer -> its fingerprint when this one was begun."""
+    return {name.removeprefix(_INPUT): mark for name, mark in inputs_in(stored.dependencies).items()}
 
 
-def fingerprint(recipe: AnyRecipe, inputs: Mapping[str, str] = NO_INPUTS, kept: Mapping[str, str] = NO_INPUTS) -> str:
+def fingerprint(recipe: AnyRecipe, inputs: Mapping[str, str] = NO_INPUTS, stored: Mapping[str, str] = NO_INPUTS) -> str:
     """SHA-256 over kind, revision, fields, and the hashes of the files and the layers a recipe depends on.
 
     `inputs` are the layers it reads in the cache it belongs to, from `input_names`. A file that has another name than
-    in the `kept` dependencies of a layer, and the same hash, counts under its kept name.
+    in the `stored` dependencies of a layer, and the same hash, counts under its stored name.
     """
     identity = {
         "kind": recipe.kind,
         "revision": recipe.revision,
         "fields": _without_places(fields_of(recipe), recipe),
-        "dependencies": {**_named_as_kept(dependencies_of(recipe), kept), **inputs},
+        "dependencies": {**_stored_names(dependencies_of(recipe), stored), **inputs},
     }
     return hashlib.sha256(canonical_json(identity)).hexdigest()
 
 
-def document_fingerprint(kept: RecipeDocument, kind: type) -> str:
+def document_fingerprint(stored: RecipeDocument, kind: type) -> str:
     """The fingerprint that the fields of a document give; `kind` is the class of its recipe."""
     identity = {
-        "kind": kept.kind,
-        "revision": kept.revision,
-        "fields": _without_places(kept.fields, cast(AnyRecipe, kind)),
-        "dependencies": kept.dependencies,
+        "kind": stored.kind,
+        "revision": stored.revision,
+        "fields": _without_places(stored.fields, cast(AnyRecipe, kind)),
+        "dependencies": stored.dependencies,
     }
     return hashlib.sha256(canonical_json(identity)).hexdigest()
 
 
-def is_same_recipe(kept: RecipeDocument, recipe: AnyRecipe, inputs: Mapping[str, str] | None = None) -> bool:
+def is_same_recipe(stored: RecipeDocument, recipe: AnyRecipe, inputs: Mapping[str, str] | None = None) -> bool:
     """Whether a recipe makes what a layer holds; `inputs` are those the layer was made from, unless passed."""
-    now = inputs_in(kept.dependencies) if inputs is None else inputs
-    return fingerprint(recipe, now, kept.dependencies) == kept.fingerprint
+    now = inputs_in(stored.dependencies) if inputs is None else inputs
+    return fingerprint(recipe, now, stored.dependencies) == stored.fingerprint
 
 
-def _named_as_kept(found: Mapping[str, str], kept: Mapping[str, str]) -> dict[str, str]:
-    gone = {(_folder(name), mark): name for name, mark in kept.items() if name not in found}
-    return {name if name in kept else gone.get((_folder(name), mark), name): mark for name, mark in found.items()}
+def _stored_names(dependencies: Mapping[str, str], stored: Mapping[str, str]) -> dict[str, str]:
+    """Dependencies under their stored names: a file that was renamed has the same hash and folder."""
+    gone = {(_folder(name), mark): name for name, mark in stored.items() if name not in dependencies}
+    return {
+        name if name in stored else gone.get((_folder(name), mark), name): mark for name, mark in dependencies.items()
+    }
 
 
 def _folder(name: str) -> str:
@@ -388,16 +391,16 @@ def document(
     layer: str,
     format_version: int,
     inputs: Mapping[str, str] = NO_INPUTS,
-    kept: Mapping[str, str] = NO_INPUTS,
+    stored: Mapping[str, str] = NO_INPUTS,
 ) -> RecipeDocument:
     return RecipeDocument(
         format_version=format_version,
         layer=layer,
         kind=recipe.kind,
         revision=recipe.revision,
-        fingerprint=fingerprint(recipe, inputs, kept),
+        fingerprint=fingerprint(recipe, inputs, stored),
         fields=fields_of(recipe),
-        dependencies={**_named_as_kept(dependencies_of(recipe), kept), **inputs},
+        dependencies={**_stored_names(dependencies_of(recipe), stored), **inputs},
         reads=reads_of(recipe),
         sample_ids=hooks_of(recipe).sample_ids,
         columns=tuple(recipe.columns()),
@@ -405,19 +408,19 @@ def document(
 
 
 def differing_fields(
-    kept: RecipeDocument, recipe: AnyRecipe, inputs: Mapping[str, str] | None = None
+    stored: RecipeDocument, recipe: AnyRecipe, inputs: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """What a kept recipe and another one do not share: name -> what it is in the kept one → in the other.
+    """The fields in which a stored recipe and another one differ: name -> stored value → value of the other.
 
     Of a field that holds fields, those that differ are named: `a.b`.
     """
-    now = inputs_in(kept.dependencies) if inputs is None else inputs
+    now = inputs_in(stored.dependencies) if inputs is None else inputs
     names = ("kind", "revision")
-    fields = (_without_places(fields, recipe) for fields in (kept.fields, fields_of(recipe)))
+    fields = (_without_places(fields, recipe) for fields in (stored.fields, fields_of(recipe)))
     pairs: tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...] = (
-        ({name: getattr(kept, name) for name in names}, {name: getattr(recipe, name) for name in names}),
+        ({name: getattr(stored, name) for name in names}, {name: getattr(recipe, name) for name in names}),
         (next(fields), next(fields)),
-        (kept.dependencies, {**_named_as_kept(dependencies_of(recipe), kept.dependencies), **now}),
+        (stored.dependencies, {**_stored_names(dependencies_of(recipe), stored.dependencies), **now}),
     )
     flat = [(_flat(old), _flat(new)) for old, new in pairs]
     return {
@@ -428,10 +431,11 @@ def differing_fields(
     }
 
 
-def same_document(kept: RecipeDocument, made: RecipeDocument, recipe: AnyRecipe) -> bool:
-    """Whether two documents of a recipe say the same, wherever its dependencies lie."""
+def same_document(stored: RecipeDocument, current: RecipeDocument, recipe: AnyRecipe) -> bool:
+    """Whether two documents of a recipe are equal, apart from the folders of its dependencies."""
     one, other = (
-        msgspec.structs.replace(document, fields=_without_places(document.fields, recipe)) for document in (kept, made)
+        msgspec.structs.replace(document, fields=_without_places(document.fields, recipe))
+        for document in (stored, current)
     )
     return one == other
 
@@ -449,13 +453,13 @@ def _without_places(fields: Mapping[str, Any], recipe: AnyRecipe) -> dict[str, A
 
 
 def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in fields.items():
         if isinstance(value, Mapping) and value:
-            found |= {f"{name}.{inner}": kept for inner, kept in _flat(value).items()}
+            flat |= {f"{name}.{inner}": leaf for inner, leaf in _flat(value).items()}
         else:
-            found[name] = value
-    return found
+            flat[name] = value
+    return flat
 
 
 def _excerpts(*fields: bytes | None) -> list[str]:

@@ -31,7 +31,6 @@ from forebay.cli.settings import (
     from_cache,
     from_file,
     from_words,
-    is_offered,
     kind_names,
     kind_of,
     share_of_plan,
@@ -60,9 +59,11 @@ class KindGroup(Verbs):
         return [*kind_names(), *self.homes]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in self.commands and name not in self.homes and is_offered(name):
+        if name not in self.commands and name in kind_names():
             kind = kind_of(name)
-            self.add_command(kind_command(str(ctx.info_name), kind) if kind else click.Command(name))
+            if kind is None:
+                raise WrongUsage(f"recipes of kind '{name}' are not built from files", "build this layer in Python")
+            self.add_command(kind_command(str(ctx.info_name), kind))
         return super().get_command(ctx, name)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -73,7 +74,7 @@ class KindGroup(Verbs):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         word = args[0]
-        if word in self.homes or is_offered(word) or word.startswith("-"):
+        if word in self.list_commands(ctx) or word.startswith("-"):
             return click.Group.resolve_command(self, ctx, args)
         if ctx.resilient_parsing:
             return None, None, args  # completion opens no settings file and no cache

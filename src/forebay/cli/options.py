@@ -75,7 +75,7 @@ SIZE = Parsed("size", parse_size)
 def field_option(field: Field, group: str, *flags: str, **others: Any) -> Decorator:
     """The option that sets a field: its type, choices, default and help are those of the field."""
     flag = f"--{field.name.replace('_', '-')}"
-    names = flags or tuple(field.said("flags") or (f"{flag}/--no{flag[1:]}" if bool in field.types else flag,))
+    names = flags or tuple(field.hint("flags") or (f"{flag}/--no{flag[1:]}" if bool in field.types else flag,))
     target = others.pop("param", field.name)
     others = {"help": _help(field), "group": group, "rare": not (field.is_required or target in COMMON), **others}
     if bool in field.types:
@@ -116,13 +116,13 @@ _FORMS = {"size": "SIZE", "share": "N|P%", "file": "FILE", "folder": "FOLDER", "
 
 
 def _metavar(field: Field) -> str:
-    if field.said("metavar"):
-        return str(field.said("metavar"))
+    if field.hint("metavar"):
+        return str(field.hint("metavar"))
     if field.choices:
         return f"[{'|'.join(field.choices)}]"
     types = (field.items,) if field.items else field.types
     word = next((word for kind, word in reversed(_METAVARS.items()) if kind in types), "VALUE")
-    return _FORMS.get(field.said("format") or "", word)
+    return _FORMS.get(field.hint("format") or "", word)
 
 
 def _help(field: Field) -> str:
@@ -131,8 +131,8 @@ def _help(field: Field) -> str:
 
 
 def _complete_field(field: Field, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    if field.said("format") in ("file", "folder"):
-        return [CompletionItem(incomplete, type="file" if field.said("format") == "file" else "dir")]
+    if field.hint("format") in ("file", "folder"):
+        return [CompletionItem(incomplete, type="file" if field.hint("format") == "file" else "dir")]
     return [CompletionItem(choice) for choice in field.choices if choice.startswith(incomplete)]
 
 

@@ -20,7 +20,7 @@ from forebay.engine.base import Engine
 from forebay.errors import LibraryMissing, not_found
 from forebay.fields import Size, declared
 from forebay.format import layout
-from forebay.kinds import is_known, known_kinds, recipe_class, reopen_recipe
+from forebay.kinds import known_kinds, recipe_class, reopen_recipe
 from forebay.named_sources import new_source, settings_class
 from forebay.preview.words import command_line
 from forebay.recipe import Recipe, RecipeDocument, fields_of, hooks_of
@@ -68,15 +68,7 @@ def kind_of(name: str) -> Kind | None:
 def kind_names() -> list[str]:
     """The kinds that `forebay build` takes: the most used, then others by name."""
     names = sorted(known_kinds(), key=lambda name: ((*FAMILIAR, name).index(name), name))
-    return [name for name in names if is_offered(name)]
-
-
-def is_offered(name: str) -> bool:
-    """Whether `forebay build` takes a kind. Only its own module is imported: those of other kinds may need torch."""
-    try:
-        return is_known(name) and kind_of(name) is not None
-    except Exception:  # of another package, or a library is missing
-        return True  # help and use report it
+    return [name for name in names if name not in ON_OTHER_LAYERS]
 
 
 class BuildSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -84,7 +84,7 @@ def reopen_source(description: Mapping[str, Any]) -> Source:
         return kind.from_description(description)
     except WRONG as error:
         raise SourceInvalid(
-            f"the plan's description of its source (kind '{description.get('kind')}') cannot be opened: {_one_line(error)}",
+            f"the source in the plan (kind '{description.get('kind')}') cannot be opened: {_one_line(error)}",
             hint="pass the source itself",
         ) from error
 

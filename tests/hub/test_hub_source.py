@@ -17,8 +17,8 @@ import pytest
 from tests.helpers.builders import chunk_digests, wait_until
 from tests.helpers.processes import PythonProcess
 from tests.hub.data_sets import README, documents, shard
-from tests.hub.recipes import DocumentRecipe
 from tests.hub.server import Drop, Flip, HubServer, Request, Stall, Status, Truncate
+from tests.sources.recipes import TextRecipe
 
 import forebay as fb
 from forebay.errors import BuildFailed, SourceChanged, SourceUnreadable
@@ -121,7 +121,7 @@ def test_the_disk_never_holds_more_than_one_shard_per_worker(hub, source, tmp_pa
             there.append(len(shards_at_rest(tmp_path)))
 
     hub.on_request = count
-    fb.build(tmp_path / "cache", source, DocumentRecipe(rows=10), workers=2)
+    fb.build(tmp_path / "cache", source, TextRecipe(chunk_rows=10), workers=2)
     assert len(there) == len(SHARDS)
     assert max(there) <= 1
     assert shards_at_rest(tmp_path) == []
@@ -145,7 +145,7 @@ def test_a_build_over_a_hub_that_misbehaves_is_the_build_from_local_files(hub, s
     hub.spoil("sample/3.parquet None", Drop(after=1500))
     hub.spoil("HEAD sample/3.parquet", Status(503, {"Retry-After": "0"}))
     hub.spoil("/api/", Status(502))
-    recipe = DocumentRecipe(rows=10)
+    recipe = TextRecipe(chunk_rows=10)
     report = fb.build(tmp_path / "from-hub", source, recipe, workers=2)
     assert hub.unspent == 0
     assert report.rows == len(TEXTS)
@@ -162,7 +162,7 @@ def test_a_build_over_a_hub_that_misbehaves_is_the_build_from_local_files(hub, s
 @pytest.mark.slow
 def test_chunks_are_the_same_for_any_number_of_workers(source, tmp_path):
     for workers in (0, 2):
-        fb.build(tmp_path / str(workers), source, DocumentRecipe(rows=25), workers=workers)
+        fb.build(tmp_path / str(workers), source, TextRecipe(chunk_rows=25), workers=workers)
     assert chunk_digests(tmp_path / "0") == chunk_digests(tmp_path / "2")
 
 
@@ -193,17 +193,17 @@ def test_a_hub_that_is_gone_fails_the_chunks_with_the_way_out_and_a_rerun_goes_o
         BuildFailed,
         match=r"(?s)StoreUnavailable: .*'sample/2\.parquet' of the data set 'org/set'.*run the same command again",
     ):
-        fb.build(tmp_path / "cache", impatient, DocumentRecipe(rows=60), workers=0)
+        fb.build(tmp_path / "cache", impatient, TextRecipe(chunk_rows=60), workers=0)
     hub.forgive()
-    fb.build(tmp_path / "cache", source, DocumentRecipe(rows=60), workers=0)
+    fb.build(tmp_path / "cache", source, TextRecipe(chunk_rows=60), workers=0)
     assert texts_of(tmp_path / "cache") == TEXTS
 
 
 def test_what_was_built_can_be_looked_at_and_built_on_without_the_hub(hub, source, tmp_path):
-    fb.build(tmp_path / "cache", source, DocumentRecipe(), workers=0)
+    fb.build(tmp_path / "cache", source, TextRecipe(), workers=0)
     hub.spoil("", *[Status(503)] * 1000)
     asked = len(hub.requests)
-    assert fb.build(tmp_path / "cache", source, DocumentRecipe(), workers=0).made == 0
+    assert fb.build(tmp_path / "cache", source, TextRecipe(), workers=0).made == 0
     assert not fb.status(tmp_path / "cache").stale
     assert not fb.verify(tmp_path / "cache", full=True).stale
     assert len(hub.requests) == asked
@@ -211,7 +211,7 @@ def test_what_was_built_can_be_looked_at_and_built_on_without_the_hub(hub, sourc
 
 def test_a_hub_that_cannot_be_asked_leaves_the_source_unchecked(hub, source, tmp_path):
     root = tmp_path / "cache"
-    fb.build(root, source, DocumentRecipe(), workers=0)
+    fb.build(root, source, TextRecipe(), workers=0)
     shutil.rmtree(tmp_path / "assets")
     hub.spoil("", *[Status(503)] * 1000)
     script = (
@@ -224,38 +224,38 @@ def test_a_hub_that_cannot_be_asked_leaves_the_source_unchecked(hub, source, tmp
 
 
 def test_what_is_pushed_later_is_appended_by_growing(hub, source, tmp_path):
-    fb.build(tmp_path / "cache", source, DocumentRecipe(), workers=0)
+    fb.build(tmp_path / "cache", source, TextRecipe(), workers=0)
     hub.add("org/set", {**FILES, "sample/4.parquet": shard(["pushed later"])})
     newer = hub_source("org/set", "sample", endpoint=hub.address, spool=tmp_path / "spool")
-    fb.update(tmp_path / "cache", newer, recipe=DocumentRecipe(), workers=0)
+    fb.update(tmp_path / "cache", newer, recipe=TextRecipe(), workers=0)
     assert texts_of(tmp_path / "cache") == [*TEXTS, "pushed later"]
     changed = {**FILES, "sample/1.parquet": shard(["other content"])}
     hub.add("org/set", changed)
     newest = hub_source("org/set", "sample", endpoint=hub.address)
     with pytest.raises(SourceChanged, match=r"sample/1\.parquet"):
-        fb.update(tmp_path / "cache", newest, recipe=DocumentRecipe(), workers=0)
+        fb.update(tmp_path / "cache", newest, recipe=TextRecipe(), workers=0)
 
 
 def test_a_shard_without_the_column_names_those_it_has(source):
     with pytest.raises(SourceUnreadable, match=r"(?s)sample/0\.parquet.*no column 'content'.*'id', 'text', 'url'"):
-        fb.estimate(replace(source, text="content"), DocumentRecipe())
+        fb.estimate(replace(source, text="content"), TextRecipe())
 
 
 def test_a_shard_without_rows_is_nothing(hub, source):
     files = {"0.parquet": shard([]), "1.parquet": shard(["one", "two"]), "2.parquet": shard([], rows_per_group=1)}
     source = replace(source, subset=None, commit=hub.add("org/set", files))
     assert [sample.data for sample in read_in_parts(source, 5, 5)] == ["one", "two"]
-    assert fb.estimate(source, DocumentRecipe()).rows == 2
+    assert fb.estimate(source, TextRecipe()).rows == 2
 
 
 def test_a_shard_that_is_no_parquet_file_is_unreadable(hub, source, tmp_path):
     source = replace(source, subset=None, commit=hub.add("org/set", {"a.parquet": b"PAR1 nothing of the kind PAR1"}))
     with pytest.raises(SourceUnreadable, match=r"a\.parquet"):
-        fb.estimate(source, DocumentRecipe())
+        fb.estimate(source, TextRecipe())
 
 
 def texts_of(root: Path) -> list[str]:
-    return [bytes(row["data"]).decode() for row in fb.open_cache(root)]
+    return [bytes(row["text"]).decode() for row in fb.open_cache(root)]
 
 
 def start_build(source: HubSource, folder: Path, rows: int, **build: Any) -> Any:
@@ -264,9 +264,9 @@ def start_build(source: HubSource, folder: Path, rows: int, **build: Any) -> Any
     (folder / "source").write_bytes(pickle.dumps(source))
     code = (
         "import pickle; from pathlib import Path; import forebay as fb\n"
-        "from tests.hub.recipes import DocumentRecipe\n"
+        "from tests.sources.recipes import TextRecipe\n"
         f"source = pickle.loads(Path({str(folder / 'source')!r}).read_bytes())\n"
-        f"fb.build({str(folder / 'cache')!r}, source, DocumentRecipe(rows={rows}), **{build!r})"
+        f"fb.build({str(folder / 'cache')!r}, source, TextRecipe(chunk_rows={rows}), **{build!r})"
     )
     return PythonProcess("-c", code)
 

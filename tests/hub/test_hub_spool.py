@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.hub.data_sets import documents, shard
-from tests.hub.recipes import DocumentRecipe
+from tests.sources.recipes import TextRecipe
 
 import forebay as fb
 from forebay.hub import RetryPolicy, ScratchFolder, model_files, sweep
@@ -37,9 +37,9 @@ def test_a_spool_that_is_a_folder_in_use_keeps_every_file(hub, tmp_path, verb):
     before = a_folder_in_use(tmp_path / "home")
     source = hub_source("org/set", endpoint=hub.address, spool=tmp_path / "home")
     if verb == "estimate":
-        fb.estimate(source, DocumentRecipe())
+        fb.estimate(source, TextRecipe())
     else:
-        fb.build(tmp_path / "cache", source, DocumentRecipe(rows=10), workers=0)
+        fb.build(tmp_path / "cache", source, TextRecipe(chunk_rows=10), workers=0)
     leave_nothing()
     assert contents(tmp_path / "home") == before
 

@@ -13,8 +13,8 @@ import pytest
 from tests.cli.running import Ran, run, run_process, story
 from tests.helpers.cache_files import chunk_path, constants_path, recipe_path
 from tests.hub.data_sets import README, shard
-from tests.hub.recipes import DocumentRecipe
 from tests.hub.server import HubServer, Status
+from tests.sources.recipes import TextRecipe
 
 import forebay as fb
 from forebay.errors import SourceInvalid, SourceNotFound
@@ -176,7 +176,7 @@ def test_the_same_holds_in_python(stranger, cache, token):
 
 def test_a_source_that_is_passed_is_named(stranger, token, tmp_path):
     source = hub_source("org/set", "sample", endpoint=stranger.address, spool=tmp_path / "spool")
-    fb.build(tmp_path / "cache", source, DocumentRecipe(), workers=0)
+    fb.build(tmp_path / "cache", source, TextRecipe(), workers=0)
     assert fb.status(tmp_path / "cache", source=source).source_checked
     assert {request.authorization for request in stranger.requests} == {f"Bearer {token}"}
 

@@ -26,6 +26,6 @@ class TextRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True):
         return ChunkTarget(rows=self.chunk_rows)
 
     def make(self, samples: Iterable[Sample]) -> Rows:
-        kept = list(samples)
-        documents = Ragged.of_bytes([sample.data.encode() for sample in kept])
-        return Rows({"text": documents, "id": Ragged.of_bytes([sample.id.encode() for sample in kept])})
+        taken = list(samples)
+        documents = Ragged.of_bytes([sample.data.encode() for sample in taken])
+        return Rows({"text": documents, "id": Ragged.of_bytes([sample.id.encode() for sample in taken])})

@@ -4,7 +4,6 @@ import bz2
 import gzip
 import json
 import lzma
-import random
 
 import pytest
 import zstandard
@@ -122,13 +121,3 @@ def test_estimating_a_bomb_does_not_unpack_it(tmp_path):
     assert source.weight(file) >= 1 << 26
     with pytest.raises(SourceUnreadable, match="unpack to more than 268,435,456"):
         parts_of(source, 1 << 20, 1 << 20)
-
-
-@pytest.mark.slow
-def test_the_weight_of_a_file_is_about_what_it_holds(tmp_path):
-    draw = random.Random(3)
-    content = b"".join(b"%d %d\n" % (draw.randrange(1000), number) for number in range(150_000))
-    for suffix in (".bz2", ".xz"):
-        (tmp_path / f"a.txt{suffix}").write_bytes(PACKED[suffix](content))
-        source = fb.sources.lines(tmp_path / f"a.txt{suffix}")
-        assert source.weight(source.files()[0]) == pytest.approx(len(content), rel=0.3)

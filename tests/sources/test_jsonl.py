@@ -1,6 +1,5 @@
 """JSON lines: every document comes back as it was written, every bad line is named."""
 
-import gzip
 import json
 import os
 from dataclasses import dataclass
@@ -39,15 +38,6 @@ def test_documents_come_back_as_they_were_written(ending, documents, escaped, ne
     with TemporaryDirectory() as folder:
         path = write(Path(folder), f"a.jsonl{ending}", (written + newline * finished).encode())
         assert texts(fb.sources.jsonl(path), first, every) == documents
-
-
-@ENDINGS
-@pytest.mark.parametrize("length", [1 << 17, (1 << 17) - 12, 1_000_000])
-def test_lines_longer_than_any_block_come_whole(tmp_path, ending, length):
-    documents = ["a" * length, "", "é" * length, "b"]
-    content = "\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in documents).encode()
-    source = fb.sources.jsonl(write(tmp_path, f"a.jsonl{ending}", content))
-    assert texts(source) == texts(source, 1000, 1000) == documents
 
 
 BAD_LINES = {
@@ -217,12 +207,6 @@ def test_one_stream_is_read_by_two_at_once(tmp_path):
     pairs = list(zip(left, right, strict=False))
     assert [one.data for one, _ in pairs] == [str(number) for number in range(len(pairs))]
     assert [int(two.data) - int(one.data) for one, two in pairs] == [int(pairs[0][1].data)] * len(pairs)
-
-
-def test_a_member_that_holds_nothing_does_not_end_a_file(tmp_path):
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n') + gzip.compress(b"") + gzip.compress(b"{}"))
-    first, second = read_all(fb.sources.jsonl(tmp_path), 1, 1)
-    assert (first.data, second.reason) == ("a", "no-text")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from tests.sources.recipes import TextRecipe
 from tests.sources.written import write
 
 import forebay as fb
-from forebay.source import Part, samples_of
 from forebay.sources import pieces
 
 LINUX_ONLY = pytest.mark.skipif(sys.platform != "linux", reason="counts what a process reads by /proc")
@@ -92,19 +91,3 @@ def expected_cuts(ends: list[int], size: int, first: int, every: int) -> list[in
         cuts.append(found)
         cut, step = found, every
     return [*cuts, size] if size else []
-
-
-@pytest.mark.parametrize("ending", [".gz", ".zst"])
-@pytest.mark.parametrize(
-    "open_source", [fb.sources.lines, fb.sources.text, lambda path: fb.sources.text(path, separator="\n")]
-)
-def test_a_glance_gives_what_reading_gives(tmp_path, ending, open_source):
-    path = write(tmp_path, f"a.txt{ending}", b"".join(b"line %d\n" % number for number in range(50_000)))
-    source = open_source(path)
-    (file,) = source.files()
-    stop = next(source.cuts(file, 0, 100_000, 100_000))
-    part = Part(file, 0, stop)
-    assert source.weight(file) > 0
-    assert (
-        list(source.read(part, preview=True)) == list(samples_of(source, part)) == list(source.read(part, preview=True))
-    )

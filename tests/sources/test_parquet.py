@@ -18,7 +18,7 @@ from tests.sources.written import parquet_of, read_all, texts
 
 import forebay as fb
 from forebay.errors import SourceUnreadable
-from forebay.source import Failure, Part, Sample, samples_of
+from forebay.source import Failure, Sample, samples_of
 from forebay.testing.kind_contracts import parts_of
 
 KINDS = {
@@ -204,21 +204,6 @@ def test_long_texts_behind_a_row_group_of_short_ones_are_read_a_few_at_a_time(tm
     assert peak < 90_000_000
 
 
-def test_without_pyarrow_the_error_says_what_to_install(tmp_path):
-    (tmp_path / "pyarrow.py").write_text("raise ModuleNotFoundError('no pyarrow', name='pyarrow')")
-    script = """
-import forebay as fb
-try:
-    fb.sources.parquet(".")
-except fb.errors.ForebayError as error:
-    print(error)
-"""
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
-    assert "needs 'pyarrow', which is not installed" in run.stdout
-    assert "pip install 'forebay[tokens]'" in run.stdout
-
-
 @pytest.mark.parametrize("damage", [b"\xe4ext", b"texu"])
 def test_schema_with_a_damaged_name_is_unreadable(tmp_path, damage):
     stored = parquet_of(pa.array([f"document {number}" for number in range(40)]), 20)
@@ -285,14 +270,3 @@ def test_build_of_a_hostile_file_ends_with_an_error_line(tmp_path, hostile, work
     assert "error: " in ran.stderr
     assert "a.parquet" in ran.stderr
     assert "Traceback" not in ran.stderr
-
-
-def test_equal_texts_that_are_stored_once_count_as_often_as_they_are_read(tmp_path):
-    values = pa.DictionaryArray.from_arrays(pa.array([0] * 400, pa.int32()), pa.array(["a" * 1_000_000]))
-    pq.write_table(pa.table({"text": values}), tmp_path / "a.parquet", compression="zstd")
-    assert (tmp_path / "a.parquet").stat().st_size < 2000
-    source = fb.sources.parquet(tmp_path / "a.parquet")
-    (file,) = source.files()
-    with pytest.raises(SourceUnreadable, match="unpack to more than 268,435,456 bytes"):
-        for _ in samples_of(source, Part(file, 0, 400)):
-            pass

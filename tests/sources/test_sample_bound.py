@@ -4,8 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pytest
@@ -158,13 +156,3 @@ def test_a_line_of_half_a_gigabyte_is_passed_over_in_little_memory(tmp_path):
     rows, failures, peak = map(int, ran.stdout.split())
     assert (rows, failures) == (2, 1)
     assert peak < 300_000  # KiB
-
-
-def test_a_file_is_the_same_whole_or_in_parts_with_long_lines_in_it():
-    with TemporaryDirectory() as folder:
-        path = write(Path(folder), "a.txt.zst", b"".join(b"%d" % n * (n % 50) + b"\n" for n in range(4000)))
-        source = fb.sources.lines(path, max_sample_bytes=60)
-        whole = read_all(source)
-        assert sum(isinstance(one, Failure) for one in whole) > 1000
-        for cut in (500, 77_777):
-            assert read_all(source, cut, cut) == whole

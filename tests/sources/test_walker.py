@@ -13,7 +13,6 @@ from tests.helpers.hypothesis_profiles import scaled
 
 from forebay import sources
 from forebay.errors import SourceUnreadable
-from forebay.sources.walking import PassedOver, found_files
 
 NAMES = st.sampled_from(["a", "b.x", "ä ö", "[1]", "-", "line\nbreak", "B.X"])
 PATHS = st.lists(NAMES, min_size=1, max_size=3).map(lambda names: os.path.join(*names))
@@ -93,14 +92,6 @@ def test_a_file_is_named_by_its_own_path_and_else_by_the_first_link(tmp_path):
     assert [file.path for file in sources.text(tmp_path / "data").files()] == ["b/z.txt", "z.txt"]
 
 
-def test_a_glob_through_a_linked_folder_finds_it_by_that_name(tmp_path):
-    (tmp_path / "real").mkdir()
-    (tmp_path / "real" / "a.txt").write_text("a")
-    (tmp_path / "link").symlink_to("real")
-    (found,) = sources.text(tmp_path / "**" / "link" / "*.txt").files()
-    assert found.path == "link/a.txt"
-
-
 @pytest.mark.parametrize("hidden", [".a.txt", ".git/a.txt", "__pycache__/a.txt", "sub/.a.txt"])
 def test_hidden_names_are_left_out_unless_they_are_named(tmp_path, hidden):
     for name in ("seen.txt", hidden):
@@ -170,13 +161,3 @@ def test_a_folder_without_permission_is_an_error_for_folders_and_globs(pattern):
         ran = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
         assert "PermissionError" in ran.stderr
         assert "shut" in ran.stderr
-
-
-def test_the_walk_counts_and_finds_the_same_tree(tmp_path):
-    for name in ("a.txt", "sub/b.txt", "sub/c.csv"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"")
-    others = PassedOver()
-    found = list(found_files([str(tmp_path)], (".txt",), others))
-    assert {os.path.basename(file.path) for file in found} == {"a.txt", "b.txt"}
-    assert others.counts() == {".csv": 1}

@@ -10,10 +10,9 @@ from functools import cache, partial
 
 import pytest
 import zstandard
-from tests.sources.written import STORED, write
+from tests.sources.written import write
 
 import forebay as fb
-from forebay.errors import SourceUnreadable
 
 WORDS = [os.urandom(3).hex() for _ in range(3000)]
 
@@ -88,15 +87,3 @@ def test_weighing_many_streams_reads_a_small_share_of_them(tmp_path):
 def read_so_far() -> int:
     with open("/proc/self/io") as counters:
         return int(next(line for line in counters if line.startswith("rchar")).split()[1])
-
-
-@pytest.mark.parametrize("ending", [".gz", ".zst"])
-def test_what_is_no_stream_is_unreadable_by_name(tmp_path, ending):
-    (tmp_path / f"a.txt{ending}").write_bytes(b"plain text, whatever the name says\n" * 10)
-    source = fb.sources.lines(tmp_path)
-    with pytest.raises(SourceUnreadable, match=rf"a\.txt{ending}"):
-        source.weight(source.files()[0])
-
-
-def test_every_ending_is_tested():
-    assert {ending for ending, _ in LAYOUTS.values()} | {""} == set(STORED)

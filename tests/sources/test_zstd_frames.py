@@ -43,11 +43,3 @@ def test_zstd_file_is_readable_if_and_only_if_its_last_frame_is_complete(frames,
         path.write_bytes(content[:size])
         with nullcontext() if size in ends else pytest.raises(SourceUnreadable, match="in the middle of a stream"):
             read_all(fb.sources.lines(path))
-
-
-@pytest.mark.parametrize("lost", [1, 3, 4, 5, 1000])
-def test_a_file_that_lost_its_end_is_not_read_as_if_it_were_whole(tmp_path, lost):
-    content = frame(b"".join(b"%d\n" % number for number in range(9000)), checksum=True, sized=False)
-    (tmp_path / "a.zst").write_bytes(content[:-lost])
-    with pytest.raises(SourceUnreadable, match=r"a\.zst.*line \d+.*middle of a stream"):
-        read_all(fb.sources.lines(tmp_path))

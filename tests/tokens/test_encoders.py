@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +16,7 @@ from tests.tokens.vocabularies import added, byte_level
 
 from forebay.errors import LibraryMissing, ModelUnusable, RecipeInvalid
 from forebay.tokens import encoders
-from forebay.tokens.encoders import HARD, choose_encoder, decode, first_difference, hard_strings, open_encoder
+from forebay.tokens.encoders import choose_encoder, decode, first_difference, open_encoder
 from forebay.tokens.vocabulary import Vocabulary, gpt2_json, load_vocabulary
 
 GPT2 = load_vocabulary("gpt2")
@@ -72,22 +71,6 @@ def test_both_encoders_agree_on_any_text_and_give_it_back(given_texts):
     ids, offsets = fast.encode(given_texts)
     assert len(offsets) == len(given_texts) + 1
     assert [decode(GPT2, ids[offsets[i] : offsets[i + 1]]) for i in range(len(given_texts))] == given_texts
-
-
-def test_hard_strings_hold_the_special_tokens_of_the_vocabulary():
-    assert "before<|endoftext|>after" in hard_strings(GPT2)
-    fast, reference = open_encoder("fastokens", GPT2), open_encoder("tokenizers", GPT2)
-    assert first_difference(fast.encode(HARD), reference.encode(HARD), HARD) is None
-
-
-def test_the_first_text_that_differs_is_named():
-    class Other:
-        def encode(self, given_texts):
-            ids, offsets = open_encoder("tokenizers", GPT2).encode(given_texts)
-            return np.where(ids == 1, 2, ids), offsets
-
-    texts = ["x", 'say "hi"', "y"]
-    assert first_difference(Other().encode(texts), open_encoder("tokenizers", GPT2).encode(texts), texts) == texts[1]
 
 
 def test_the_fast_encoder_is_used_where_it_agrees():

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.helpers.option_pairs import dealt, more
+from tests.helpers.option_pairs import dealt
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import forebay as fb
@@ -308,16 +308,6 @@ def test_a_map_of_characters_that_keeps_letters_allows_to_cut() -> None:
     text = "AB CB, the cat BB A"
     assert list(pieces(text, 1, places)) == ["AB", " CB, the", " cat", " BB", " A"]
     assert [*chain(*encoded(encoder, list(pieces(text, 1, places))))] == encoded(encoder, [text])[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama 2", *more("llama 2, newer file")])
-def test_a_book_of_five_megabytes_is_built_with_a_tokenizer_of_sentencepiece(tmp_path: Path, name: str) -> None:
-    (tmp_path / "tokenizer.json").write_bytes(book_vocabulary(*BOOKS[name]).json)
-    (tmp_path / "book.txt").write_text("\n".join(PROSE) * (5_000_000 // len("\n".join(PROSE))))
-    recipe = fb.TokenRecipe(tokenizer=str(tmp_path / "tokenizer.json"))
-    report = fb.build(tmp_path / "cache", fb.sources.text(tmp_path / "book.txt"), recipe, workers=0)
-    assert (report.failures, report.rows > 0) == (0, True)
 
 
 @pytest.mark.slow

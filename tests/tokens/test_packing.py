@@ -37,14 +37,6 @@ def test_every_item_goes_where_it_leaves_least_room(case):
     assert groups == packed_slowly(lengths, capacity)
 
 
-@given(lengths_and_capacity)
-def test_every_item_is_packed_once_and_no_bin_overflows(case):
-    lengths, capacity = case
-    bins = pack_best_fit(np.array(lengths, np.int64), capacity)
-    assert len(bins) == len(lengths)
-    assert np.bincount(bins, weights=lengths, minlength=1).max() <= capacity
-
-
 @given(documents_and_capacity)
 def test_the_pieces_of_a_document_follow_each_other_and_leave_nothing_out(case):
     lengths, capacity = case

@@ -102,12 +102,6 @@ def test_a_unigram_model_numbers_its_pieces_by_place():
     assert Vocabulary("it", json.dumps(document).encode()).ids["a"] == 1
 
 
-def test_a_relative_path_is_a_path(tmp_path, monkeypatch):
-    written(tmp_path, byte_level(), "mine.json")
-    monkeypatch.chdir(tmp_path)
-    assert Path(load_vocabulary("mine.json").name).samefile(tmp_path / "mine.json")
-
-
 def test_gpt2_is_the_vocabulary_also_beside_a_folder_of_that_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gpt2").mkdir()

@@ -14,14 +14,13 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
 from io import RawIOBase
-from itertools import islice
 from math import ceil
 from typing import Annotated, Any, ClassVar, cast
 
 import msgspec
 
 from forebay.columns import Array
-from forebay.errors import SourceInvalid, SourceUnreadable
+from forebay.errors import SourceInvalid
 from forebay.hub import (
     HubFile,
     RangeFile,
@@ -122,22 +121,12 @@ class HubSource(Source):
         """The documents of some rows; a preview reads them by ranges, without downloading the shard."""
         remote = self._remote(part.file.path)
         if preview:
-            yield from self._preview(remote, part)
+            yield from read_rows(_remote_parquet(self, remote), self.text, part)
             return
         shard = _shard_at(self, remote)
         yield from read_rows(shard.rows, self.text, part)
         if part.stop == shard.rows.ends[-1]:
             release()
-
-    def _preview(self, remote: RemoteFile, part: Part) -> Iterator[Sample | Failure]:
-        seen = 0
-        try:
-            for sample in read_rows(_remote_parquet(self, remote), self.text, part):
-                yield sample
-                seen += 1
-        except SourceUnreadable:  # range reads have no hash, so the bytes may be damaged: try once more
-            _remote_parquet.cache_clear()
-            yield from islice(read_rows(_remote_parquet(self, remote), self.text, part), seen, None)
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         """The beginning of the hash that the hub lists for the whole file."""
@@ -232,28 +221,19 @@ def _read_footers(source: HubSource, shards: Sequence[RemoteFile]) -> None:
 
 
 def _read_footer(source: HubSource, shard: RemoteFile) -> Array:
-    with closing(_opened_twice(source, shard)) as rows:
+    with closing(_opened_remotely(source, shard)) as rows:
         return rows.ends
 
 
 @lru_cache(maxsize=4)
 def _remote_parquet(source: HubSource, shard: RemoteFile) -> ParquetRows:
     """A shard on the hub, opened by its footer; a few are cached, because planning returns to them."""
-    return _opened_twice(source, shard)
-
-
-def _opened_twice(source: HubSource, shard: RemoteFile) -> ParquetRows:
-    try:
-        return _opened_remotely(source, shard)
-    except SourceUnreadable:  # range reads have no hash: try once more
-        return _opened_remotely(source, shard)
+    return _opened_remotely(source, shard)
 
 
 def _opened_remotely(source: HubSource, shard: RemoteFile) -> ParquetRows:
     content = RangeFile(HubFile(source.repository, source.commit, shard))
-    rows = ParquetRows(content, _source_file(shard), shard.path).check_text(source.text)
-    assert len(rows.ends) >= 0  # read now: a footer from range reads has no hash
-    return rows
+    return ParquetRows(content, _source_file(shard), shard.path).check_text(source.text)
 
 
 def _source_file(shard: RemoteFile) -> SourceFile:

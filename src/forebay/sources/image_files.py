@@ -32,7 +32,7 @@ from forebay.source import (
 from forebay.sources.bucket_files import entries_of, read_object
 from forebay.sources.opening import digest, full_path, read_planned
 from forebay.sources.paths import BOM, MAX_IMAGE_BYTES, LocalFiles, checked_limit, look, named_below, too_large
-from forebay.sources.walking import FoundFile, NamesIn, PassedOver, found_files, list_objects, suffix_of
+from forebay.sources.walking import NamesIn, PassedOver, WalkedFile, list_objects, suffix_of, walk_files
 from forebay.store.base import Entry, is_url
 
 MOST_BYTES = 1 << 24  # of a sidecar
@@ -103,7 +103,7 @@ def find_images(root: str, patterns: Sequence[str], apart: str = "") -> Listing:
     if is_url(root):
         return listing_of(_find_objects, root, tuple(patterns))
     others = PassedOver(apart, _is_sidecar)
-    matching = found_files([full_path(root, pattern) for pattern in patterns], ENDINGS, others)
+    matching = walk_files([full_path(root, pattern) for pattern in patterns], ENDINGS, others)
     images = (_look(root, os.path.relpath(file.path, root), file.names) for file in matching)
     files = FileTable.of(image for image in images if image is not None)
     return Listing(files.by_path(), others.counts())
@@ -248,7 +248,7 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(ENDINGS)
 
 
-def _is_sidecar(file: FoundFile) -> bool:
+def _is_sidecar(file: WalkedFile) -> bool:
     """Whether a file may be the sidecar of an image in the same folder."""
     stem, suffix = os.path.splitext(os.path.basename(file.path))
     if suffix not in SIDECAR_SUFFIXES:
@@ -430,10 +430,10 @@ def _first_bytes(root: str, file: SourceFile, count: int, etag: str) -> bytes:
     if not is_url(root):
         return read_planned(full_path(root, file.path), file, count)
     try:
-        content, found_etag = read_object(full_path(root, file.path), count)
+        content, object_etag = read_object(full_path(root, file.path), count)
     except FileNotFoundError as error:
         raise files_changed(root, {file.path: CHANGED_MEANWHILE}) from error
-    if clean_etag(found_etag) != etag:
+    if clean_etag(object_etag) != etag:
         raise files_changed(root, {file.path: CHANGED_MEANWHILE})
     return content
 

@@ -23,20 +23,11 @@ import xxhash
 
 from forebay.columns import Array
 from forebay.errors import LibraryMissing, SourceUnreadable
-from forebay.source import (
-    Failure,
-    Part,
-    Sample,
-    SourceFile,
-    settling_seconds,
-    source_unreadable,
-)
+from forebay.source import Failure, Part, Sample, SourceFile, settling_seconds, source_unreadable
 from forebay.sources.bucket_files import entry_of
 from forebay.sources.compression import most_unpacked
 from forebay.sources.opening import check_planned, hashed_range, open_planned
-from forebay.sources.paths import (
-    MAX_SAMPLE_BYTES,
-)
+from forebay.sources.paths import MAX_SAMPLE_BYTES
 from forebay.store.base import is_url
 
 try:

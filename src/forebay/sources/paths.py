@@ -17,24 +17,11 @@ import msgspec
 
 from forebay.errors import SourceInvalid, SourceNotFound, SourceUnreadable
 from forebay.file_table import FileTable
-from forebay.source import (
-    Failure,
-    Listing,
-    Source,
-    SourceFile,
-    Unit,
-    listing_of,
-    source_unreadable,
-)
-from forebay.sources.bucket_files import (
-    common_url,
-    join_url,
-    look_at,
-    relative_url,
-)
+from forebay.source import Failure, Listing, Source, SourceFile, Unit, listing_of, source_unreadable
+from forebay.sources.bucket_files import common_url, join_url, look_at, relative_url
 from forebay.sources.compression import estimated_size, take_digest
 from forebay.sources.opening import digest, full_path
-from forebay.sources.walking import PassedOver, found_files, is_stream, list_objects
+from forebay.sources.walking import PassedOver, is_stream, list_objects, walk_files
 from forebay.store.base import is_url, meant_url
 
 
@@ -160,7 +147,7 @@ class LocalFiles(Source):
         with suppress(SourceNotFound):
             if is_url(self.root):
                 return len(replace(self, patterns=(pattern,)).files()) > 0
-            return any(True for _ in found_files([full_path(self.root, pattern)], self._suffixes()))
+            return any(True for _ in walk_files([full_path(self.root, pattern)], self._suffixes()))
         return False
 
     def files(self) -> Sequence[SourceFile]:
@@ -202,8 +189,8 @@ def list_files(
     if is_url(root):
         return listing_of(list_objects, root, tuple(patterns), suffixes, decompressed)
     others = PassedOver(apart)
-    matching = found_files([full_path(root, pattern) for pattern in patterns], suffixes, others)
-    files = (_found(root, os.path.relpath(file.path, root), decompressed) for file in matching)
+    matching = walk_files([full_path(root, pattern) for pattern in patterns], suffixes, others)
+    files = (_listed_file(root, os.path.relpath(file.path, root), decompressed) for file in matching)
     return Listing(FileTable.of(file for file in files if file is not None).by_path(), others.counts())
 
 
@@ -233,7 +220,7 @@ def check_readable(root: str, file: SourceFile) -> None:
         raise source_unreadable(full_path(root, file.path), file.problem)
 
 
-def _found(root: str, name: str, decompressed: bool) -> SourceFile | None:
+def _listed_file(root: str, name: str, decompressed: bool) -> SourceFile | None:
     """A file of the listing, None where it vanished meanwhile. One that cannot be read says so when it is cut."""
     try:
         return look(root, name, decompressed)

@@ -55,9 +55,9 @@ def whole_pieces(
     kept here, so that a long one is in memory once.
     """
     reach = len(separator) - 1
-    held = bytearray()  # the beginning of a piece: no separator in it,
+    begun = bytearray()  # the beginning of a piece: no separator in it,
     seam = b""  # but perhaps the beginning of one at its end
-    passed = newlines = 0  # of a piece that is too long, in place of `held`
+    passed = newlines = 0  # of a piece that is too long, in place of `begun`
     while length > 0 and (content := read(min(_BLOCK, length))):
         length -= len(content)
         if passed:
@@ -71,25 +71,25 @@ def whole_pieces(
             content, seam, passed = content[end:], b"", 0
         end = last_end(seam + content, separator) - len(seam)
         if end > 0:
-            full = [_joined(held, memoryview(content)[:end])]
-            held, content, seam = bytearray(), content[end:], b""
+            full = [_joined(begun, memoryview(content)[:end])]
+            begun, content, seam = bytearray(), content[end:], b""
             yield from _within(full, separator, limit)
-        held += content
+        begun += content
         seam = (seam + content)[-reach:] if reach else b""
-        if len(held) > limit + len(separator):
-            passed, newlines, held = len(held), held.count(b"\n"), bytearray()
+        if len(begun) > limit + len(separator):
+            passed, newlines, begun = len(begun), begun.count(b"\n"), bytearray()
     if passed:
         yield LongPiece(passed, newlines, passed)
-    if held:
-        full, held = [held], bytearray()
+    if begun:
+        full, begun = [begun], bytearray()
         yield from _within(full, separator, limit)
 
 
-def _joined(held: bytearray, content: memoryview) -> Block:
-    if len(held) <= _BLOCK:
-        return b"".join((held, content))
-    held += content  # in its place: a copy would take as much again
-    return held
+def _joined(begun: bytearray, content: memoryview) -> Block:
+    if len(begun) <= _BLOCK:
+        return b"".join((begun, content))
+    begun += content  # in its place: a copy would take as much again
+    return begun
 
 
 def _within(full: list[Block], separator: bytes, limit: int) -> Iterator[Block | LongPiece]:
@@ -392,8 +392,8 @@ class _Search:
         if known is not None:
             return known
         limit, behind = min((stretch for stretch in self._searched if stretch[0] > at), default=(sys.maxsize,) * 2)
-        found = end_after(self._plain, self._separator, start, at, limit)
-        end = behind if found is None else found
+        next_end = end_after(self._plain, self._separator, start, at, limit)
+        end = behind if next_end is None else next_end
         if end - at >= _LONG_PIECE:
             self._searched.append((at, end))
         return end
@@ -405,7 +405,7 @@ def _searched(path: str, file: SourceFile, separator: bytes) -> deque[tuple[int,
     return deque(maxlen=_MOST_SEARCHED)
 
 
-MOST_ENDS = 4_000_000  # of pieces, held for one stream: 32 MB
+MOST_ENDS = 4_000_000  # of pieces, begun for one stream: 32 MB
 
 
 def piece_ends(root: str, separator: bytes, file: SourceFile, max_sample_bytes: int) -> NDArray[np.uint64] | None:

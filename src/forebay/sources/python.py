@@ -197,7 +197,7 @@ class FunctionSource(Source):
     def _documents(self, path: str, running: Any) -> Iterator[Sample | Failure]:
         number = int(path.rpartition("/")[2])
         try:
-            for index, document in enumerate(self._made(number)):
+            for index, document in enumerate(self._returned(number)):
                 yield _checked(f"{path}#{index}", index, document, running)
         except ForebayError:
             raise
@@ -209,7 +209,7 @@ class FunctionSource(Source):
                 hint="fix it and build again",
             ) from error
 
-    def _made(self, number: int) -> Iterable[object]:
+    def _returned(self, number: int) -> Iterable[object]:
         returned: object = _resolve(self.function)(number)
         if isinstance(returned, str | bytes) or not isinstance(returned, Iterable):
             kind = type(returned).__name__

@@ -22,7 +22,7 @@ from forebay.sources.manifests import image_manifest
 from forebay.sources.opening import full_path
 from forebay.sources.paths import MAX_SAMPLE_BYTES, list_files, named_below
 from forebay.sources.text import files, text
-from forebay.sources.walking import STREAM_SUFFIXES, found_files, suffix_of, without_stream_suffix
+from forebay.sources.walking import STREAM_SUFFIXES, suffix_of, walk_files, without_stream_suffix
 from forebay.store.base import is_url
 
 HUB = "hub:"
@@ -286,7 +286,7 @@ def _names_below(root: str, pattern: str) -> Iterator[str]:
     elif is_url(root):
         yield from (file.path for file in list_files(root, (pattern,)).files)
     else:
-        yield from (os.path.relpath(file.path, root) for file in found_files([path]))
+        yield from (os.path.relpath(file.path, root) for file in walk_files([path]))
 
 
 def image_format(paths: Sequence[str]) -> ImageFormat:

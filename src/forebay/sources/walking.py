@@ -30,7 +30,7 @@ NO_SUFFIX = "no suffix"
 _LONGEST_SUFFIX = 16
 
 
-class FoundFile(NamedTuple):
+class WalkedFile(NamedTuple):
     """A file, or a link that may lead to one."""
 
     path: str
@@ -56,12 +56,12 @@ class PassedOver:
     `is_used` says of a file that is not a sample whether it is read next to one.
     """
 
-    def __init__(self, apart: str = "", is_used: Callable[[FoundFile], bool] | None = None) -> None:
+    def __init__(self, apart: str = "", is_used: Callable[[WalkedFile], bool] | None = None) -> None:
         self._inside = os.path.join(os.path.abspath(apart), "") if apart else "\0"
         self._is_used = is_used
         self.real: set[str] = set()
 
-    def take(self, file: FoundFile) -> None:
+    def take(self, file: WalkedFile) -> None:
         if not file.path.startswith(self._inside) and not (self._is_used and self._is_used(file)):
             self.real.add(file.real)
 
@@ -70,9 +70,9 @@ class PassedOver:
         return Counter(map(suffix_of, self.real))
 
 
-def found_files(
+def walk_files(
     patterns: Sequence[str], suffixes: tuple[str, ...] = (), others: PassedOver | None = None
-) -> Iterator[FoundFile]:
+) -> Iterator[WalkedFile]:
     """Every file that the patterns, which are absolute, name: each real file once.
 
     The files of one pattern are sorted by path, but for those that a link leads to. `others` gets the files whose
@@ -80,7 +80,7 @@ def found_files(
     """
     wanted = tuple(map(str.lower, suffixes))
     seen: set[str] | None = set() if len(patterns) > 1 else None  # one walk finds each once: millions are not kept
-    linked: list[FoundFile] = []
+    linked: list[WalkedFile] = []
     for pattern in patterns:
         is_there = matches = False
         unwanted: Counter[str] = Counter()
@@ -102,7 +102,7 @@ def found_files(
         if not matches:
             raise _none_at(pattern, is_there, os.path.isdir(pattern), suffixes, unwanted)
     if seen is None:
-        seen = _found_without_links(patterns[0], wanted, {file.real for file in linked}) if linked else set()
+        seen = _paths_without_links(patterns[0], wanted, {file.real for file in linked}) if linked else set()
     for file in sorted(linked, key=lambda file: file.path):
         if file.real not in seen:
             seen.add(file.real)
@@ -111,7 +111,7 @@ def found_files(
         others.real -= seen  # a link may name them differently
 
 
-def _found_without_links(pattern: str, wanted: tuple[str, ...], real: set[str]) -> set[str]:
+def _paths_without_links(pattern: str, wanted: tuple[str, ...], real: set[str]) -> set[str]:
     """Which of some files a pattern names themselves."""
     matching = (file for file in _matching(pattern) if not file.by_link and file.real in real)
     return {file.real for file in matching if _is_wanted(file, wanted)}
@@ -161,7 +161,7 @@ def names_suffix(pattern: str) -> bool:
     return bool(suffix) and not glob.has_magic(suffix)
 
 
-def _is_wanted(file: FoundFile, suffixes: tuple[str, ...]) -> bool:
+def _is_wanted(file: WalkedFile, suffixes: tuple[str, ...]) -> bool:
     return not suffixes or file.is_meant or file.path.lower().endswith(suffixes)
 
 
@@ -203,13 +203,13 @@ class _FolderEntry(NamedTuple):
     is_link: bool
 
 
-def _matching(pattern: str) -> Iterator[FoundFile]:
+def _matching(pattern: str) -> Iterator[WalkedFile]:
     """Every file that one pattern names; some of them, through links, more than once."""
     if os.path.isdir(pattern):
         yield from _walk(_Glob(()), _Folder(pattern, os.path.realpath(pattern), False, frozenset(), True), False)
     elif os.path.lexists(pattern):
         is_link = os.path.islink(pattern)
-        yield FoundFile(pattern, os.path.realpath(pattern), is_link, True, NamesIn(os.path.dirname(pattern)))
+        yield WalkedFile(pattern, os.path.realpath(pattern), is_link, True, NamesIn(os.path.dirname(pattern)))
     else:
         names = pattern.split(os.sep)
         fixed = next((at for at, name in enumerate(names) if glob.has_magic(name)), len(names))
@@ -220,23 +220,23 @@ def _matching(pattern: str) -> Iterator[FoundFile]:
             yield from _walk(parts, first, names_suffix(pattern))
 
 
-def _walk(pattern: "_Glob", top: _Folder, is_meant: bool) -> Iterator[FoundFile]:
+def _walk(pattern: "_Glob", top: _Folder, is_meant: bool) -> Iterator[WalkedFile]:
     """Files in the order of their paths. Links to folders come last: one of them finds a real folder passed already."""
     linked: list[_Folder] = [top]
-    waiting: list[Iterator[FoundFile | _Folder]] = []
+    waiting: list[Iterator[WalkedFile | _Folder]] = []
     passed: set[tuple[str, frozenset[int], bool]] = set()
     while waiting or linked:
         item = next(waiting[-1], None) if waiting else heapq.heappop(linked)
         if item is None:
             waiting.pop()
-        elif isinstance(item, FoundFile):
+        elif isinstance(item, WalkedFile):
             yield item
         elif (key := (item.real, item.states, item.is_inside)) not in passed:
             passed.add(key)
             waiting.append(_inside(pattern, item, is_meant, linked))
 
 
-def _inside(pattern: "_Glob", folder: _Folder, is_meant: bool, linked: list[_Folder]) -> Iterator[FoundFile | _Folder]:
+def _inside(pattern: "_Glob", folder: _Folder, is_meant: bool, linked: list[_Folder]) -> Iterator[WalkedFile | _Folder]:
     """What a folder has that may be meant, sorted as paths are; links to folders are added to `linked`."""
     entries = sorted(_entries(pattern, folder), key=lambda entry: entry.name + os.sep * entry.is_folder)
     names: Container[str] = {entry.name for entry in entries} if folder.is_inside else NamesIn(folder.path)
@@ -254,7 +254,7 @@ def _inside(pattern: "_Glob", folder: _Folder, is_meant: bool, linked: list[_Fol
             else:
                 yield below
         elif folder.is_inside or is_match:
-            yield FoundFile(entry.path, real, by_link, is_match and is_meant, names)
+            yield WalkedFile(entry.path, real, by_link, is_match and is_meant, names)
 
 
 def _entries(pattern: "_Glob", folder: _Folder) -> list[_FolderEntry]:
@@ -350,7 +350,7 @@ def list_objects(
                 continue
             is_there = True
             name = relative_url(address, root)
-            file = FoundFile(address, address, False, address == url or (is_own and names_suffix(pattern)), ())
+            file = WalkedFile(address, address, False, address == url or (is_own and names_suffix(pattern)), ())
             if _is_wanted(file, wanted):
                 before -= name in files
                 files[name] = as_file(name, entry, decompressed and is_stream(name))

@@ -118,27 +118,10 @@ def _ends_words(step: Step) -> bool:
 def _uncut_texts(steps: _Steps) -> list[str]:
     """The texts of added tokens that no cut may divide.
 
-    The text of a special token becomes words, but no other token is matched inside it.
+    The text of a special token becomes words, but no other added token is matched inside it.
     """
-    whole = [token.content for token in steps.added if not token.special]
-    special = [token.content for token in steps.added if token.special]
-    while hiding := [text for text in special if any(_overlap(text, other) for other in whole)]:
-        whole += hiding
-        special = [text for text in special if text not in hiding]
-    return whole
-
-
-def _overlap(one: str, other: str) -> bool:
-    """Whether two texts may occur in a third one so that they share characters.
-
-    >>> _overlap("<|im_end|>", "_end"), _overlap("<|a|>", "><"), _overlap("<|a|>", "  ")
-    (True, True, False)
-    """
-    one, other = unicodedata.normalize("NFD", one), unicodedata.normalize("NFD", other)
-    return (one[:1] in other or other[:1] in one) and any(
-        one[max(0, at) : at + len(other)] == other[max(0, -at) : len(one) - at]
-        for at in range(1 - len(other), len(one))
-    )
+    is_matched = any(not token.special for token in steps.added)
+    return [token.content for token in steps.added] if is_matched else []
 
 
 def _is_matched_as_written(content: str) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from forebay.columns import Array
-from forebay.errors import LibraryMissing, ModelUnusable, RecipeInvalid
+from forebay.errors import ForebayError, LibraryMissing, ModelUnusable, RecipeInvalid
 from forebay.tokens.vocabulary import Vocabulary
 
 MOST_SECONDS = 20  # for a call that usually takes milliseconds
@@ -106,12 +106,12 @@ def load_fast(vocabulary: Vocabulary) -> Any:
 
 @contextmanager
 def library_errors(name: str, what: str) -> Iterator[None]:
-    """Raise `ModelUnusable` for any error of a library. Rust panics are not an `Exception`."""
+    """Raise `ModelUnusable` for any error of a library."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, MemoryError):
+    except (KeyboardInterrupt, SystemExit, MemoryError, ForebayError):
         raise
-    except BaseException as error:
+    except BaseException as error:  # a panic in Rust is not an `Exception`
         raise ModelUnusable(f"the tokenizer '{name}' cannot be used: {what}: {error}") from error
 
 
@@ -129,14 +129,15 @@ def in_time(name: str, verb: str, count: int, call: Callable[[], T]) -> T:
     """Run a library call with a time limit: a regular expression in a tokenizer may take very long.
 
     Regex engines limit one match, but not the matches at every character of a text. A call cannot be stopped, so it is
-    left to a daemon thread. Raises `ModelUnusable`.
+    left to a daemon thread. Raises `ModelUnusable`, also for an error of the library.
     """
     outcome: Future[T] = Future()
 
     def run() -> None:
         try:
-            outcome.set_result(call())
-        except BaseException as error:
+            with library_errors(name, f"it fails to {verb}"):
+                outcome.set_result(call())
+        except (ForebayError, MemoryError) as error:
             outcome.set_exception(error)
 
     thread = threading.Thread(target=run, name="forebay-tokenizer", daemon=True)

@@ -85,7 +85,7 @@ def encode_documents(samples: Iterable[Sample], encoder: PiecewiseEncoder, frame
 def _batches(
     samples: Iterable[Sample], encoder: PiecewiseEncoder, documents: Documents, numbers: list[int]
 ) -> Iterator[list[str]]:
-    """The texts of the samples in batches for the encoder; failures and the names of the others go to `found`."""
+    """The texts of the samples in batches for the encoder; failures and the names of the others go to `documents`."""
     batch: list[str] = []
     number = characters = 0
     for item in _texts_together(samples, encoder):
@@ -152,15 +152,15 @@ def _refused(ids: Array, offsets: Array, frame: Frame) -> dict[int, tuple[str, s
         raise ModelUnusable(f"the tokenizer returned the id {largest:,}, but its vocabulary has {frame.size:,} ids")
     problems = dict.fromkeys(np.flatnonzero(offsets[1:] == offsets[:-1]).tolist(), _NO_TOKEN)
     if frame.control and largest >= min(frame.control):
-        places = np.flatnonzero(np.isin(ids, list(frame.control)))
-        problems |= dict.fromkeys(np.unique(np.searchsorted(offsets, places, side="right") - 1).tolist(), _FORGED)
+        forged = np.flatnonzero(np.isin(ids, list(frame.control)))
+        problems |= dict.fromkeys(np.unique(np.searchsorted(offsets, forged, side="right") - 1).tolist(), _FORGED)
     return problems
 
 
 def _without_refused(
     refused: Mapping[int, tuple[str, str]], batch: list[str], documents: Documents, numbers: list[int]
 ) -> list[str]:
-    """The batch, which is the end of `found`, without rejected texts, which become failures."""
+    """The batch, which is the end of `documents`, without rejected texts, which become failures."""
     first = len(numbers) - len(batch)
     for at in sorted(refused, reverse=True):
         name, number = documents.names.pop(first + at), numbers.pop(first + at)
@@ -253,10 +253,10 @@ def cut_long(documents: Documents, capacity: int, policy: LongDocuments) -> Docu
     named = [(documents.names[at], int(lengths[at])) for at in long.tolist()]
     if policy == "error":
         raise document_too_long(*named[0], capacity)
-    lengths_kept = lengths.copy()
-    lengths_kept[long] = 0
+    cut_lengths = lengths.copy()
+    cut_lengths[long] = 0
     return DocumentCut(
-        lengths_kept, tuple(Failure(name, "too-long", f"{n:,} tokens, a row holds {capacity:,}") for name, n in named)
+        cut_lengths, tuple(Failure(name, "too-long", f"{n:,} tokens, a row holds {capacity:,}") for name, n in named)
     )
 
 

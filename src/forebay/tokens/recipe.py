@@ -48,11 +48,11 @@ def _used(packed: Packed) -> Array:
 
 
 def token_figures(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
-    places = holds["rows"] * fields["sequence_length"]
+    capacity = holds["rows"] * fields["sequence_length"]
     tokens, stored = statistics.get("tokens", 0), holds["bytes"]
     return {
-        "padding_share": _ratio(places - tokens, places),
-        "utilization": _ratio(tokens, places),
+        "padding_share": _ratio(capacity - tokens, capacity),
+        "utilization": _ratio(tokens, capacity),
         "tokens_dropped_share": _ratio(statistics.get("tokens_dropped", 0), statistics.get("tokens_in", 0)),
         "bytes_per_token": _ratio(stored, tokens),
         "bits_per_token": _ratio(8 * stored, tokens),
@@ -63,7 +63,7 @@ def token_figures(fields: Mapping[str, Any], statistics: Mapping[str, Any], hold
 
 
 def old_metadata(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
-    places = holds["rows"] * fields["sequence_length"]
+    capacity = holds["rows"] * fields["sequence_length"]
     tokens = statistics.get("tokens", 0)
     return {
         "version": "1.0",
@@ -72,7 +72,7 @@ def old_metadata(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds
         "max_length": fields["sequence_length"],
         "compression_enabled": fields["codec"] != "none",
         "utilization_stats": {
-            "avg_utilization": _ratio(tokens, places),
+            "avg_utilization": _ratio(tokens, capacity),
             "total_tokens": tokens,
             "efficiency_ratio": _ratio(tokens, statistics.get("tokens_in", 0)),
         },

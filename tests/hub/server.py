@@ -69,14 +69,7 @@ class Retag:
     etag: str
 
 
-@dataclass(frozen=True)
-class Wait:
-    """The answer waits until the test says `hub.go.set()`."""
-
-    after: int
-
-
-Spoiling = Drop | Truncate | Stall | Status | Flip | IgnoreRange | Retag | Wait
+Spoiling = Drop | Truncate | Stall | Status | Flip | IgnoreRange | Retag
 
 
 @dataclass(frozen=True)
@@ -93,7 +86,7 @@ class HubServer:
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.go = threading.Event()
-        self.reached = threading.Event()  # a `Wait` or `Stall` was reached
+        self.reached = threading.Event()  # a `Stall` was reached
         self.elsewhere: HubServer | None = None  # where large files are given from
         self.token: str | None = None
         self.on_request: Callable[[Request], None] = lambda request: None
@@ -304,11 +297,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self.wfile.write(body[:after])
         self.wfile.flush()
-        if isinstance(spoiling, Wait | Stall):
+        if isinstance(spoiling, Stall):
             self.server.hub.reached.set()
             self.server.hub.go.wait(60)
-        if isinstance(spoiling, Wait):
-            self.wfile.write(body[after:])
-            return
         self.close_connection = True
         self.connection.shutdown(socket.SHUT_RDWR)

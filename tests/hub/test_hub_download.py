@@ -206,13 +206,6 @@ def test_without_a_network_the_error_names_the_ways_out(tmp_path):
     assert "\n" not in caught.value.message
 
 
-def test_an_answer_that_is_not_the_hubs_is_said_to_be_so(hub, tmp_path):
-    hub.add("org/set", {"a.parquet": SHARD})
-    hub.spoil("/revision/", Truncate(after=5))
-    with pytest.raises(StoreUnavailable, match="its response is malformed"):
-        repository(hub, tmp_path).commit()
-
-
 def test_a_commit_is_listed_once_in_pages_and_then_known_without_the_hub(hub, tmp_path):
     files = {f"data/{number}.parquet": bytes([number]) for number in range(8)}
     commit = hub.add("org/set", files)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers.builders import chunk_digests, wait_until
+from tests.helpers.builders import wait_until
 from tests.helpers.processes import PythonProcess
 from tests.hub.data_sets import README, documents, shard
 from tests.hub.server import Drop, Flip, HubServer, Request, Stall, Status, Truncate
@@ -50,16 +50,6 @@ def shards_at_rest(folder: Path) -> list[str]:
 
 def scratch(folder: Path) -> list[str]:
     return os.listdir(folder / "spool" / SHARDS_FOLDER)
-
-
-def test_the_parts_of_all_shards_hold_their_documents_once_and_in_order(source, tmp_path):
-    for first, every in ((1, 1), (7, 13), (50, 50), (10, 12), (1 << 40, 1 << 40)):
-        samples = read_in_parts(source, first, every)
-        assert [sample.data for sample in samples] == TEXTS
-        assert len({sample.id for sample in samples}) == len(TEXTS)
-    assert samples[0].id == "sample/0.parquet#0"
-    assert samples[-1].id == "sample/3.parquet#119"
-    assert shards_at_rest(tmp_path) == []
 
 
 def test_a_glance_gives_what_reading_gives_by_range_reads_of_that_column_only(hub, source, tmp_path):
@@ -157,13 +147,6 @@ def test_a_build_over_a_hub_that_misbehaves_is_the_build_from_local_files(hub, s
     assert texts_of(tmp_path / "from-hub") == texts_of(tmp_path / "from-files") == TEXTS
     assert shards_at_rest(tmp_path) == []
     fb.verify(tmp_path / "from-hub", source=source, full=True)
-
-
-@pytest.mark.slow
-def test_chunks_are_the_same_for_any_number_of_workers(source, tmp_path):
-    for workers in (0, 2):
-        fb.build(tmp_path / str(workers), source, TextRecipe(chunk_rows=25), workers=workers)
-    assert chunk_digests(tmp_path / "0") == chunk_digests(tmp_path / "2")
 
 
 def test_builder_after_one_killed_during_a_download_builds_all_and_leaves_no_shard(hub, source, tmp_path):

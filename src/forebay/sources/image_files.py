@@ -30,7 +30,7 @@ from forebay.source import (
     listing_of,
 )
 from forebay.sources.bucket_files import entries_of, read_object
-from forebay.sources.opening import digest, full_path, read_planned
+from forebay.sources.opening import digest, file_as_it_is, full_path, read_planned
 from forebay.sources.paths import BOM, MAX_IMAGE_BYTES, LocalFiles, checked_limit, look, named_below, too_large
 from forebay.sources.walking import NamesIn, PassedOver, WalkedFile, list_objects, suffix_of, walk_files
 from forebay.store.base import Entry, is_url
@@ -109,16 +109,6 @@ def find_images(root: str, patterns: Sequence[str], apart: str = "") -> Listing:
     return Listing(files.by_path(), others.counts())
 
 
-def look_at_image(root: str, name: str) -> SourceFile:
-    """Stat one image; raises `FileNotFoundError` if it is gone."""
-    if is_url(root):
-        return _look_at_object(root, name)
-    file = _look(root, name, NamesIn(os.path.dirname(full_path(root, name))))
-    if file is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), full_path(root, name))
-    return file
-
-
 def _find_objects(root: str, patterns: Sequence[str]) -> Listing:
     """As `find_images`, by the listings alone, which also have the sidecars."""
     sidecars: dict[str, tuple[Entry, bool]] = {}
@@ -186,14 +176,6 @@ def sidecar_in(file: SourceFile) -> Sidecar | None:
     return Sidecar(path, state if state in FILE_PROBLEMS else None) if colon else None
 
 
-def touched_ns(file: SourceFile) -> int:
-    """The newer modification time of an image and its sidecar."""
-    sidecar, state = sidecar_in(file), file.etag.rpartition(":")[2]
-    if not file.mtime_ns:  # in a bucket
-        return 0
-    return file.mtime_ns if sidecar is None or sidecar.problem else max(file.mtime_ns, int(state.rpartition("-")[2]))
-
-
 def stamp(root: str, file: SourceFile) -> str:
     """Ctime and inode of an image and its sidecar, which change even if an edit restores size and mtime.
 
@@ -226,13 +208,7 @@ def _look(root: str, name: str, names: Container[str]) -> SourceFile | None:
         return None
     if isinstance(state, str):
         return SourceFile(path=name, size=0, etag=f"{_MARK}{state}")
-    file = SourceFile(
-        path=name,
-        size=state.st_size,
-        mtime_ns=state.st_mtime_ns,
-        ctime_ns=state.st_ctime_ns,
-        inode=state.st_ino,
-    )
+    file = file_as_it_is(name, state)
     sidecar = sidecar_of(os.path.basename(name), names)
     if sidecar is None:
         return file
@@ -281,10 +257,20 @@ class ImageSource(LocalFiles):
         return find_images(self.root, self.patterns, apart)
 
     def look(self, path: str) -> SourceFile:
-        return look_at_image(self.root, path)
+        if is_url(self.root):
+            return _look_at_object(self.root, path)
+        full = full_path(self.root, path)
+        file = _look(self.root, path, NamesIn(os.path.dirname(full)))
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), full)
+        return file
 
     def touched_ns(self, file: SourceFile) -> int:
-        return touched_ns(file)
+        """The newer modification time of an image and its sidecar; 0 in a bucket."""
+        sidecar = sidecar_in(file)
+        if not file.mtime_ns or sidecar is None or sidecar.problem:
+            return file.mtime_ns
+        return max(file.mtime_ns, int(file.etag.rpartition("-")[2]))
 
     def stamp(self, file: SourceFile) -> str:
         return stamp(self.root, file)

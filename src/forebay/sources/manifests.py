@@ -40,7 +40,7 @@ from forebay.source import (
 from forebay.sources.bucket_files import entries_of, join_url, objects_below, relative_url
 from forebay.sources.compression import DecompressedStream
 from forebay.sources.image_files import FILE_PROBLEMS, clean_etag, image_digest, read_image, stamp, state_of
-from forebay.sources.opening import full_path, open_planned
+from forebay.sources.opening import file_as_it_is, full_path, open_planned
 from forebay.sources.paths import BOM, MAX_IMAGE_BYTES, checked_limit, look, refuse_one_slash
 from forebay.sources.walking import is_stream
 from forebay.store.base import Entry, is_url
@@ -193,7 +193,7 @@ def _stored(path: str, file: SourceFile) -> StoredText:
             return StoredText(path, os.dup(plain.fileno()))
     with (
         tempfile.TemporaryFile() as plain,
-        DecompressedStream(path, file, LONGEST_LINE) if is_stream(path) else open_planned(path, file) as stored,
+        DecompressedStream(path, file, LONGEST_LINE, True) if is_stream(path) else open_planned(path, file) as stored,
     ):
         while piece := stored.read(_PIECE):
             if plain.tell() + len(piece) > MOST_UNPACKED:
@@ -363,14 +363,7 @@ class ImageManifestSource(Source):
         state = state_of(path)
         if not isinstance(state, os.stat_result):
             raise FileNotFoundError(errno.ENOENT, FILE_PROBLEMS.get(state or "", os.strerror(errno.ENOENT)), path)
-        return SourceFile(
-            path=line.image,
-            size=state.st_size,
-            mtime_ns=state.st_mtime_ns,
-            etag=line.check,
-            ctime_ns=state.st_ctime_ns,
-            inode=state.st_ino,
-        )
+        return file_as_it_is(line.image, state, etag=line.check)
 
     def _place_of(self, path: str) -> str:
         return f"{self.manifest}@{self._line_of(path).start}"

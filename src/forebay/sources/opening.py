@@ -41,6 +41,19 @@ def open_planned(path: str, file: SourceFile) -> BinaryIO:
     return opened
 
 
+def file_as_it_is(name: str, status: os.stat_result, stream: bool = False, etag: str = "") -> SourceFile:
+    """A file of a source by its stat."""
+    return SourceFile(
+        path=name,
+        size=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        etag=etag,
+        stream=stream,
+        ctime_ns=status.st_ctime_ns,
+        inode=status.st_ino,
+    )
+
+
 def read_planned(path: str, file: SourceFile, count: int) -> bytes:
     """The first bytes of a planned file."""
     with BufferedReader(cast(RawIOBase, open_planned(path, file))) as opened:

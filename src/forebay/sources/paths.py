@@ -20,7 +20,7 @@ from forebay.file_table import FileTable
 from forebay.source import Failure, Listing, Source, SourceFile, Unit, listing_of, source_unreadable
 from forebay.sources.bucket_files import common_url, join_url, look_at, relative_url
 from forebay.sources.compression import estimated_size, take_digest
-from forebay.sources.opening import digest, full_path
+from forebay.sources.opening import digest, file_as_it_is, full_path
 from forebay.sources.walking import PassedOver, is_stream, list_objects, walk_files
 from forebay.store.base import is_url, meant_url
 
@@ -204,14 +204,7 @@ def look(root: str, name: str, decompressed: bool = True) -> SourceFile:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), full_path(root, name)) from error
     if not stat.S_ISREG(status.st_mode):
         raise source_unreadable(full_path(root, name), "it is not a regular file")
-    return SourceFile(
-        path=name,
-        size=status.st_size,
-        mtime_ns=status.st_mtime_ns,
-        stream=decompressed and is_stream(name),
-        ctime_ns=status.st_ctime_ns,
-        inode=status.st_ino,
-    )
+    return file_as_it_is(name, status, decompressed and is_stream(name))
 
 
 def check_readable(root: str, file: SourceFile) -> None:

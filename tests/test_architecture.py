@@ -39,7 +39,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "masks": {"kernels", "errors"},
     "order": {"kernels", "errors", "columns"},  # functions of numbers
     "images": WORDS | {"masks"},
-    "chat": INDEX | {"kernels", "read", "tokens", "masks", "sources"},  # reads a built cache to pack it again
+    "chat": INDEX
+    | {"exports", "kernels", "read", "tokens", "masks", "sources"},  # reads a built cache to pack it again
     "teachers": INDEX | {"read", "hub", "masks", "order"},  # reads a cache; `torch` runs the models
     "kinds": WORDS | {"store"},  # of store, whether a root is a URL
     "named_sources": INDEX | {"building", "kinds", "sources"},

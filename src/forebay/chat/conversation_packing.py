@@ -7,13 +7,14 @@ row     tokens     ┌ conversation 0 ──────────────
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import compress, pairwise
 from typing import Any, Literal
 
 import numpy as np
 
 from forebay.chat.encoding import Encoded
+from forebay.chat.token_bytes import offsets_of
 from forebay.columns import Array, Ragged
 from forebay.masks.train_on import KINDS, ROLES
 from forebay.source import Failure, Sample, SampleBatch
@@ -24,54 +25,16 @@ Long = Literal["error", "drop", "truncate"]
 _STOP = KINDS.index("stop")
 
 
-def _distinct(ascending: Array) -> int:
-    return len(ascending) and 1 + int(np.count_nonzero(np.diff(ascending)))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class PackedConversations(SampleBatch):
-    """The tokens and spans of samples as a chunk of a cache holds them: what re-packed rows are made of."""
-
-    path: str  # of the chunk
-    tokens: Array  # of all rows
-    starts: Array  # (documents,) where each begins in `tokens`
-    lengths: Array  # (documents,) tokens
-    spans: Array  # (spans, 5) uint32, counted from the beginning of their document
-    span_counts: Array  # (documents,)
-    numbers: Array  # (documents,) the number of the sample in the chunk, ascending
-    made_by: str  # the signature of the recipe that made them
-
-    @property
-    def count(self) -> int:
-        return _distinct(self.numbers)
-
-    def samples(self) -> Iterator[Sample]:
-        """A sample with the documents of each conversation."""
-        edges = [0, *(np.flatnonzero(np.diff(self.numbers)) + 1).tolist(), len(self.numbers)]
-        span_ends = np.cumsum(self.span_counts)
-        for first, stop in pairwise(edges if len(self.numbers) else []):
-            here = slice(first, stop)
-            one = replace(
-                self,
-                starts=self.starts[here],
-                lengths=self.lengths[here],
-                spans=self.spans[span_ends[first] - self.span_counts[first] : span_ends[stop - 1]],
-                span_counts=self.span_counts[here],
-                numbers=self.numbers[here],
-            )
-            yield Sample(f"{self.path}#{one.numbers[0]}", one)
-
-
-@dataclass(slots=True, eq=False)
 class Conversations:
-    """The encoded documents of a chunk; a conversation has one, or several where its template changes history."""
+    """Encoded documents by sample: one each, or several where its template changes history."""
 
-    ids: Sequence[Array]
+    ids: Sequence[Array]  # parts, one behind the other; no document is in two of them
     starts: Array  # (documents,) where each begins in `ids`
     lengths: Array  # (documents,) tokens
     spans: Array  # (spans, 5) uint32: start and stop in the document, role, kind, message
     span_counts: Array  # (documents,)
-    numbers: Array  # (documents,) the number of the sample in the chunk
+    numbers: Array  # (documents,) the number of the sample in the chunk, ascending
     names: Sequence[str]  # (documents,) the ids of the samples
     characters: int = 0
     straddling: int = 0
@@ -81,89 +44,112 @@ class Conversations:
     def span_document(self) -> Array:
         return np.repeat(np.arange(len(self.lengths)), self.span_counts)
 
+    @property
+    def count(self) -> int:
+        return _distinct(self.numbers)
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StoredDocuments:
-    """Where the documents of a chunk lie in its rows; `order` is that of samples, and of documents in a sample."""
+    def documents(self, first: int, stop: int) -> "Conversations":
+        some, span_edges = slice(first, stop), offsets_of(self.span_counts)
+        return replace(
+            self,
+            starts=self.starts[some],
+            lengths=self.lengths[some],
+            spans=self.spans[span_edges[first] : span_edges[stop]],
+            span_counts=self.span_counts[some],
+            numbers=self.numbers[some],
+            names=self.names[some],
+        )
 
-    row: Array  # (documents,) ascending
-    starts: Array  # (documents,) in the row
-    lengths: Array  # (documents,) tokens
-    order: Array  # (documents,)
-
-    def spans(self, spans: Ragged, width: int) -> tuple[Array, Array]:
-        """The spans of documents in their order, counted from the beginning of each, and how many each has."""
-        row = np.repeat(np.arange(len(spans)), spans.lengths.astype(np.int64))
-        begins = self.row * width + self.starts
-        owner = np.searchsorted(begins, row * width + spans.values[:, 0], side="right") - 1
-        if (owner < 0).any():
-            raise ValueError("it has a span before its first document")
-        counts = np.bincount(owner, minlength=len(begins))
-        places = spans.values.take(ranges((np.cumsum(counts) - counts)[self.order], counts[self.order]), axis=0)
-        places[:, :2] -= np.repeat(self.starts[self.order].astype(np.uint32), counts[self.order])[:, None]
-        return places, counts[self.order]
+    def numbered_from(self, number: int) -> "Conversations":
+        """The same with consecutive numbers of samples."""
+        return replace(self, numbers=number + np.cumsum(np.diff(self.numbers, prepend=self.numbers[:1]) != 0))
 
 
-def stored_documents(lengths: Ragged, documents: Ragged, width: int) -> StoredDocuments:
-    """The documents of a chunk, from its columns `seq_lens` and `documents`.
+def encoded_conversations(
+    encoded: Encoded, usable: Sequence[bool], numbers: Sequence[int], names: Sequence[str], characters: int
+) -> Conversations:
+    """The `usable` documents of a batch, with the number and the id of the sample of each."""
+    keep = np.array(usable, np.bool_)
+    lengths = encoded.lengths[keep]
+    return Conversations(
+        [encoded.ids[np.repeat(keep, encoded.lengths)]],
+        offsets_of(lengths)[:-1],
+        lengths,
+        encoded.spans[np.repeat(keep, encoded.span_counts)],
+        encoded.span_counts[keep],
+        np.array(numbers, np.int64)[keep],
+        list(compress(names, usable)),
+        characters,
+        encoded.straddling,
+        encoded.headers,
+    )
 
-    Raises ValueError where a row has more tokens than `width`, or not as many lengths as documents.
+
+def joined(parts: Sequence[Conversations], dtype: np.dtype[Any]) -> Conversations:
+    """The documents of all parts in order."""
+    none = np.zeros(0, np.int64)
+    parts = [Conversations([np.zeros(0, dtype)], none, none, np.zeros((0, 5), np.uint32), none, none, []), *parts]
+    begins = offsets_of([sum(map(len, part.ids)) for part in parts])
+    return Conversations(
+        ids=[ids.astype(dtype, copy=False) for part in parts for ids in part.ids],
+        starts=np.concatenate([part.starts + begin for part, begin in zip(parts, begins, strict=False)]),
+        lengths=np.concatenate([part.lengths for part in parts]),
+        spans=np.concatenate([part.spans for part in parts]),
+        span_counts=np.concatenate([part.span_counts for part in parts]),
+        numbers=np.concatenate([part.numbers for part in parts]),
+        names=[name for part in parts for name in part.names],
+        characters=sum(part.characters for part in parts),
+        straddling=sum(part.straddling for part in parts),
+        headers=sum(part.headers for part in parts),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedConversations(SampleBatch):
+    """The conversations of a chunk of a cache, to be packed into other rows."""
+
+    conversations: Conversations
+    signature: str  # of the recipe that made them
+
+    @property
+    def count(self) -> int:
+        return self.conversations.count
+
+    def samples(self) -> Iterator[Sample]:
+        """A sample with the documents of each conversation."""
+        numbers, names = self.conversations.numbers, self.conversations.names
+        edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)] if len(numbers) else []
+        for first, stop in pairwise(edges):
+            yield Sample(names[first], replace(self, conversations=self.conversations.documents(first, stop)))
+
+
+def stored_conversations(rows: Mapping[str, Any], path: str) -> Conversations:
+    """The conversations in the rows of a chunk, in the order of their numbers.
+
+    Raises ValueError where a row has more tokens than its width, or not as many lengths as documents.
     """
-    counts = lengths.lengths.astype(np.int64)
-    if not np.array_equal(lengths.offsets, documents.offsets):
+    tokens, seq_lens, documents, spans = (rows[name] for name in ("tokens", "seq_lens", "documents", "spans"))
+    width, lengths = tokens.shape[1], seq_lens.values.astype(np.int64)
+    if not np.array_equal(seq_lens.offsets, documents.offsets):
         raise ValueError("its rows have not as many lengths as documents")
-    each = lengths.values.astype(np.int64)
-    row = np.repeat(np.arange(len(counts)), counts)
-    passed = np.concatenate([[0], np.cumsum(each)])
-    edges = passed[lengths.offsets.astype(np.int64)]
+    passed = offsets_of(lengths)
+    edges = passed[seq_lens.offsets.astype(np.int64)]
     if (np.diff(edges) > width).any():
         raise ValueError(f"a row has documents of more than {width:,} tokens")
+    row = np.repeat(np.arange(len(tokens)), seq_lens.lengths.astype(np.int64))
+    in_row = passed[:-1] - edges[row]
+    starts = row * width + in_row
+    span_row = np.repeat(np.arange(len(tokens)), spans.lengths.astype(np.int64))
+    owner = np.searchsorted(starts, span_row * width + spans.values[:, 0], side="right") - 1
+    if (owner < 0).any():
+        raise ValueError("it has a span before its first document")
+    counts = np.bincount(owner, minlength=len(starts))
     order = np.lexsort((documents.values[:, 1], documents.values[:, 0]))
-    return StoredDocuments(row, passed[:-1] - edges[row], each, order)
-
-
-@dataclass(slots=True)
-class Gathered:
-    """Collects encoded documents, batch by batch, or those of chunks of a cache."""
-
-    dtype: np.dtype[Any]
-    parts: list[tuple[Array, ...]] = field(default_factory=list)  # ids, starts, lengths, spans, span_counts, numbers
-    names: list[str] = field(default_factory=list)
-    characters: int = 0
-    straddling: int = 0
-    headers: int = 0
-    _tokens: int = 0  # of all parts
-
-    def add(self, encoded: Encoded, kept: Sequence[bool], numbers: Sequence[int], names: Sequence[str]) -> None:
-        """Add the documents that are `kept`, with the number and the id of the sample of each."""
-        keep = np.array(kept, np.bool_)
-        ids, spans = encoded.ids, encoded.spans
-        if not keep.all():
-            ids, spans = ids[np.repeat(keep, encoded.lengths)], spans[np.repeat(keep, encoded.span_counts)]
-        lengths = encoded.lengths[keep]
-        self._add(ids, np.cumsum(lengths) - lengths, lengths, spans, encoded.span_counts[keep], np.array(numbers)[keep])
-        self.names += compress(names, kept)
-        self.straddling += encoded.straddling
-        self.headers += encoded.headers
-
-    def add_packed(self, packed: PackedConversations, number: int) -> None:
-        """Add documents of a cache; `number` is that of the first sample."""
-        numbers = number + np.cumsum(np.diff(packed.numbers, prepend=packed.numbers[:1]) != 0)
-        self._add(packed.tokens, packed.starts, packed.lengths, packed.spans, packed.span_counts, numbers)
-        self.names += [f"{packed.path}#{each}" for each in packed.numbers.tolist()]
-
-    def _add(self, ids: Array, starts: Array, *rest: Array) -> None:
-        self.parts.append((ids.astype(self.dtype, copy=False), starts + self._tokens, *rest))
-        self._tokens += len(ids)
-
-    def all(self) -> Conversations:
-        """All documents; tokens are not copied to stand one behind the other."""
-        none = np.zeros(0, np.int64)
-        empty = (np.zeros(0, self.dtype), none, none, np.zeros((0, 5), np.uint32), none, none)
-        ids, *rest = zip(empty, *self.parts, strict=True)
-        starts, lengths, spans, counts, numbers = map(np.concatenate, rest)
-        counted = (self.characters, self.straddling, self.headers)
-        return Conversations(ids, starts, lengths, spans, counts, numbers, self.names, *counted)
+    moved = spans.values.take(ranges(offsets_of(counts)[order], counts[order]), axis=0)
+    moved[:, :2] -= np.repeat(in_row[order].astype(np.uint32), counts[order])[:, None]
+    numbers = documents.values[order, 0].astype(np.int64)
+    names = [f"{path}#{number}" for number in numbers.tolist()]
+    return Conversations([tokens.reshape(-1)], starts[order], lengths[order], moved, counts[order], numbers, names)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -217,15 +203,16 @@ def pack_conversations(
     placed = packed.documents.values[:, 0].astype(np.int64)  # documents in the order of rows
     edges = packed.documents.offsets
     identity = np.column_stack([encoded.numbers, offsets_in_samples(encoded)])[placed].astype(np.uint32)
-    spans, counts = kept_spans(encoded, cut)
-    ends = np.cumsum(counts)
-    each = ranges((ends - counts)[placed], counts[placed])
+    document = encoded.span_document
+    inside = encoded.spans[:, 1] <= cut.lengths[document]
+    spans, counts = encoded.spans[inside], np.bincount(document[inside], minlength=count)
+    each = ranges(offsets_of(counts)[placed], counts[placed])
     lengths = packed.seq_lens.values.astype(np.int64)
     passed = np.cumsum(lengths) - lengths
     in_row = passed - np.repeat(passed[edges[:-1]] if len(lengths) else passed, np.diff(edges))
     moved = spans.take(each, axis=0)
     moved[:, :2] += np.repeat(in_row.astype(np.uint32), counts[placed])[:, None]
-    span_edges = np.concatenate([[0], np.cumsum(counts[placed])])[edges]
+    span_edges = offsets_of(counts[placed])[edges]
     return {
         "tokens": packed.tokens,
         "seq_lens": packed.seq_lens,
@@ -244,15 +231,6 @@ def offsets_in_samples(encoded: Conversations) -> Array:
     return passed - begins
 
 
-def kept_spans(encoded: Conversations, cut: ConversationCut) -> tuple[Array, Array]:
-    """The spans of what is kept of each document, and how many."""
-    if cut.lengths is encoded.lengths:
-        return encoded.spans, encoded.span_counts
-    document = encoded.span_document
-    inside = encoded.spans[:, 1] <= cut.lengths[document]
-    return encoded.spans[inside], np.bincount(document[inside], minlength=len(encoded.lengths))
-
-
 def last_turns(encoded: Conversations, spans: Array, counts: Array) -> Array:
     """The last generated message of the conversation that each document belongs to."""
     document = np.repeat(np.arange(len(counts)), counts)
@@ -260,6 +238,10 @@ def last_turns(encoded: Conversations, spans: Array, counts: Array) -> Array:
     stops = spans[:, 3] == _STOP
     np.maximum.at(last, encoded.numbers[document[stops]], spans[stops, 4])
     return last[encoded.numbers]
+
+
+def _distinct(ascending: Array) -> int:
+    return len(ascending) and 1 + int(np.count_nonzero(np.diff(ascending)))
 
 
 def ranges(starts: Array, counts: Array) -> Array:
@@ -274,25 +256,38 @@ def chat_statistics(
 ) -> dict[str, int | float | list[int]]:
     """The counts of one chunk, which are summed over chunks; those of tokens have the names of the token recipe."""
     spans = columns["spans"].values
-    lengths = spans[:, 1] - spans[:, 0]
     seq_lens = columns["seq_lens"]
-    used = np.diff(np.append(0, np.cumsum(seq_lens.values, dtype=np.int64))[seq_lens.offsets])
-    lengths_used = cut.lengths
+    used = np.diff(offsets_of(seq_lens.values)[seq_lens.offsets])
     return {
-        "conversations": _distinct(encoded.numbers[lengths_used > 0]),
+        "conversations": _distinct(encoded.numbers[cut.lengths > 0]),
         "turns": int(np.count_nonzero(spans[:, 3] == _STOP)),
-        "documents": int(np.count_nonzero(lengths_used)),
+        "documents": int(np.count_nonzero(cut.lengths)),
         "documents_split": 0,
         "documents_cut": cut.truncated,
         "documents_dropped": cut.dropped,
         "characters": encoded.characters,
         "tokens_in": int(encoded.lengths.sum()),
         "tokens": int(used.sum()),
-        "tokens_dropped": int((encoded.lengths - lengths_used).sum()),
-        "tokens_by_role": np.bincount(spans[:, 2], weights=lengths, minlength=len(ROLES)).astype(int).tolist(),
-        "tokens_by_kind": np.bincount(spans[:, 3], weights=lengths, minlength=len(KINDS)).astype(int).tolist(),
+        "tokens_dropped": int((encoded.lengths - cut.lengths).sum()),
         "tokens_straddling": encoded.straddling,
         "raw_bytes": sum(column.nbytes for column in columns.values()),
         "rows_by_use": np.bincount(used * USE_BINS // capacity, minlength=USE_BINS + 1).tolist(),
+        **tokens_by_label(spans),
         **({"header_tokens_trained": encoded.headers} if encoded.headers else {}),
     }
+
+
+def tokens_by_label(spans: Array) -> dict[str, list[int]]:
+    """How many tokens of some spans have each role and each kind."""
+    lengths = spans[:, 1] - spans[:, 0]
+    counts = {"role": (2, len(ROLES)), "kind": (3, len(KINDS))}
+    return {
+        f"tokens_by_{name}": np.bincount(spans[:, at], weights=lengths, minlength=count).astype(int).tolist()
+        for name, (at, count) in counts.items()
+    }
+
+
+def shown_by_label(statistics: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """The same with the names of roles and kinds."""
+    names = {"tokens_by_role": ROLES, "tokens_by_kind": KINDS}
+    return {name: dict(zip(labels, statistics.get(name, []), strict=False)) for name, labels in names.items()}

@@ -21,6 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from msgspec import Meta
 
+from forebay.chat.conversation_packing import shown_by_label, tokens_by_label
 from forebay.chat.conversations import BadConversation, Conversation, FieldNames, read_record
 from forebay.chat.dissect import Document
 from forebay.chat.encoding import Encoded
@@ -28,7 +29,7 @@ from forebay.chat.recipe import ChatRecipe, Rendered, Renderer, in_batches
 from forebay.columns import DTYPES, Array, Column, Ragged
 from forebay.errors import RecipeInvalid
 from forebay.fields import Size
-from forebay.masks.train_on import GENERATED, KINDS, ROLES, SPAN_FIELDS
+from forebay.masks.train_on import GENERATED, KINDS, SPAN_FIELDS
 from forebay.recipe import Rows
 from forebay.source import Failure, Sample, Source
 from forebay.sources.jsonl import lines
@@ -85,7 +86,7 @@ class PreferenceRecipe(ChatRecipe, frozen=True, kw_only=True, forbid_unknown_fie
         failed: list[tuple[int, Failure]] = []
         rows: list[_Row] = []
         characters = 0
-        for batch in in_batches(self._rendered(samples, failed)):
+        for batch in in_batches(self._rendered(enumerate(samples), failed)):
             encoded, problems = self._encoded(batch)
             first = 0
             for at, group in enumerate(batch):
@@ -112,8 +113,7 @@ class PreferenceRecipe(ChatRecipe, frozen=True, kw_only=True, forbid_unknown_fie
             "tokens_per_candidate": (tokens - statistics.get("prompt_tokens", 0))
             / max(1, statistics.get("candidates", 0)),
             "bytes_per_token": holds["bytes"] / tokens,
-            "tokens_by_role": dict(zip(ROLES, statistics.get("tokens_by_role", []), strict=False)),
-            "tokens_by_kind": dict(zip(KINDS, statistics.get("tokens_by_kind", []), strict=False)),
+            **shown_by_label(statistics),
         }
 
     def _names(self) -> FieldNames:
@@ -338,15 +338,13 @@ def _columns(rows: Sequence[_Row], dtype: np.dtype[Any]) -> dict[str, Array | Ra
 def _statistics(
     rows: Sequence[_Row], columns: Mapping[str, Any], characters: int
 ) -> dict[str, int | float | list[int]]:
-    spans = columns["spans"].values.astype(np.int64)
-    lengths = spans[:, 1] - spans[:, 0]
+    spans = columns["spans"].values
     return {
         "pairs": len(rows),
         "candidates": len(columns["candidate_lens"].values),
         "characters": characters,
         "prompt_tokens": len(columns["prompt"].values),
-        "tokens": int(lengths.sum()),
-        "tokens_by_role": np.bincount(spans[:, 2], weights=lengths, minlength=len(ROLES)).astype(int).tolist(),
-        "tokens_by_kind": np.bincount(spans[:, 3], weights=lengths, minlength=len(KINDS)).astype(int).tolist(),
+        "tokens": int((spans[:, 1] - spans[:, 0]).sum()),
+        **tokens_by_label(spans),
         "raw_bytes": sum(column.nbytes for column in columns.values()),
     }

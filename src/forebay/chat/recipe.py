@@ -15,11 +15,14 @@ from msgspec import Meta
 
 from forebay.cache.catalog import read_cache_document, read_recipe_document
 from forebay.chat.conversation_packing import (
-    Gathered,
+    Conversations,
     PackedConversations,
     chat_statistics,
     cut_long,
+    encoded_conversations,
+    joined,
     pack_conversations,
+    shown_by_label,
 )
 from forebay.chat.conversations import (
     BadConversation,
@@ -38,7 +41,7 @@ from forebay.chat.token_bytes import TokenBytes, token_bytes
 from forebay.columns import DTYPES, Array, Column
 from forebay.errors import RecipeInvalid
 from forebay.format import layout
-from forebay.masks.train_on import GENERATED, KINDS, ROLES, SPAN_FIELDS
+from forebay.masks.train_on import GENERATED, KINDS, SPAN_FIELDS
 from forebay.recipe import Rows, canonical_json
 from forebay.source import BatchedSamples, Failure, Sample, SampleBatch
 from forebay.store import open_store
@@ -147,11 +150,13 @@ class ChatRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fiel
         """The recipe with its encoder and its padding chosen, and notes about the choice."""
         vocabulary = self.vocabulary()
         first = next(iter(samples()), None)
-        if self.encoder != "auto" and first is not None and isinstance(first.data, PackedConversations):
+        is_packed = first is not None and isinstance(first.data, PackedConversations)
+        if is_packed and self.encoder != "auto":
             return msgspec.structs.replace(self, pad=self._pad(vocabulary)), ()  # nothing is encoded
         self.token_bytes()
         wanted = self.encoder if kept is None or self.encoder != "auto" else kept.get("encoder", "auto")
-        documents = [document for each in self._rendered(samples(), []) for document in each.documents]
+        rendered = [] if is_packed else self._rendered(enumerate(samples()), [])
+        documents = [document for sample in rendered for document in sample.documents]
         texts = [document.text for document in documents]
         encoder, notes = choose_encoder(wanted, vocabulary, texts, planned=kept is not None, control=True)
         encoded = encode_documents(documents, open_encoder(encoder, vocabulary, control=True), self.token_bytes())
@@ -176,11 +181,11 @@ class ChatRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fiel
         self.token_bytes()
 
     def make(self, samples: Iterable[Sample]) -> Rows:
-        gathered = Gathered(DTYPES[self._dtype()][1])
+        parts: list[Conversations] = []
         failed: list[tuple[int, Failure]] = []
-        for batch in in_batches(self._rendered(samples, failed, gathered)):
-            self._encode(batch, gathered, failed)
-        conversations = gathered.all()
+        for batch in in_batches(self._rendered(self._without_packed(samples, parts), failed)):
+            parts.append(self._encode(batch, failed))
+        conversations = joined(parts, DTYPES[self._dtype()][1])
         cut = cut_long(conversations, self.sequence_length, self.long)
         columns = pack_conversations(conversations, cut, self.sequence_length, self._pad(self.vocabulary()))
         failures = [failure for _, failure in sorted([*failed, *cut.failed], key=lambda each: each[0])]
@@ -210,21 +215,20 @@ class ChatRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fiel
         """Figures from the sums over all chunks: those of tokens, and shares by role and kind."""
         tokens = max(1, statistics.get("tokens", 0))
         conversations = max(1, statistics.get("conversations", 0))
-        kinds = dict(zip(KINDS, statistics.get("tokens_by_kind", []), strict=False))
+        by_label = shown_by_label(statistics)
         return {
             **token_figures(fields, statistics, holds),
-            "tokens_by_role": dict(zip(ROLES, statistics.get("tokens_by_role", []), strict=False)),
-            "tokens_by_kind": kinds,
-            "generated_share": sum(kinds.get(kind, 0) for kind in GENERATED) / tokens,
+            **by_label,
+            "generated_share": sum(by_label["tokens_by_kind"].get(kind, 0) for kind in GENERATED) / tokens,
             "turns_per_conversation": statistics.get("turns", 0) / conversations,
         }
 
     def _rendered(
-        self, samples: Iterable[Sample], failed: list[tuple[int, Failure]], gathered: Gathered | None = None
+        self, samples: Iterable[tuple[int, Sample]], failed: list[tuple[int, Failure]]
     ) -> Iterator["Rendered"]:
-        """The documents of every sample. One that fails is added to `failed`, one of a cache to `gathered`."""
+        """The documents of every numbered sample. One that fails is added to `failed`."""
         renderer, smallest = None, min(MAX_UNCUT_BYTES.values())
-        for number, sample in self._not_packed(samples, gathered):
+        for number, sample in samples:
             if isinstance(sample.data, bytes) and not sample.data.strip():
                 continue  # an empty line
             renderer = renderer or self._renderer()  # packed conversations need neither a tokenizer nor a template
@@ -250,32 +254,30 @@ class ChatRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fiel
             return None
         return f"it is rendered as {size:,} bytes; at most {most:,} are encoded, so split the conversation"
 
-    def _not_packed(self, samples: Iterable[Sample], gathered: Gathered | None) -> Iterator[tuple[int, Sample]]:
-        """The samples to render, with their numbers; those of a cache are added to `gathered` instead."""
-        made_by, number = "", 0
+    def _without_packed(self, samples: Iterable[Sample], parts: list[Conversations]) -> Iterator[tuple[int, Sample]]:
+        """The samples to render, with their numbers; those of a chat cache are added to `parts` instead."""
+        signature, number = "", 0
         for item in samples.batches() if isinstance(samples, BatchedSamples) else samples:
             packed = item if isinstance(item, SampleBatch) else item.data
             if isinstance(packed, PackedConversations):
-                if gathered is None:  # all samples of a cache are like that, and none is rendered
-                    return
-                made_by = made_by or self.signature(self.dependencies())
-                _check_signature(packed, made_by)
-                gathered.add_packed(packed, number)
+                signature = signature or self.signature(self.dependencies())
+                _check_signature(packed, signature)
+                parts.append(packed.conversations.numbered_from(number))
                 number += packed.count
                 continue
             for sample in item.samples() if isinstance(item, SampleBatch) else (item,):
                 yield number, sample
                 number += 1
 
-    def _encode(self, batch: Sequence["Rendered"], gathered: Gathered, failed: list[tuple[int, Failure]]) -> None:
-        """Encode the documents of some samples, and leave out the samples with a problem."""
+    def _encode(self, batch: Sequence["Rendered"], failed: list[tuple[int, Failure]]) -> Conversations:
+        """The documents of some samples as tokens, without samples that have a problem."""
         encoded, problems = self._encoded(batch)
-        kept = [at not in problems for at, sample in enumerate(batch) for _ in sample.documents]
         failed += [(batch[at].number, Failure(batch[at].name, *problem)) for at, problem in problems.items()]
-        documents = [document for sample in batch for document in sample.documents]
-        gathered.characters += sum(len(document.text) for document in compress(documents, kept))
-        numbers = [sample.number for sample in batch for _ in sample.documents]
-        gathered.add(encoded, kept, numbers, [sample.name for sample in batch for _ in sample.documents])
+        owners = [(at, sample) for at, sample in enumerate(batch) for _ in sample.documents]
+        usable = [at not in problems for at, _ in owners]
+        texts = compress((document.text for sample in batch for document in sample.documents), usable)
+        numbers, names = [sample.number for _, sample in owners], [sample.name for _, sample in owners]
+        return encoded_conversations(encoded, usable, numbers, names, sum(map(len, texts)))
 
     def _encoded(self, batch: Sequence["Rendered"]) -> tuple[Encoded, dict[int, tuple[str, str]]]:
         """The documents of some samples, and the samples with a problem."""
@@ -342,8 +344,8 @@ class Rendered:
         self.size = sum(len(document.raw) for document in self.documents)
 
 
-def _check_signature(packed: PackedConversations, made_by: str) -> None:
-    if packed.made_by != made_by:
+def _check_signature(packed: PackedConversations, signature: str) -> None:
+    if packed.signature != signature:
         raise RecipeInvalid(
             "the conversations were tokenized by a recipe with another tokenizer, template or treatment of turns",
             hint="take its recipe: source, recipe = forebay.chat.repack(root, sequence_length=…)",

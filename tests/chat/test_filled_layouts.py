@@ -60,13 +60,11 @@ def with_weights_and_tools(chosen: random.Random, record: dict[str, Any], stock:
     return {**record, "tools": [TOOL]} if stock.tools and chosen.random() < 0.2 else record
 
 
-def taking_apart(
-    source: TemplateSource, arguments: bytes, date: str | None, special: Any, stop: str | None, generation: str
-) -> Layouts:
+def taking_apart(source: TemplateSource, arguments: bytes, date: str | None, special: Any, stop: str | None) -> Layouts:
     """Layouts that are never remembered: every conversation is rendered and taken apart."""
     template = ChatTemplate(source, json.loads(arguments), date)
     template.uses = None
-    return Layouts(Dissector(template, special, stop, generation == "check"))
+    return Layouts(Dissector(template, special, stop))
 
 
 def compare(recipe: ChatRecipe, records: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> fb.Rows:

@@ -17,7 +17,7 @@ from forebay.chat import ChatRecipe
 from forebay.chat import recipe as recipe_module
 from forebay.chat.rendering import ChatTemplate
 from forebay.chat.template import TemplateSource
-from forebay.errors import ModelUnusable, RecipeInvalid
+from forebay.errors import RecipeInvalid
 
 
 def user(content: str) -> dict[str, Any]:
@@ -72,13 +72,6 @@ def test_a_token_behind_the_last_turn_alone_is_not_its_stop_token(tmp_path: Path
     template = PHI3.plain().replace("'<|end|>\n'", "'<|end|>'")
     assert template != PHI3.plain()
     assert trained(tmp_path, PHI3, template, TWO_TURNS) == ["Me.|<|end|>So.|<|end|>"]
-
-
-def test_generation_blocks_with_a_further_control_token_are_refused(tmp_path: Path) -> None:
-    """Both tokens stay in a longer conversation, but `eos_token` is the first."""
-    answer = "{% generation %}{{ m.content }}<|im_end|><|end|>{% endgeneration %}"
-    with pytest.raises(ModelUnusable, match=r"⟦Me.<\|im_end\|><\|end\|>⟧.*⟦Me.<\|im_end\|>⟧<\|end\|>"):
-        made(recipe_of(tmp_path, TWO_ENDS, chatml(answer)), TWO_TURNS[:2])
 
 
 def test_empty_answers_have_the_frame_of_others(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 
 import forebay as fb
 from forebay.chat import ChatRecipe
-from forebay.errors import ModelUnusable
 
 ASKED = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
 AGAIN = [*ASKED, {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
@@ -34,28 +33,16 @@ def only_failure(recipe: ChatRecipe, messages: list[dict[str, Any]]) -> tuple[st
     return failure.reason, failure.detail
 
 
-def test_generation_blocks_without_the_stop_token_are_refused_with_both_masks_shown(tmp_path: Path) -> None:
-    """The stop token outside the mask: a model trained like that never ends."""
-    template = CHATML.template.replace(
-        "{# gen #}{{ message['content'] + '<|im_end|>' }}{# end #}{{ '\\n' }}",
-        "{% generation %}{{ message['content'] }}{% endgeneration %}{{ '<|im_end|>\n' }}",
-    )
-    assert "generation" in template
+def test_generation_blocks_are_written_as_text_and_reported(tmp_path: Path) -> None:
+    """Blocks that leave out the stop token: a model trained like that never ends."""
+    template = CHATML.plain().replace("message['content'] +", "message['content'] }}{% endgeneration %}{{", 1)
+    template = template.replace("{{ message['content'] }}", "{% generation %}{{ message['content'] }}", 1)
     recipe = recipe_of(tmp_path, CHATML, template)
-    with pytest.raises(ModelUnusable) as caught:
-        made(recipe, ASKED)
-    assert r"⟦Me.⟧<|im_end|>\n', are not what inference generates" in str(caught.value)
-    assert r"⟦Me.<|im_end|>⟧\n'" in str(caught.value)
-    ignoring = recipe_of(tmp_path, CHATML, template, generation="ignore")
-    (document,) = labelled_documents(made(ignoring, ASKED))
+    (document,) = labelled_documents(made(recipe, ASKED))
     assert document.kinds.count("stop") == 1
-
-
-def test_generation_blocks_around_prompts_are_refused(tmp_path: Path) -> None:
-    template = "{% generation %}" + CHATML.plain().partition("{% if add_generation")[0] + "{% endgeneration %}"
-    template += "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    with pytest.raises(ModelUnusable, match=r"its generation blocks, '⟦<\|im_start\|>user"):
-        made(recipe_of(tmp_path, CHATML, template), ASKED)
+    samples = [fb.Sample("s", json.dumps({"messages": ASKED}))]
+    reported = ("generation blocks of the template are ignored; all that inference generates is trained",)
+    assert recipe.settled(None, lambda: samples)[1] == reported
 
 
 def test_a_template_without_a_stop_token_is_refused_until_one_is_named(tmp_path: Path) -> None:

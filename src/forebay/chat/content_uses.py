@@ -67,12 +67,6 @@ def uses_of_contents(parsed: nodes.Template, contents: Sequence[str]) -> dict[st
     return {"looked_for": sorted(uses.texts - {""}), "strips": uses.strips, "escapes": uses.escapes}
 
 
-def is_generation(node: nodes.Node) -> bool:
-    """Whether a node is a `generation` block."""
-    called = node.call.node if isinstance(node, nodes.CallBlock) else None
-    return isinstance(called, nodes.ExtensionAttribute) and called.name == "generation"
-
-
 class _Uses:
     """Walks through a template; raises `_NotUnderstood`."""
 
@@ -110,7 +104,7 @@ class _Uses:
                 if node.test is not None:
                     self._value(node.test)
                 self.statements([*node.body, *node.else_])
-            case nodes.CallBlock() if is_generation(node):
+            case nodes.Scope():  # a `generation` block
                 self.statements(node.body)
             case nodes.Macro():  # its arguments are checked where it is called
                 self._only(*node.defaults)

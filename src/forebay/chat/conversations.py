@@ -87,11 +87,8 @@ class Conversation:
     @property
     def turns(self) -> list[int]:
         """The numbers of the assistant's messages to train on."""
-        return [at for at in self.answers(len(self.messages)) if at not in self.untrained]
-
-    def answers(self, upto: int) -> list[int]:
-        """The numbers of all messages of the assistant among the first ones."""
-        return [at for at, message in enumerate(self.messages[:upto]) if message["role"] == "assistant"]
+        answers = (at for at, message in enumerate(self.messages) if message["role"] == "assistant")
+        return [at for at in answers if at not in self.untrained]
 
 
 def read_conversation(data: Any, names: FieldNames, *, nfc: bool = False) -> Conversation:
@@ -145,14 +142,12 @@ def read_record(data: Any) -> Mapping[str, Any]:
 def _messages(record: Mapping[str, Any], names: FieldNames) -> list[dict[str, Any]]:
     match _format(record, names):
         case "messages":
-            turns = record.get(names.messages, record.get(names.conversations))
-            listed = [_message(each, names, at, "role", "content") for at, each in _each(turns)]
+            listed = _each(record.get(names.messages, record.get(names.conversations)), names)
         case "sharegpt":
-            turns = record.get(names.conversations, record.get(names.messages))
-            listed = [_message(each, names, at, "from", "value") for at, each in _each(turns)]
+            listed = _each(record.get(names.conversations, record.get(names.messages)), names)
         case "prompt-completion":
-            both = [*_turn(record.get(names.prompt), "user"), *_turn(record.get(names.completion), "assistant")]
-            listed = [_message(each, names, at, "role", "content") for at, each in _each(both)]
+            sides = ((record.get(names.prompt), "user"), (record.get(names.completion), "assistant"))
+            listed = _each([message for part, role in sides for message in messages_of(part, role)], names)
         case _:
             listed = _instruction(record, names)
     system = record.get(names.system)
@@ -167,8 +162,7 @@ def _format(record: Mapping[str, Any], names: FieldNames) -> Format:
         return names.format
     for field in (names.messages, names.conversations):
         if isinstance(listed := record.get(field), Sequence) and not isinstance(listed, str):
-            first = listed[0] if listed else {}
-            return "sharegpt" if isinstance(first, Mapping) and "from" in first else "messages"
+            return "messages" if field == names.messages else "sharegpt"
     if names.prompt in record and names.completion in record:
         return "prompt-completion"
     if names.instruction in record and names.output in record:
@@ -182,23 +176,21 @@ def _format(record: Mapping[str, Any], names: FieldNames) -> Format:
     )
 
 
-def _each(listed: Any) -> Sequence[tuple[int, Mapping[str, Any]]]:
+def _each(listed: Any, names: FieldNames) -> list[dict[str, Any]]:
     if not isinstance(listed, Sequence) or isinstance(listed, str | bytes):
         raise BadConversation("no-messages", f"the messages are {type(listed).__name__}; expected a list of objects")
-    for at, each in enumerate(listed):
-        if not isinstance(each, dict | Mapping):  # the first is the usual one, and faster to see
-            raise BadConversation("bad-message", f"message {at} is {type(each).__name__}; expected an object")
-    return list(enumerate(listed))
+    return [_message(message, names, at) for at, message in enumerate(listed)]
 
 
-def _turn(listed: Any, role: str) -> Sequence[Any]:
-    if isinstance(listed, str):
-        return [{"role": role, "content": listed}]
-    if not isinstance(listed, Sequence):
-        raise BadConversation(
-            "bad-message", f"the {role}'s part is {type(listed).__name__}; expected a text or messages"
-        )
-    return listed
+def messages_of(part: Any, role: str) -> Sequence[Any]:
+    """The messages of a prompt or an answer: a text, one message, or several."""
+    if isinstance(part, str):
+        return [{"role": role, "content": part}]
+    if isinstance(part, Mapping):
+        return [part if "role" in part or "from" in part else {"role": role, "content": part.get("content")}]
+    if not isinstance(part, Sequence):
+        raise BadConversation("bad-message", f"the {role}'s part is {type(part).__name__}; expected text or messages")
+    return part
 
 
 def _instruction(record: Mapping[str, Any], names: FieldNames) -> list[dict[str, Any]]:
@@ -215,7 +207,10 @@ def _instruction(record: Mapping[str, Any], names: FieldNames) -> list[dict[str,
     return [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(texts)]
 
 
-def _message(fields: Mapping[str, Any], names: FieldNames, at: int, role: str, content: str) -> dict[str, Any]:
+def _message(fields: Any, names: FieldNames, at: int) -> dict[str, Any]:
+    if not isinstance(fields, dict | Mapping):  # the first is the usual one, and faster to see
+        raise BadConversation("bad-message", f"message {at} is {type(fields).__name__}; expected an object")
+    role, content = ("from", "value") if "from" in fields and "role" not in fields else ("role", "content")
     if role not in fields:
         raise BadConversation("bad-message", f"message {at} has no '{role}'; it has {', '.join(map(str, fields))}")
     message: dict[str, Any] = {"role": names.role(fields[role], at, fields.get(content))}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from forebay.chat.conversations import BadConversation, Conversation
-from forebay.chat.labels import check_complete, compare_blocks, label_headers, labelled
+from forebay.chat.labels import check_complete, label_headers, labelled
 from forebay.chat.rendering import ChatTemplate
 from forebay.chat.slots import (
     PRIVATE,
@@ -81,12 +81,11 @@ class Dissector:
     template: ChatTemplate
     special: re.Pattern[str]
     stop: str | None = None
-    check_generation: bool = True
 
     def take_apart(self, conversation: Conversation) -> tuple[list[Layout], list[Document]]:
         """The documents of a conversation that ends with an assistant turn, and their layouts.
 
-        Raises `BadConversation`, and `ModelUnusable` where two ways to find the generated text disagree.
+        Raises `BadConversation`.
         """
         self.check_calls(conversation)
         if any(map(PRIVATE.search, slot_texts(conversation))):
@@ -143,9 +142,6 @@ class Dissector:
         finder = TurnFinder(self.template, self.special, self.stop)
         generated = [turn for at in turns if (turn := finder.turn(conversation, upto, parsed, at)) is not None]
         numbers = [turn.message for turn in generated]
-        if self.template.has_generation and self.check_generation:
-            name = self.template.source.name
-            compare_blocks(name, parsed, generated, all_turns=numbers == conversation.answers(upto))
         borders = self._borders(conversation, upto, parsed, generated)
         parts, labels = labelled(conversation, upto, parsed, generated, borders)
         if not self.template.has_prompt:

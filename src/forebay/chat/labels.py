@@ -8,9 +8,8 @@ import numpy as np
 
 from forebay.chat.conversations import BadConversation, Conversation
 from forebay.chat.rendering import CORRECT_IT
-from forebay.chat.slots import KIND, SHOWN_CHARS, THINKING, Parsed, Piece, Slot, ending, excerpt, slots_of
-from forebay.chat.template import template_unusable
-from forebay.chat.turns import Turn, spaces_at
+from forebay.chat.slots import KIND, THINKING, Parsed, Piece, Slot, ending, excerpt, slots_of
+from forebay.chat.turns import Turn
 from forebay.columns import Array
 from forebay.masks.train_on import ROLES
 
@@ -112,35 +111,3 @@ def check_complete(conversation: Conversation, upto: int, parsed: Parsed, turns:
         if any(not (which in written_calls if parsed.calls else call["function"]["name"] in text)
                for which, call in enumerate(calls)):  # fmt: skip
             raise BadConversation("calls-lost", f"the template leaves out a tool call of message {at}: {text!r:.160}")
-
-
-def compare_blocks(template: str, parsed: Parsed, turns: Sequence[Turn], *, all_turns: bool) -> None:
-    """Compare generated turns with `generation` blocks, which may have the line breaks behind a turn as well.
-
-    Where a text has turns as history too, blocks around those say nothing about the others.
-    """
-    blocks, required, allowed = (np.zeros(len(parsed.text), np.bool_) for _ in range(3))
-    for start, stop in parsed.generation:
-        blocks[start:stop] = True
-    for turn in turns:
-        required[turn.start : turn.stop] = True
-        allowed[turn.start : min(turn.end, turn.stop + spaces_at(parsed.text, turn.stop))] = True
-    wrong = (required & ~blocks) | (blocks & ~allowed & all_turns)
-    if wrong.any():
-        at = int(np.flatnonzero(wrong)[0])
-        raise template_unusable(
-            template,
-            f"its generation blocks, {_bracketed(parsed.text, blocks, at)}, are not what inference generates, "
-            f"{_bracketed(parsed.text, required, at)}; correct the blocks, or pass generation='ignore'",
-        )
-
-
-def _bracketed(text: str, mask: Array, at: int) -> str:
-    """A text around a place, with ⟦ ⟧ around the characters of a mask."""
-    first, last = max(0, at - SHOWN_CHARS // 2), min(len(text), at + SHOWN_CHARS // 2)
-    changes = np.flatnonzero(np.diff(np.concatenate([[False], mask[first:last], [False]]).astype(np.int8)))
-    cut = [
-        text[first + start : first + stop] for start, stop in zip([0, *changes], [*changes, last - first], strict=True)
-    ]
-    shown = "".join(part if number % 2 == 0 else f"⟦{part}⟧" for number, part in enumerate(cut))
-    return repr(shown)

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from forebay.chat.conversations import THINKING_FIELDS, BadConversation, Conversation
 from forebay.chat.dissect import Dissector, Document, Layout
 from forebay.chat.rendering import ContentUses
@@ -33,7 +31,7 @@ class Layouts:
     def documents(self, conversation: Conversation) -> list[Document]:
         """The documents of a conversation that ends with an assistant turn.
 
-        Raises `BadConversation`, and `ModelUnusable` where two ways to find the generated text disagree.
+        Raises `BadConversation`.
         """
         uses = self.dissector.template.uses
         shape = None if uses is None else shape_of(conversation, uses)
@@ -53,20 +51,15 @@ class Layouts:
             {key: _quoted(text) if key in SLOT_FIELDS else text for key, text in each.items()}
             for each in conversation.messages
         ]
-        altered = replace(conversation, messages=quoted)
         try:
-            _, documents = self.dissector.take_apart(altered)
+            _, documents = self.dissector.take_apart(replace(conversation, messages=quoted))
         except BadConversation:
             return False
-        return _fit(layouts, altered, documents)
-
-
-def _fit(layouts: Sequence[Layout], conversation: Conversation, documents: Sequence[Document]) -> bool:
-    filled = [layout.fill(conversation.messages) for layout in layouts]
-    return len(filled) == len(documents) and all(
-        mine.text == theirs.text and mine.sizes == theirs.sizes and np.array_equal(mine.labels, theirs.labels)
-        for mine, theirs in zip(filled, documents, strict=True)
-    )
+        filled, taken_apart = (
+            [(document.text, document.sizes, document.labels.tolist()) for document in each]
+            for each in ([layout.fill(quoted) for layout in layouts], documents)
+        )
+        return filled == taken_apart
 
 
 def shape_of(conversation: Conversation, uses: ContentUses) -> Shape | None:

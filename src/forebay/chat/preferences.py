@@ -22,7 +22,7 @@ import numpy as np
 from msgspec import Meta
 
 from forebay.chat.conversation_packing import shown_by_label, tokens_by_label
-from forebay.chat.conversations import BadConversation, Conversation, FieldNames, read_record
+from forebay.chat.conversations import BadConversation, Conversation, FieldNames, messages_of, read_record
 from forebay.chat.dissect import Document
 from forebay.chat.encoding import Encoded
 from forebay.chat.recipe import ChatRecipe, Rendered, Renderer, in_batches
@@ -195,45 +195,18 @@ def read_candidates(sample: Sample, names: Mapping[str, str]) -> Candidates:
         raise BadConversation("no-candidates", f"it has {len(sides)} candidates; expected 2 to {MOST_CANDIDATES}")
     scores = _pair_scores(record, named) if has_pair else _scores(sides, record.get(named["scores"]))
     asked = next((record[name] for name in (named["prompt"], "messages", "conversations") if name in record), None)
-    prompt = _messages(asked, "user") if asked is not None else []
-    candidates = [_messages(side, "assistant") for side in sides]
+    prompt = list(messages_of(asked, "user")) if asked is not None else []
+    candidates = [list(messages_of(side, "assistant")) for side in sides]
     if asked is None:
         prompt, candidates = _shared_prompt(candidates)
     if isinstance(system := record.get(named["system"]), str) and system:
         prompt = [{"role": "system", "content": system}, *prompt]
     if not prompt:
         raise BadConversation("no-prompt", f"it has no {named['prompt']}, and its candidates begin differently")
-    prompt, *candidates = _one_dialect([prompt, *candidates])
     order = sorted(range(len(sides)), key=lambda each: -scores[each]) if not has_pair else range(len(sides))
     return Candidates(
         prompt, [candidates[at] for at in order], [scores[at] for at in order], record.get(named["tools"])
     )
-
-
-def _messages(part: Any, role: str) -> list[Any]:
-    if isinstance(part, str):
-        return [{"role": role, "content": part}]
-    if isinstance(part, Mapping):
-        return [part if "role" in part or "from" in part else {"role": role, "content": part.get("content")}]
-    if not isinstance(part, Sequence):
-        raise BadConversation("bad-message", f"the {role}'s part is {type(part).__name__}; expected text or messages")
-    if any(not isinstance(each, Mapping) for each in part):
-        raise BadConversation("bad-message", f"the {role}'s part is a list; expected a list of messages")
-    return list(part)
-
-
-def _one_dialect(parts: list[list[Any]]) -> list[list[Any]]:
-    """Messages of `from` and `value` as `role` and `content`, so that a prompt and its candidates may differ."""
-    return [
-        [
-            {**{key: value for key, value in each.items() if key not in ("from", "value")},
-             "role": each["from"], "content": each.get("value")}
-            if "from" in each and "role" not in each
-            else each
-            for each in part
-        ]
-        for part in parts
-    ]  # fmt: skip
 
 
 def _shared_prompt(candidates: list[list[Any]]) -> tuple[list[Any], list[list[Any]]]:

@@ -51,7 +51,7 @@ from forebay.tokens.recipe import token_figures
 from forebay.tokens.recipe_base import ChunkRows, SequenceLength, TokenizedRecipe
 from forebay.tokens.vocabulary import CONSTANT, TOKENIZER_FILE, Vocabulary, load_vocabulary, vocabulary_in
 
-_DECIDE_TOKENS = ("template_arguments", "date", "thinking", "generation", "stop")
+_DECIDE_TOKENS = ("template_arguments", "date", "thinking", "stop")
 BATCH_BYTES = 1 << 20  # of texts that are encoded together
 BATCH_DOCUMENTS = 1024
 TEMPLATE_HASH = "chat template"
@@ -109,9 +109,6 @@ class ChatRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fiel
     thinking: Annotated[
         Literal["keep", "drop"], Meta(description="Whether to keep the reasoning of assistant turns.")
     ] = "keep"
-    generation: Annotated[
-        Literal["check", "ignore"], Meta(description="Whether generation blocks of the template must match.")
-    ] = "check"
     stop: Annotated[
         str | None, Meta(description="Stop token for a template that writes none after an assistant turn.")
     ] = None
@@ -164,6 +161,8 @@ class ChatRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fiel
             turns = sum(document.turns for document in documents)
             problem = f"the template writes no generation prompt; {headers:,} header tokens are trained"
             notes = (*notes, f"{problem} in the {turns:,} turns of the trial")
+        if not is_packed and self._renderer().layouts.dissector.template.has_generation:
+            notes = (*notes, "generation blocks of the template are ignored; all that inference generates is trained")
         return msgspec.structs.replace(self, encoder=encoder, pad=self._pad(vocabulary)), notes
 
     def reopened(self, dependencies: Mapping[str, str], constants: str) -> "ChatRecipe":
@@ -292,7 +291,7 @@ class ChatRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fiel
     def _renderer(self) -> "Renderer":
         arguments, tokens = canonical_json(self.template_arguments), self.token_bytes()
         source = self.template_source()
-        layouts = _open_layouts(source, arguments, self.date, tokens.special, self.stop, self.generation)
+        layouts = _open_layouts(source, arguments, self.date, tokens.special, self.stop)
         return Renderer(layouts, self._names(), tokens.nfc, self.thinking == "drop")
 
     def _names(self) -> FieldNames:
@@ -353,13 +352,10 @@ def _check_signature(packed: PackedConversations, signature: str) -> None:
 
 
 def in_batches(rendered: Iterator[Rendered]) -> Iterator[list[Rendered]]:
-    """Samples to encode together: at most `2 * BATCH_BYTES` of them, or one that has more."""
+    """Samples to encode together: fewer than `BATCH_BYTES` of them, and one more."""
     batch: list[Rendered] = []
     size = 0
     for sample in rendered:
-        if batch and size + sample.size > 2 * BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
         batch.append(sample)
         size += sample.size
         if size >= BATCH_BYTES or len(batch) >= BATCH_DOCUMENTS:
@@ -402,12 +398,6 @@ def _shown(text: str) -> str:
 
 @lru_cache(maxsize=4)
 def _open_layouts(
-    source: TemplateSource,
-    arguments: bytes,
-    date: str | None,
-    special: re.Pattern[str],
-    stop: str | None,
-    generation: str,
+    source: TemplateSource, arguments: bytes, date: str | None, special: re.Pattern[str], stop: str | None
 ) -> Layouts:
-    template = open_template(source, arguments, date)
-    return Layouts(Dissector(template, special, stop, generation == "check"))
+    return Layouts(Dissector(open_template(source, arguments, date), special, stop))

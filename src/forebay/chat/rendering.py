@@ -26,8 +26,6 @@ MOST_BYTES = 1 << 30  # of memory
 MOST_CHARS = 64 << 20  # of a rendered conversation
 SHOWN_MESSAGES, SHOWN_CHARS = 6, 40
 CORRECT_IT = "; pass a corrected template with --template FILE"
-# Private characters around `generation` blocks.
-GENERATION_OPEN, GENERATION_CLOSE = "\U00100000", "\U00100001"
 _BOOT = "import sys; sys.path[:] = {path!r}; from forebay.chat.sandbox import main; main{limits}"
 
 
@@ -40,7 +38,7 @@ class ContentUses(NamedTuple):
 
 
 class _Ended(Exception):
-    """The child has ended; the argument is its exit code."""
+    """The child has ended; the argument is its exit code, or minus the signal that ended it."""
 
 
 class _Child:
@@ -63,32 +61,34 @@ class _Child:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._requests, self._answers = self._process.stdin, self._process.stdout
+        self.exit_code: int | None = None
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a request. Any exception, such as Ctrl-C, ends the child."""
+        """The answer to a request. Without one, such as after Ctrl-C, the child is ended."""
         line = json.dumps(request, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+        answer = b""
         try:
-            self._requests.write(line)
-            self._requests.flush()
-            answer = self._answers.readline()
-        except BrokenPipeError:
-            answer = b""
-        except BaseException:
-            self.kill()
-            raise
-        if not answer.endswith(b"\n"):
-            raise _Ended(self.kill())
+            with suppress(BrokenPipeError):
+                self._requests.write(line)
+                self._requests.flush()
+                answer = self._answers.readline()
+        finally:
+            if not answer.endswith(b"\n"):
+                self.kill()
+        if self.exit_code is not None:
+            raise _Ended(self.exit_code)
         decoded: dict[str, Any] = json.loads(answer.decode("utf-8", "surrogatepass"))
         return decoded
 
-    def kill(self) -> int:
-        """End the process; return its exit code, or minus the signal that ended it."""
+    def kill(self) -> None:
+        if self.exit_code is not None:
+            return
         self._process.kill()  # no effect on one that has ended
         os.close(self._lifeline)
         self._answers.close()
         with suppress(BrokenPipeError):
             self._requests.close()
-        return self._process.wait()
+        self.exit_code = self._process.wait()
 
 
 class _Children:
@@ -102,7 +102,7 @@ class _Children:
         self.child: _Child | None = None
 
     def running(self) -> _Child:
-        if self.child is None:
+        if self.child is None or self.child.exit_code is not None:
             self.child = _Child()
         return self.child
 
@@ -143,22 +143,12 @@ class ChatTemplate:
                 f"pass the folder of the tokenizer, with that file in it, or template_arguments={{'{unnamed[0]}': …}}",
             )
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: list[Any] | None,
-        *,
-        prompt: bool = False,
-        marked: bool = False,
-    ) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: list[Any] | None, *, prompt: bool = False) -> str:
         """Return the text of messages, with the generation prompt behind them if `prompt`.
-
-        With `marked`, private characters are around `generation` blocks.
 
         Raises `BadConversation` where the template rejects these messages, `ModelUnusable` at a limit.
         """
-        delimiters = (GENERATION_OPEN, GENERATION_CLOSE) if marked else ("", "")
-        request = {"prompt": prompt, "delimiters": delimiters, "messages": messages, "tools": tools}
+        request = {"prompt": prompt, "messages": messages, "tools": tools}
         with _children.lock:
             child = _children.running()
             if self._opened is None or self._opened[0] is not child:
@@ -182,11 +172,8 @@ class ChatTemplate:
             answer = child.ask(request)
         except (TypeError, ValueError, RecursionError) as error:  # not JSON: a sample that a function made
             raise BadConversation("bad-message", f"a tool or a tool call cannot be written as JSON: {error}") from error
-        except BaseException as error:
-            _children.child = None
-            if not isinstance(error, _Ended):
-                raise
-            raise template_unusable(self.source.name, _end(error.args[0], what)) from None
+        except _Ended as ended:
+            raise template_unusable(self.source.name, _end(ended.args[0], what)) from None
         if "unusable" in answer:
             raise template_unusable(self.source.name, answer["unusable"])
         return answer

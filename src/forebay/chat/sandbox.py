@@ -10,7 +10,7 @@ it away from Python; the process keeps it from running or growing without end:
 `rendering.py` starts it. Requests and answers are lines of JSON:
 
     {"open": {"text": "…", "variables": {…}, "date": null, "contents": ["content"]}}    {"template": 0, "uses": null, …}
-    {"template": 0, "prompt": false, "delimiters": ["", ""], "messages": […], "tools": null} {"text": "…"}
+    {"template": 0, "prompt": false, "messages": […], "tools": null}                          {"text": "…"}
 
 Instead of a text, an answer may be {"refused": "…"} for these messages, or {"unusable": "…"} for the template.
 
@@ -35,17 +35,12 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from forebay.chat.content_uses import is_generation, uses_of_contents
+from forebay.chat.content_uses import uses_of_contents
 
 _METHODS = frozenset(
     "strip lstrip rstrip split rsplit splitlines startswith endswith upper lower title capitalize replace "  # noqa: SIM905
     "find rfind count index join removeprefix removesuffix partition rpartition isdigit isalpha isalnum isspace "
     "isupper islower isnumeric casefold swapcase format".split()
-)
-_FILTERS = frozenset(
-    "abs batch capitalize center count d default dictsort e escape first float format groupby indent "  # noqa: SIM905
-    "int items join last length list lower map max min reject rejectattr replace reverse round safe select selectattr "
-    "slice sort string sum title tojson trim truncate unique upper wordcount wordwrap".split()
 )
 _GLOBALS = ("range", "dict", "namespace")
 
@@ -55,18 +50,13 @@ class _Unusable(Exception):
 
 
 class _Generation(Extension):
-    """`{% generation %}` blocks, between two delimiters."""
+    """`{% generation %}` blocks, which are written like any other text."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
-    delimiters = ("", "")
 
     def parse(self, parser: Any) -> nodes.Node:
         line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("generation"), [], [], body).set_lineno(line)
-
-    def generation(self, caller: Callable[[], str]) -> str:
-        return caller().join(self.delimiters)
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -83,18 +73,17 @@ class _Template:
 
     def __init__(self, text: str, variables: dict[str, Any], date: str | None, contents: list[str]) -> None:
         environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-        known = set(environment.filters)
-        environment.filters = {name: environment.filters[name] for name in _FILTERS} | {"tojson": _tojson}
+        environment.filters["tojson"] = _tojson
         environment.globals = {name: environment.globals[name] for name in _GLOBALS}
         environment.globals |= {"raise_exception": _raise, "strftime_now": _clock(date)}
-        self._generation: Any = environment.extensions[_Generation.identifier]
         self._variables = variables
         try:
             parsed = environment.parse(text)
-            _check_filters(parsed, known)
+            if any(node.name == "random" for node in parsed.find_all(nodes.Filter)):
+                raise _Unusable("it uses the filter 'random', and the same conversation must always give the same text")
             self.facts = {
                 "uses": uses_of_contents(parsed, contents),
-                "has_generation": any(map(is_generation, parsed.find_all(nodes.CallBlock))),
+                "has_generation": any(parsed.find_all(nodes.Scope)),
                 "names": sorted({name.name for name in parsed.find_all(nodes.Name)}),
             }
             code = environment.compile(parsed)
@@ -104,20 +93,11 @@ class _Template:
             raise _Unusable("it is not a valid template: it is too large to compile") from error
         self._template = environment.template_class.from_code(environment, code, environment.make_globals(None))
 
-    def render(self, messages: list[Any], tools: list[Any] | None, prompt: bool, delimiters: list[str]) -> str:
-        self._generation.delimiters = delimiters
+    def render(self, messages: list[Any], tools: list[Any] | None, prompt: bool) -> str:
         text: str = self._template.render(
             self._variables, messages=messages, tools=tools, documents=None, add_generation_prompt=prompt
         )
         return text
-
-
-def _check_filters(parsed: nodes.Template, known: set[str]) -> None:
-    for node in parsed.find_all(nodes.Filter):
-        if node.name == "random":
-            raise _Unusable("it uses the filter 'random', and the same conversation must always give the same text")
-        if node.name in known - _FILTERS:
-            raise _Unusable(f"it uses the filter '{node.name}', which chat templates may not use")
 
 
 def _raise(message: object) -> None:

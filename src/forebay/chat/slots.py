@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from forebay.chat.conversations import THINKING_FIELDS, BadConversation, Conversation
-from forebay.chat.rendering import CORRECT_IT, GENERATION_CLOSE, GENERATION_OPEN, ChatTemplate
+from forebay.chat.rendering import CORRECT_IT, ChatTemplate
 from forebay.masks.train_on import KINDS
 
 SHOWN_CHARS = 160
@@ -48,7 +48,6 @@ class Parsed:
 
     text: str
     pieces: list[Piece]
-    generation: list[tuple[int, int]]
     calls: dict[int, dict[int, list[int]]]  # message -> number of a call -> where it ends, or a bit before
 
 
@@ -127,10 +126,8 @@ def _followed(value: Any, mark: str) -> Any:
 def _parse(marked: str, slots: int, calls: Sequence[tuple[int, int]]) -> Parsed | None:
     """Take a rendering with private characters apart; None where a slot was cut or begins in another."""
     pieces: list[Piece] = []
-    blocks: list[tuple[int, int]] = []
     call_ends: dict[int, dict[int, list[int]]] = {}
     texts: list[str] = []
-    opened: list[int] = []
     at = begin = read = 0
     slot = -1
     for match in PRIVATE.finditer(marked):
@@ -138,11 +135,7 @@ def _parse(marked: str, slots: int, calls: Sequence[tuple[int, int]]) -> Parsed 
         texts.append(text)
         at, read = at + len(text), match.end()
         code = ord(match[0])
-        if match[0] == GENERATION_OPEN:
-            opened.append(at)
-        elif match[0] == GENERATION_CLOSE and opened:
-            blocks.append((opened.pop(), at))
-        elif code >= _CLOSE + slots + len(calls):
+        if code >= _CLOSE + slots + len(calls):
             return None  # not one of forebay's
         elif code >= _CLOSE + slots:
             message, which = calls[code - _CLOSE - slots]
@@ -156,7 +149,7 @@ def _parse(marked: str, slots: int, calls: Sequence[tuple[int, int]]) -> Parsed 
     pieces.append(Piece(begin, at + len(rest), -1))
     if slot >= 0:
         return None
-    return Parsed("".join([*texts, rest]), [each for each in pieces if each.stop > each.start], blocks, call_ends)
+    return Parsed("".join([*texts, rest]), [each for each in pieces if each.stop > each.start], call_ends)
 
 
 def locate_slots(
@@ -173,7 +166,7 @@ def locate_slots(
 
         def located(sides: Stripped, mark_calls: bool = mark_calls) -> Parsed | None:
             marked = wrapped(messages, narrowed(messages, slots, sides), mark_calls)
-            return _parsed_as(template.render(marked, conversation.tools, marked=True), messages, slots, text, stop)
+            return _parsed_as(template.render(marked, conversation.tools), messages, slots, text, stop)
 
         if parsed := located(()):
             return (), parsed
@@ -200,7 +193,7 @@ def _parsed_as(
         return None
     if text != parsed.text:
         parsed.pieces.append(Piece(len(parsed.text), len(text), -1))
-    return Parsed(text, parsed.pieces, parsed.generation, parsed.calls)
+    return Parsed(text, parsed.pieces, parsed.calls)
 
 
 def excerpt(text: str, at: int) -> str:

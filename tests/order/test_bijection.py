@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.order.shuffle import key_of, mix, permute
+from forebay.order.shuffle import key_of, mix, permute, permute_each
 
 keys = st.integers(0, 2**64 - 1)
 
@@ -33,13 +33,12 @@ def test_no_index_depends_on_which_others_are_asked_for(size: int, key: int, par
     cases=st.lists(st.tuples(st.integers(1, 500) | st.integers(4090, 4110), keys), min_size=1, max_size=20),
     data=st.data(),
 )
-def test_sizes_and_keys_of_each_index_are_those_of_one_call_each(
-    cases: list[tuple[int, int]], data: st.DataObject
-) -> None:
-    indices = np.array([data.draw(st.integers(0, size - 1)) for size, _ in cases])
+def test_shuffles_of_each_index_are_those_of_one_call_each(cases: list[tuple[int, int]], data: st.DataObject) -> None:
+    which = np.array(data.draw(st.lists(st.integers(0, len(cases) - 1), max_size=20)), np.int64)
     sizes, each = np.array([size for size, _ in cases]), np.array([key for _, key in cases], np.uint64)
-    singly = [int(permute(indices[at : at + 1], *case)[0]) for at, case in enumerate(cases)]
-    assert permute(indices, sizes, each).tolist() == singly
+    indices = np.array([data.draw(st.integers(0, int(sizes[case]) - 1)) for case in which], np.int64)
+    singly = [int(permute(indices[at : at + 1], *cases[case])[0]) for at, case in enumerate(which.tolist())]
+    assert permute_each(indices, which, sizes, each).tolist() == singly
 
 
 def test_the_shuffle_is_the_same_in_every_release() -> None:

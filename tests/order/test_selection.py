@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.order.selected_rows import BLOCK_ROWS, BitSelection, ChunkSelection, Selection, packed_bytes
+from forebay.order.selected_rows import BLOCK_ROWS, Selection, packed_bytes
 
-chunked = st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=12)
 lengths = st.one_of(st.integers(0, 40), st.sampled_from([BLOCK_ROWS - 1, BLOCK_ROWS, 3 * BLOCK_ROWS + 5]))
 
 
@@ -19,8 +18,8 @@ def pack_bits(chosen: np.ndarray) -> np.ndarray:
     return bits
 
 
-def bits_of(chosen: np.ndarray) -> BitSelection:
-    return BitSelection(pack_bits(chosen), len(chosen))
+def bits_of(chosen: np.ndarray) -> Selection:
+    return Selection(pack_bits(chosen), len(chosen))
 
 
 def check(selection: Selection, chosen: np.ndarray) -> None:
@@ -32,15 +31,6 @@ def check(selection: Selection, chosen: np.ndarray) -> None:
     assert selection.rows(np.arange(len(rows))[::-1]).tolist() == rows[::-1].tolist()
     everywhere = np.arange(len(chosen) + 1)
     assert selection.before(everywhere).tolist() == np.concatenate([[0], np.cumsum(chosen)]).tolist()
-
-
-@settings(deadline=None)
-@given(chunked)
-def test_whole_chunks_are_selected_as_defined(chunks: list[tuple[int, bool]]) -> None:
-    rows = [length for length, _ in chunks]
-    wanted = np.array([want for _, want in chunks], bool)
-    starts = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)]).astype(np.int64)
-    check(ChunkSelection(starts, wanted), np.repeat(wanted, np.array(rows, np.int64)))
 
 
 @settings(deadline=None)
@@ -66,11 +56,8 @@ def test_the_digest_tells_selections_apart() -> None:
     assert bits_of(chosen).digest == bits_of(chosen.copy()).digest
     assert bits_of(chosen).digest != bits_of(other).digest
     assert bits_of(chosen).digest != bits_of(np.append(chosen, False)).digest
-    starts = np.array([0, 5, 9])
-    one, two = (ChunkSelection(starts, np.array(wanted)) for wanted in ([True, False], [False, True]))
-    assert one.digest != two.digest
 
 
 def test_bits_of_another_number_of_rows_are_refused() -> None:
     with pytest.raises(ValueError, match=r"bits must have 640 bytes for 5,000 rows \(got 128\)"):
-        BitSelection(pack_bits(np.ones(10, bool)), 5_000)
+        Selection(pack_bits(np.ones(10, bool)), 5_000)

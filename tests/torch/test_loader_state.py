@@ -142,9 +142,7 @@ def test_a_state_of_another_version_is_refused_with_the_way_to_the_next_epoch(ca
 @pytest.mark.parametrize("number", [-4, 3.7, True, "3", None])
 def test_a_state_that_counts_otherwise_than_from_0_is_refused(cache: fb.Cache, place: str, number: object) -> None:
     loader = Loader(cache, global_batch_size=4)
-    with pytest.raises(
-        ValueError, match=f"'{place}' of the state is {number!r}; it must be a whole number of at least 0"
-    ):
+    with pytest.raises(ValueError, match=rf"the state is not what state_dict\(\) returned: .*`\$\.{place}`"):
         loader.load_state_dict({**loader.state_dict(), place: number})
 
 

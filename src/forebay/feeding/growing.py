@@ -2,43 +2,24 @@
 
 pinned   stay on the generation of the cache it was made with; a state of an older one finishes its epoch first
 epoch    move to the newest generation at the end of each epoch; each cache of a mixture first finishes its pass
-within   also append added rows, shuffled among themselves, to the end of the running epoch
+within   train while it builds: also append added rows, shuffled among themselves, to the end of the running epoch
 """
 
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Protocol, get_args, runtime_checkable
+from collections.abc import Callable
+from typing import get_args
 
 from forebay.errors import StateMismatch, choice_error
+from forebay.feeding.mixture import Mixture
 from forebay.feeding.stream import CacheStream, Growth, Policy, Ranks, Stream
 
 Report = Callable[[Growth], None]
 
 
-class SharedNumber(Protocol):
-    def first(self, number: int) -> int:
-        """Return the number of rank 0; every rank must call this."""
-        ...
-
-
-@runtime_checkable
-class MixedStream(Stream, Protocol):
-    """A stream over several caches, each of which grows by itself."""
-
-    @property
-    def streams(self) -> Sequence[CacheStream]:
-        """The stream of each cache, with its newest rows."""
-        ...
-
-    def grown(self, generations: Sequence[int], epoch: int) -> "MixedStream":
-        """Return the stream from an epoch on, with these generations; each cache first finishes its pass."""
-        ...
-
-
 class Growing:
-    """Moves a stream to newer generations; rank 0 decides for all ranks."""
+    """Moves a stream to newer generations; rank 0 decides for all ranks: `agree` returns its number on all of them."""
 
-    def __init__(self, policy: Policy, ranks: Ranks, agreement: SharedNumber) -> None:
+    def __init__(self, policy: Policy, ranks: Ranks, agree: Callable[[int], int]) -> None:
         if policy not in get_args(Policy):
             raise choice_error("growth", policy, get_args(Policy))
         if policy != "pinned" and not ranks.can_agree:
@@ -46,7 +27,7 @@ class Growing:
                 f"growth={policy!r} needs ranks that agree on a generation: leave rank and world_size to "
                 "torch.distributed, or keep growth='pinned' and call loader.move_to(generation) on every rank"
             )
-        self.policy, self._agreement = policy, agreement
+        self.policy, self._agree = policy, agree
 
     def within(self, stream: Stream, report: Report) -> Stream | None:
         """Return the running epoch with added rows at its end; None if there are none, or they wait for the next."""
@@ -65,14 +46,14 @@ class Growing:
 
     def between(self, stream: Stream, epoch: int, report: Report) -> Stream:
         """Return the stream of an epoch that begins."""
-        if isinstance(stream, MixedStream):
+        if isinstance(stream, Mixture):
             return self._grown(stream, epoch, report)
         if not isinstance(stream, CacheStream):
             return stream
         now = stream.cache.generation.number if self.policy == "pinned" else self._newest(stream)
         return self.begin_at(stream, now, report)
 
-    def _grown(self, mixture: MixedStream, epoch: int, report: Report) -> Stream:
+    def _grown(self, mixture: Mixture, epoch: int, report: Report) -> Stream:
         if self.policy == "pinned":
             return mixture
         newest = [self._newest(stream) for stream in mixture.streams]
@@ -103,4 +84,4 @@ class Growing:
         return following
 
     def _newest(self, stream: CacheStream) -> int:
-        return self._agreement.first(max(stream.newest(), stream.cache.generation.number))
+        return self._agree(max(stream.newest(), stream.cache.generation.number))

@@ -26,7 +26,7 @@ from forebay.feeding.stream import (
     CacheState,
     CacheStream,
     SelectionRule,
-    check_stream,
+    check_fields,
     checked_cache,
     checked_rule,
     checked_whole,
@@ -219,7 +219,7 @@ class Mixture:
         """Return the mixture with the weights and epoch length of a state; each cache first finishes its pass."""
         if "mixture" not in state:
             raise state_mismatch(self._roots, {"what is read": ("one cache", f"a mixture of {len(self.streams)}")})
-        check_stream(state, MixtureState)
+        check_fields("'stream' of the state", state, MixtureState)
         self._refuse_other(state)
         phases = [Phase(start, tuple(weights)) for start, weights in state["phases"]]
         places = ChangingShares(phases).counts(epoch * state["epoch_rows"] + position).tolist()

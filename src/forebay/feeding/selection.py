@@ -1,19 +1,13 @@
 """Rules that select rows of a cache: `Split` into training and validation, `Where` with a predicate, `Present`.
 
-`rule.select(cache)` returns the selected rows of the generation that the cache pins: whole chunks as ranges, single
-rows as one bit each in a mapped file.
+`rule.select(cache)` returns the selected rows of the generation that the cache pins: one bit per row in a mapped file.
 """
 
-import atexit
-import hashlib
-import os
-import secrets
-import shutil
+import mmap
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -22,14 +16,10 @@ from numpy.typing import NDArray
 
 from forebay.cache.catalog import presence_name
 from forebay.columns import Columns, Ragged
-from forebay.errors import Damaged, NotFound, choice_error
+from forebay.errors import NotFound, choice_error
 from forebay.feeding.stream import SelectionRule, checked_names, checked_whole
-from forebay.format.layout import FORMAT_VERSION
-from forebay.format.tensors import seal, unseal
 from forebay.order.selected_rows import (
     Bits,
-    BitSelection,
-    ChunkSelection,
     Selection,
     chunk_names,
     document_groups,
@@ -39,15 +29,14 @@ from forebay.order.selected_rows import (
     sample_names,
 )
 from forebay.read.cache import Cache
-from forebay.store.base import Missing
-from forebay.store.local import LocalStore
 
 Chosen = NDArray[np.bool_]
 By = Literal["auto", "chunk", "document", "sample"]
 DOCUMENTS = "documents"  # the column with the documents of its chunk that a row holds
 CUT_CHUNKS = 64  # a split by document cuts chunks below this number between rows, however far the cache grows
 FAR_FROM_FRACTION = 0.05
-_own_folders: dict[int, str] = {}  # by process id, so that a forked process neither uses nor removes its parent's
+_MOST_RECENT = 16
+_recent: dict[tuple[object, ...], "MappedSelection"] = {}  # selections that were made last, in this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +49,13 @@ class Split:
     sample    recipes that name a column of sample ids: a sample is on the same side in every cache
 
     `by="auto"` takes what the cache has. Copies of a document count as different documents: deduplicate, or one copy
-    may be on each side. A share of the rows that is
-    more than 5 points off the fraction gives a warning.
-
-    `folder` stores the bits of a split by sample or document for the next run.
+    may be on each side. A share of the rows that is more than 5 points off the fraction gives a warning.
     """
 
     side: Literal["train", "validation"]
     fraction: float = 0.8
     seed: int = 0
     by: By = "auto"
-    folder: str | None = None
 
     def __post_init__(self) -> None:
         if self.side not in ("train", "validation"):
@@ -82,11 +67,9 @@ class Split:
         object.__setattr__(self, "seed", checked_whole("seed", self.seed))
 
     @classmethod
-    def pair(
-        cls, fraction: float = 0.8, *, seed: int = 0, by: By = "auto", folder: str | None = None
-    ) -> tuple["Split", "Split"]:
+    def pair(cls, fraction: float = 0.8, *, seed: int = 0, by: By = "auto") -> tuple["Split", "Split"]:
         """Return the training and the validation side of one split, which cannot overlap."""
-        return cls("train", fraction, seed, by, folder), cls("validation", fraction, seed, by, folder)
+        return cls("train", fraction, seed, by), cls("validation", fraction, seed, by)
 
     @property
     def digest(self) -> str:
@@ -108,12 +91,8 @@ class Split:
 
     def _selected(self, cache: Cache) -> Selection:
         by = self._chosen_by(cache)
-        if by == "chunk":
-            return ChunkSelection(cache.chunk_starts, self._chosen(chunk_names(cache.chunk_numbers)))
-        column = DOCUMENTS if by == "document" else cache.recipe(cache.generation.base).sample_ids
-        chosen = self._by_document(cache) if by == "document" else self._by_sample(cache, column)
-        key = _key(cache, f"{self.digest} of {column}")
-        return keep_bits(self.folder, key, len(cache), lambda: _joined(chosen, len(cache)))
+        choose = {"chunk": self._by_chunk, "document": self._by_document, "sample": self._by_sample}[by]
+        return _mapped(cache, self, lambda: choose(cache))
 
     def _chosen_by(self, cache: Cache) -> By:
         has_samples = bool(cache.recipe(cache.generation.base).sample_ids)
@@ -126,7 +105,12 @@ class Split:
             return self.by
         return "sample" if has_samples else "document" if has_documents else "chunk"
 
-    def _by_sample(self, cache: Cache, column: str) -> Iterator[Chosen]:
+    def _by_chunk(self, cache: Cache) -> Iterator[Chosen]:
+        sides = self._chosen(chunk_names(cache.chunk_numbers)).tolist()
+        return (np.full(rows, side) for rows, side in zip(np.diff(cache.chunk_starts).tolist(), sides, strict=True))
+
+    def _by_sample(self, cache: Cache) -> Iterator[Chosen]:
+        column = cache.recipe(cache.generation.base).sample_ids
         return (self._chosen(sample_names(chunk[column])) for chunk in cache.chunks([column]))
 
     def _by_document(self, cache: Cache) -> Iterator[Chosen]:
@@ -157,7 +141,7 @@ class Split:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Where:
     """The rows for which `predicate` is true: of all rows, or of those that the rule `within` selects.
 
@@ -171,8 +155,6 @@ class Where:
     predicate: Callable[[Columns], Chosen]
     columns: Sequence[str]
     within: SelectionRule | None = None
-    # A predicate may change under the same name, so stored bits belong to this object alone.
-    _token: str = field(default_factory=lambda: secrets.token_hex(16), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checked_names("columns", self.columns)
@@ -184,8 +166,7 @@ class Where:
     def select(self, cache: Cache) -> Selection:
         """Return the rows for which the predicate is true."""
         outer = self.within.select(cache) if self.within else None
-        key = _key(cache, f"{self.digest} {self._token}")
-        selection = keep_bits(None, key, len(cache), lambda: _joined(self._chosen(cache, outer), len(cache)))
+        selection = _mapped(cache, self, lambda: self._chosen(cache, outer))
         return _checked(selection, cache, self.digest, "a predicate that some rows pass")
 
     def _chosen(self, cache: Cache, outer: Selection | None) -> Iterator[Chosen]:
@@ -232,9 +213,7 @@ class Present:
     def select(self, cache: Cache) -> Selection:
         """Return the rows that have all layers."""
         outer = self.within.select(cache) if self.within else None
-        fingerprints = [cache.recipe(layer).fingerprint for layer in self.layers]
-        key = _key(cache, f"{self.digest} of {fingerprints}")
-        selection = keep_bits(None, key, len(cache), lambda: _joined(self._chosen(cache, outer), len(cache)))
+        selection = _mapped(cache, self, lambda: self._chosen(cache, outer))
         return _checked(selection, cache, self.digest, "layers that share rows, or build what they lack")
 
     def _chosen(self, cache: Cache, outer: Selection | None) -> Iterator[Chosen]:
@@ -261,64 +240,36 @@ def _joined(chosen: Iterator[Chosen], rows: int) -> Bits:
     return bits
 
 
-def _key(cache: Cache, what: str) -> str:
-    generation = cache.generation
-    facts = f"{generation.document.cache_id} {generation.number} {cache.content_digest} {cache.layers} {what}"
-    return f"{hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()}.safetensors"
+class MappedSelection(Selection):
+    """A selection whose bits are mapped from a nameless temporary file: the system may drop them from memory."""
+
+    def __init__(self, bits: bytes, total: int) -> None:
+        if bits:
+            with tempfile.TemporaryFile(buffering=0) as file:
+                file.write(bits)
+                bits = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)  # type: ignore[assignment]
+        super().__init__(np.frombuffer(bits, np.uint8), total)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (MappedSelection, (self.bits.tobytes(), self.total))
 
 
-def _checked(selection: Selection, cache: Cache, rule: str, choose: str) -> Selection:
+def _mapped(cache: Cache, rule: SelectionRule, choose: Callable[[], Iterator[Chosen]]) -> Selection:
+    """Return the rows that `choose` yields chunk by chunk; it is called once for a rule and the rows of a cache."""
+    key = (cache.generation.digest, cache.layers, rule)
+    selection = _recent.get(key)
+    if selection is None:
+        while len(_recent) >= _MOST_RECENT:
+            del _recent[next(iter(_recent))]
+        selection = _recent[key] = MappedSelection(_joined(choose(), len(cache)).tobytes(), len(cache))
+    return selection
+
+
+def _checked(selection: Selection, cache: Cache, rule: str, advice: str) -> Selection:
     if not len(selection):
         raise NotFound(
             f"none of the {len(cache):,} rows in {len(cache.chunk_numbers):,} chunks of '{cache.root}' "
             f"is in the selection '{rule}'",
-            hint=f"choose {choose}",
+            hint=f"choose {advice}",
         )
     return selection
-
-
-class MappedSelection(BitSelection):
-    """A selection whose bits are mapped from a file."""
-
-    def __init__(self, folder: str, key: str) -> None:
-        try:
-            view = LocalStore(folder).view(key)
-        except Missing as error:
-            raise NotFound(
-                f"the selection stored in '{os.path.join(folder, key)}' is missing",
-                hint="make it again here; it is removed with the process that made it",
-            ) from error
-        metadata, arrays = unseal(view, folder, key, "selection")
-        super().__init__(arrays["bits"], metadata["rows"])
-        self._address = (folder, key)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (MappedSelection, self._address)
-
-
-def keep_bits(folder: str | None, key: str, rows: int, make: Callable[[], Bits]) -> MappedSelection:
-    """Return the selection stored under a key of a folder; make and store it if it is missing or damaged.
-
-    Without a folder, a temporary one of this process is used, which is removed at exit.
-    """
-    place = os.path.abspath(folder) if folder is not None else _own_folder()
-    try:
-        return MappedSelection(place, key)
-    except (NotFound, Damaged):
-        metadata = {"format_version": FORMAT_VERSION, "type": "selection", "rows": rows}
-        LocalStore(place).replace(key, seal(metadata, {"bits": make()}))
-    return MappedSelection(place, key)
-
-
-def _own_folder() -> str:
-    process = os.getpid()
-    if process not in _own_folders:
-        _own_folders[process] = tempfile.mkdtemp(prefix="forebay-selections-")
-        atexit.register(_remove, process)
-    return _own_folders[process]
-
-
-def _remove(process: int) -> None:
-    if process == os.getpid():
-        with suppress(FileNotFoundError):  # another program may have cleaned up temporary folders
-            shutil.rmtree(_own_folders.pop(process))

@@ -173,12 +173,12 @@ PACKED_COLUMNS = ("tokens", "seq_lens")  # the columns that a training batch is 
 CHAT_COLUMNS = (*PACKED_COLUMNS, "spans", "last_turn")  # those of a batch of conversations
 
 
-def check_stream(state: Mapping[str, Any], fields: type[msgspec.Struct]) -> None:
-    """Raise ValueError where a stream's part of a state lacks a field or has one of another type."""
+def check_fields(what: str, state: Mapping[str, Any], fields: type[msgspec.Struct]) -> None:
+    """Raise ValueError where a state, or a stream's part of it, lacks a field or has one of another type."""
     try:
         msgspec.convert(dict(state), fields)
     except msgspec.ValidationError as error:
-        raise ValueError(f"'stream' of the state is not what state_dict() returned: {error}") from error
+        raise ValueError(f"{what} is not what state_dict() returned: {error}") from error
 
 
 Choose = Callable[[Cache], Ordering]
@@ -277,7 +277,7 @@ class CacheStream:
         """Return the stream of the epoch that the state was taken in, whatever was published since."""
         if "mixture" in state:
             raise state_mismatch(self.cache.root, {"what is read": ("a mixture", "one cache")})
-        check_stream(state, CacheState)
+        check_fields("'stream' of the state", state, CacheState)
         mine, pinned = self.state(), self.cache.generation.number
         asked = () if state.get("automatic") and self.ordering.automatic else ("shuffle",)
         self._refuse_other(state, mine, ("layers", "seed", "selection", *asked))
@@ -353,7 +353,6 @@ def generation_of(cache: Cache, generation: int) -> Cache:
 
 
 Name = TypeVar("Name")
-STATE_FIELDS = ("version", "epoch", "position", "stream")
 
 
 def checked_cache(cache: Cache) -> Cache:
@@ -411,27 +410,24 @@ def checked_whole(option: str, number: int, what: str = "a whole number") -> int
     raise TypeError(f"{option} is {number!r}; pass {what}")
 
 
-def checked_count(field: str, number: object) -> int:
-    """Return a count from a state; `state_dict` writes only non-negative ints, never bools."""
-    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-        raise ValueError(f"'{field}' of the state is {number!r}; it must be a whole number of at least 0")
-    return number
+class LoaderState(msgspec.Struct, frozen=True):
+    """The state of a loader."""
+
+    version: int
+    epoch: Annotated[int, msgspec.Meta(ge=0)]
+    position: Annotated[int, msgspec.Meta(ge=0)]
+    stream: dict[str, Any]
 
 
 def checked_state(state: Mapping[str, Any], version: int) -> Mapping[str, Any]:
-    """Return a state that has all fields of this version, or that is of another version, which the caller refuses."""
+    """Return a state that has all fields of this version, or that is of another version, which the caller rejects."""
     if not isinstance(state, Mapping):
         raise TypeError(
             f"the state is a {type(state).__name__}; pass the dict that state_dict() returned, from JSON: "
             "json.loads(text)"
         )
-    fields = STATE_FIELDS if state.get("version") == version else STATE_FIELDS[:1]
-    missing = [field for field in fields if field not in state]
-    if missing:
-        raise ValueError(f"not the state of a Loader: it lacks {', '.join(missing)}; pass what state_dict() returned")
-    if not isinstance(state.get("stream", {}), Mapping):
-        found = type(state["stream"]).__name__
-        raise TypeError(f"'stream' of the state is a {found}; pass the dict that state_dict() returned")
+    if isinstance(other := state.get("version"), bool) or not isinstance(other, int) or other == version:
+        check_fields("the state", state, LoaderState)
     return state
 
 

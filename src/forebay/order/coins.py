@@ -11,7 +11,6 @@ identified by their id (`sample_keys`), so their coins are the same in every cac
 
 import hashlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -26,25 +25,35 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _PHILOX_ROUNDS = 10
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Coins:
     """The coins of some rows, from which a transform draws its random choices.
+
+    `rows` come from `row_keys` or `sample_keys`; a function that returns the keys of `count` rows is called when they
+    are first drawn from, as most batches draw none. `epoch` is one for all rows, or one for each.
 
     >>> coins = Coins(seed=0, epoch=3, rows=row_keys([0, 0], [4, 5]))
     >>> coins.flip("mirror").tolist()
     [True, False]
     """
 
-    seed: int
-    epoch: int | NDArray[np.int64]  # one for all, or one for each row
-    rows: Words  # (rows,), from `row_keys` or `sample_keys`
+    def __init__(self, seed: int, epoch: int | Numbers, rows: Words | Callable[[], Words], count: int = 0) -> None:
+        self.seed, self.epoch, self._rows = seed, epoch, rows
+        self._count = count if callable(rows) else len(rows)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self._count
+
+    @property
+    def rows(self) -> Words:
+        if callable(self._rows):
+            self._rows = self._rows()
+        return self._rows
 
     def part(self, some: slice | Numbers) -> "Coins":
         """Return the coins of some of the rows."""
-        return Coins(self.seed, _some(self.epoch, some), self.rows[some])
+        epoch = self.epoch if isinstance(self.epoch, int) else self.epoch[some]
+        count = len(range(self._count)[some]) if isinstance(some, slice) else len(some)
+        return Coins(self.seed, epoch, lambda: self.rows[some], count)
 
     def uniform(self, purpose: str, shape: tuple[int, ...] = ()) -> NDArray[np.float64]:
         """Return numbers from 0 to below 1, `(rows, *shape)`."""
@@ -73,37 +82,6 @@ class Coins:
         block = philox(counter, _key(self.seed, purpose))
         words = np.stack([block[0] | block[1] << _HALF, block[2] | block[3] << _HALF], axis=-1)
         return words.reshape(len(self.rows), 2 * len(draws))[:, :count].reshape(len(self.rows), *shape)
-
-
-class LazyCoins(Coins):
-    """Coins whose rows are named when they are first drawn from; most batches draw none."""
-
-    _count: int
-    _name: Callable[[], Words]
-    _rows: Words | None
-
-    def __init__(self, seed: int, epoch: int | Numbers, count: int, name: Callable[[], Words]) -> None:
-        values = {"seed": seed, "epoch": epoch, "_count": count, "_name": name, "_rows": None}
-        for field, value in values.items():
-            object.__setattr__(self, field, value)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def part(self, some: slice | Numbers) -> Coins:
-        count = len(range(self._count)[some]) if isinstance(some, slice) else len(some)
-        return LazyCoins(self.seed, _some(self.epoch, some), count, lambda: self.rows[some])
-
-    @property
-    def rows(self) -> Words:
-        if self._rows is None:
-            object.__setattr__(self, "_rows", self._name())
-        assert self._rows is not None
-        return self._rows
-
-
-def _some(epoch: int | Numbers, some: slice | Numbers) -> int | Numbers:
-    return epoch if isinstance(epoch, int) else epoch[some]
 
 
 def row_keys(chunks: ArrayLike, rows: ArrayLike) -> Words:

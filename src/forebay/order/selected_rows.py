@@ -4,7 +4,7 @@
     selected      . x x . . x . x
     place           0 1     2   3        rows([2]) is 5, before([5]) is 2
 
-Whole chunks are stored as ranges, single rows as one bit each, which may be in a mapped file.
+A row costs one bit, which may be in a mapped file.
 
     xxh3-64 of the name, with the seed   0 ────────────────── fraction · 2⁶⁴ ────── 2⁶⁴
                                            train                       validation
@@ -17,7 +17,6 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from itertools import pairwise
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import xxhash
@@ -35,59 +34,8 @@ _ONES = _BITS.sum(axis=1, dtype=np.uint8)
 _NTH_ONE = np.argsort(_BITS == 0, axis=1, kind="stable").astype(np.uint8)  # (byte, n): where its n-th 1 is
 
 
-@runtime_checkable
-class Selection(Protocol):
-    """Some of the rows of a cache, in order of row number."""
-
-    total: int  # rows of the cache, selected or not
-
-    def __len__(self) -> int: ...
-
-    def rows(self, places: Rows) -> Rows:
-        """Return the row numbers at some places among the selected rows."""
-        ...
-
-    def before(self, rows: Rows) -> Rows:
-        """Return the number of selected rows before each row number; row numbers go up to and including `total`."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """A digest of the selected rows."""
-        ...
-
-
-class ChunkSelection:
-    """All rows of some chunks. `starts` are the first rows of all chunks and the end."""
-
-    def __init__(self, starts: Rows, chosen: NDArray[np.bool_]) -> None:
-        self.total = int(starts[-1])
-        edges = np.diff(chosen.astype(np.int8), prepend=0, append=0)
-        self._first = starts[np.flatnonzero(edges == 1)]
-        self._stop = starts[np.flatnonzero(edges == -1)]
-        self._place = np.concatenate([[0], np.cumsum(self._stop - self._first, dtype=np.int64)])
-
-    def __len__(self) -> int:
-        return int(self._place[-1])
-
-    def rows(self, places: Rows) -> Rows:
-        chosen = np.searchsorted(self._place, places, side="right") - 1
-        found: Rows = places - self._place[chosen] + self._first[chosen]
-        return found
-
-    def before(self, rows: Rows) -> Rows:
-        passed = np.searchsorted(self._first, rows, side="left")
-        overshoot = np.maximum(0, np.append(0, self._stop)[passed] - rows)
-        found: Rows = self._place[passed] - overshoot
-        return found
-
-    @property
-    def digest(self) -> str:
-        return _digest(self.total, np.stack([self._first, self._stop]))
-
-
-class BitSelection:
-    """Single rows: bit `row % 8` of byte `row // 8`, padded with zeros to whole blocks."""
+class Selection:
+    """Some of `total` rows, in order of row number: bit `row % 8` of byte `row // 8`, padded with zeros to blocks."""
 
     def __init__(self, bits: Bits, total: int) -> None:
         if len(bits) != packed_bytes(total):
@@ -104,36 +52,41 @@ class BitSelection:
         return int(self._place[-1])
 
     def rows(self, places: Rows) -> Rows:
+        """Return the row numbers at some places among the selected rows."""
         if len(places) > _STEP:
             return np.concatenate([self.rows(places[at : at + _STEP]) for at in range(0, len(places), _STEP)])
         block = np.searchsorted(self._place, places, side="right") - 1
         left = places - self._place[block]
-        found = self._blocks(block)
-        ones = np.cumsum(_ONES[found], axis=1, dtype=np.int16)
+        content = self._blocks(block)
+        ones = np.cumsum(_ONES[content], axis=1, dtype=np.int16)
         byte = np.sum(ones <= left[:, None], axis=1)
         each = np.arange(len(places))
         left -= np.where(byte > 0, ones[each, byte - 1], 0)
-        rows: Rows = block * BLOCK_ROWS + byte * 8 + _NTH_ONE[found[each, byte], left]
+        rows: Rows = block * BLOCK_ROWS + byte * 8 + _NTH_ONE[content[each, byte], left]
         return rows
 
     def before(self, rows: Rows) -> Rows:
+        """Return the number of selected rows before each row number; row numbers go up to and including `total`."""
         if len(rows) > _STEP:
             return np.concatenate([self.before(rows[at : at + _STEP]) for at in range(0, len(rows), _STEP)])
         if not self.total:
             return np.zeros_like(rows)
         block = np.minimum(rows, self.total - 1) // BLOCK_ROWS
         byte, bit = np.divmod(rows - block * BLOCK_ROWS, 8)
-        found = self._blocks(block)
-        ones = np.cumsum(_ONES[found], axis=1, dtype=np.int16)
+        content = self._blocks(block)
+        ones = np.cumsum(_ONES[content], axis=1, dtype=np.int16)
         each = np.arange(len(rows))
         whole = np.where(byte > 0, ones[each, byte - 1], 0)
-        part = _ONES[found[each, np.minimum(byte, _BLOCK_BYTES - 1)] & ((1 << bit) - 1)]
+        part = _ONES[content[each, np.minimum(byte, _BLOCK_BYTES - 1)] & ((1 << bit) - 1)]
         counted: Rows = self._place[block] + whole + part
         return counted
 
     @property
     def digest(self) -> str:
-        return _digest(self.total, self.bits)
+        """A digest of the selected rows."""
+        digest = hashlib.blake2b(str(self.total).encode(), digest_size=8)
+        digest.update(np.ascontiguousarray(self.bits).data)
+        return digest.hexdigest()
 
     def _blocks(self, blocks: Rows) -> Bits:
         return self.bits.reshape(-1, _BLOCK_BYTES)[blocks]
@@ -142,12 +95,6 @@ class BitSelection:
 def packed_bytes(total: int) -> int:
     """Return the number of bytes for the bits of `total` rows."""
     return -(-total // BLOCK_ROWS) * _BLOCK_BYTES
-
-
-def _digest(total: int, content: NDArray[np.int64] | Bits) -> str:
-    digest = hashlib.blake2b(str(total).encode(), digest_size=8)
-    digest.update(np.ascontiguousarray(content).data)
-    return digest.hexdigest()
 
 
 def on_training_side(names: Iterable[bytes | memoryview], fraction: float, seed: int) -> NDArray[np.bool_]:

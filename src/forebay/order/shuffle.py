@@ -50,25 +50,12 @@ def key_of(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
-def permute(indices: Numbers, size: int | Numbers, key: int | Words) -> Numbers:
-    """Return where a shuffle puts each index. `size` and `key` are one for all, or one for each index.
+def permute(indices: Numbers, size: int, key: int) -> Numbers:
+    """Return where a shuffle puts each index.
 
     >>> sorted(permute(np.arange(5), 5, key=1).tolist())
     [0, 1, 2, 3, 4]
     """
-    if isinstance(size, int) and isinstance(key, int):
-        return _permute_alike(indices, size, key)
-    sizes = np.broadcast_to(np.asarray(size, np.int64), indices.shape)
-    keys = np.broadcast_to(np.asarray(key, np.uint64), indices.shape)
-    placed = np.empty_like(indices)
-    order = np.lexsort((sizes, keys))
-    changes = (np.diff(keys[order]) != 0) | (np.diff(sizes[order]) != 0)
-    for alike in np.split(order, np.flatnonzero(changes) + 1) if len(order) else ():
-        placed[alike] = _permute_alike(indices[alike], int(sizes[alike[0]]), int(keys[alike[0]]))
-    return placed
-
-
-def _permute_alike(indices: Numbers, size: int, key: int) -> Numbers:
     if size <= SORTED:
         return _shuffle(size, key)[indices].astype(np.int64)
     cells = indices.astype(np.uint64)
@@ -77,14 +64,19 @@ def _permute_alike(indices: Numbers, size: int, key: int) -> Numbers:
 
 
 def permute_each(indices: Numbers, which: Numbers, sizes: Numbers, keys: Words) -> Numbers:
-    """Return `permute(indices, sizes[which], keys[which])`, for many indices of few shuffles."""
+    """Return where shuffle `which[i]`, of `sizes[which[i]]` indices, puts index i; for many indices of few shuffles."""
     used, at = distinct(which, len(sizes))
-    sizes, keys = sizes[used], keys[used]
+    sizes, shuffles = sizes[used], list(zip(sizes[used].tolist(), keys[used].tolist(), strict=True))
     if sizes.max(initial=0) > SORTED:
-        return permute(indices, sizes[at], keys[at])
-    shuffles = [_shuffle(size, key) for size, key in zip(sizes.tolist(), keys.tolist(), strict=True)]
-    placed: Numbers = np.concatenate([*shuffles, np.empty(0, np.uint16)])[(np.cumsum(sizes) - sizes)[at] + indices]
-    return placed.astype(np.int64)
+        placed = np.empty_like(indices)
+        for number, (size, key) in enumerate(shuffles):
+            alike = at == number
+            placed[alike] = permute(indices[alike], size, key)
+        return placed
+    sorted_shuffles = [_shuffle(size, key) for size, key in shuffles]
+    starts = (np.cumsum(sizes) - sizes)[at]
+    found: Numbers = np.concatenate([*sorted_shuffles, np.empty(0, np.uint16)])[starts + indices].astype(np.int64)
+    return found
 
 
 def distinct(numbers: Numbers, limit: int) -> tuple[Numbers, Numbers]:

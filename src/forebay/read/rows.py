@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from forebay.cache.catalog import presence_name
 from forebay.columns import Array, Columns, Ragged
 from forebay.errors import ForebayError, not_found
-from forebay.order.coins import Coins, LazyCoins, row_keys, sample_keys
+from forebay.order.coins import Coins, row_keys, sample_keys
 from forebay.order.selected_rows import Selection
 from forebay.order.shuffle import Numbers, Words, key_of
 from forebay.read.cache import Cache
@@ -315,7 +315,7 @@ def _merged_ragged(pieces: Sequence[tuple[Numbers, Ragged]], count: int, like: A
 def row_coins(caches: Sequence[Cache], seed: int, epoch: int, located: Located) -> Coins:
     """Return the coins of rows; the epoch of a mixture's row is the pass number of its cache."""
     epochs = epoch if located.epochs is None else located.epochs
-    return LazyCoins(seed, epochs, len(located.rows), partial(_coin_names, caches, located))
+    return Coins(seed, epochs, partial(_coin_names, caches, located), len(located.rows))
 
 
 def _coin_names(caches: Sequence[Cache], located: Located) -> Words:

@@ -35,7 +35,6 @@ from forebay.feeding.stream import (
     SelectionRule,
     Stream,
     checked_batch_size,
-    checked_count,
     checked_source,
     checked_state,
     checked_whole,
@@ -141,7 +140,7 @@ class Loader:
         self._micro_batches, self._micro_size = micro_batches, self.global_batch_size // steps
         self.drop_last, self._restart, self._on_growth = drop_last, restart, on_growth
         self._agreement = Agreement(self.ranks, self.ranks.timeout)
-        self._growing = Growing(growth, self.ranks, self._agreement)
+        self._growing = Growing(growth, self.ranks, self._agreement.first)
         self._meter = HandoffMeter()
         self._statistics_file = None if statistics_file is None else os.fspath(statistics_file)
         source = checked_source(source)
@@ -203,7 +202,7 @@ class Loader:
         With `restart`, the state is checked and otherwise ignored.
         """
         self._check_version(state)
-        epoch, position = (checked_count(name, state[name]) for name in ("epoch", "position"))
+        epoch, position = state["epoch"], state["position"]
         if self._restart:
             return
         restored = self.stream.restored(state["stream"], epoch, position)

@@ -321,10 +321,10 @@ def test_workers_are_numbered_and_the_number_of_a_dead_one_is_used_again():
         for round_ in range(2):
             for place, slot in enumerate(wait_for_slots(engine, 2)):
                 engine.submit(slot, 2 * round_ + place)
-            heard = run_chunks(engine, [2 * round_, 2 * round_ + 1], given=2)
+            heard = run_chunks(engine, [2 * round_, 2 * round_ + 1], submitted=2)
             numbers.append(sorted(event.record for event in heard.values()))
             engine.submit(wait_for_slots(engine, 2)[0], 9)
-            assert isinstance(run_chunks(engine, [9], given=1)[9], Died)
+            assert isinstance(run_chunks(engine, [9], submitted=1)[9], Died)
     assert numbers == [[0, 1], [0, 1]]
 
 
@@ -351,7 +351,7 @@ def test_preloaded_workers_load_the_recipe_before_they_get_a_task():
         engine.start(Imported(), 2)
         for chunk, slot in enumerate(wait_for_slots(engine, 2)):
             engine.submit(slot, chunk)
-        records = [event.record for event in run_chunks(engine, [0, 1], given=2).values()]
+        records = [event.record for event in run_chunks(engine, [0, 1], submitted=2).values()]
         assert sorted("fastokens" in record for record in records) == [False, True]
 
 
@@ -382,7 +382,7 @@ def test_a_worker_has_one_thread_unless_the_user_says_otherwise(monkeypatch, own
     with closing(LocalEngine()) as engine:
         engine.start(Threads(), 1)
         engine.submit(wait_for_slots(engine, 1)[0], 0)
-        assert run_chunks(engine, [0], given=1)[0].record == found
+        assert run_chunks(engine, [0], submitted=1)[0].record == found
 
 
 class Loop:

@@ -218,7 +218,7 @@ def _orientation(image: Image.Image) -> int:
         orientation = image.getexif().get(_ORIENTATION, 1)
     except Warning:  # a filter made it an error; see `understood`
         raise
-    except Exception:  # damaged EXIF raises errors of any type, and does not make the image unreadable
+    except (OSError, RuntimeError, SyntaxError, ValueError, LookupError, TypeError, struct.error):  # of damaged EXIF
         return 1
     return orientation if isinstance(orientation, int) else 1
 

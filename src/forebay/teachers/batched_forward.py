@@ -202,7 +202,7 @@ def _outputs(teacher: LoadedTeacher, batch: Batch) -> Mapping[str, Array | Ragge
         return teacher(batch)
     except ForebayError:
         raise
-    except Exception as error:
+    except Exception as error:  # a teacher may be any library, and each has its own errors
         problem = " ".join(str(error).split())[:300]
         asked = requested(batch.ids[0], batch.first_t)
         raise ModelUnusable(
@@ -278,7 +278,7 @@ def fit_batch(
                     hint="raise --memory-limit, or choose smaller chunks in the recipe",
                     needed=peak,
                 )
-        except Exception as error:
+        except (ModelUnusable, MemoryError, RuntimeError) as error:  # torch's error is a RuntimeError
             if size == 1 or not is_out_of_memory(error):
                 raise
         size //= 2

@@ -1,7 +1,6 @@
 """What every engine promises, as tests to inherit: a subclass makes one, and a few small chunks are run by it."""
 
 import errno
-import json
 import os
 import signal
 import time
@@ -67,9 +66,9 @@ def _fail(chunk: int) -> None:
         raise RAISED[chunk]
 
 
-def run_chunks(engine: Engine, chunks: Sequence[int], given: int = 0) -> dict[int, Event]:
-    """What became of each chunk, once all but the first `given` were submitted to idle slots."""
-    waiting, heard, deadline = list(chunks[given:]), dict[int, Event](), time.monotonic() + PATIENCE
+def run_chunks(engine: Engine, chunks: Sequence[int], submitted: int = 0) -> dict[int, Event]:
+    """What became of each chunk, once all but the first `submitted` were given to idle slots."""
+    waiting, heard, deadline = list(chunks[submitted:]), dict[int, Event](), time.monotonic() + PATIENCE
     while len(heard) < len(chunks):
         assert time.monotonic() < deadline, f"nothing was heard of chunks {sorted(set(chunks) - heard.keys())}"
         for slot in engine.idle():
@@ -129,16 +128,14 @@ class EngineContract:
         assert isinstance(changed, Failed)
         assert changed.files == {"a.txt": "changed"}
 
-    def test_a_slot_that_was_given_a_chunk_is_not_idle_before_it_is_polled(self, engine: Engine) -> None:
+    def test_a_slot_with_a_chunk_is_not_idle_before_it_is_polled(self, engine: Engine) -> None:
+        assert engine.capacity() >= 1
         with _started(engine, 1):
+            assert engine.poll(0.01) == []
             (slot,) = wait_for_slots(engine, 1)
             engine.submit(slot, 3)
             assert slot not in engine.idle()
-            assert isinstance(run_chunks(engine, [3], given=1)[3], Done)
-
-    def test_with_nothing_to_do_polling_ends_without_events(self, engine: Engine) -> None:
-        with _started(engine, 1):
-            assert engine.poll(0.01) == []
+            assert isinstance(run_chunks(engine, [3], submitted=1)[3], Done)
 
     def test_it_makes_chunks_after_it_was_given_more_slots_and_fewer(self, engine: Engine) -> None:
         with _started(engine, 1):
@@ -160,13 +157,6 @@ class EngineContract:
                 assert death.lost == ()
             assert isinstance(run_chunks(engine, [6])[6], Done)
 
-    def test_a_worker_gets_its_task_as_json(self, engine: Engine) -> None:
-        document = Squares().document()
-        assert TaskDocument.decode(document.encode()) == document
-        assert json.loads(document.encode()) == {"opener": document.opener, "body": document.body}
-        with _started(engine, 1):
-            assert isinstance(run_chunks(engine, [3])[3], Done)
-
     def test_a_task_without_a_document_is_run_in_this_process_or_refused(self, engine: Engine) -> None:
         try:
             engine.start(Homebound(), 1)
@@ -175,18 +165,15 @@ class EngineContract:
         assert engine.usage().in_process
         assert isinstance(run_chunks(engine, [4])[4], Done)
 
-    def test_stopping_ends_its_processes_and_what_was_under_way(self, engine: Engine) -> None:
+    def test_stopping_ends_its_processes_and_running_chunks(self, engine: Engine) -> None:
         engine.start(Squares(), 2)
         engine.submit(wait_for_slots(engine, 1)[0], 1)
         others = [pid for pid in engine.usage().pids if pid != os.getpid()]
         engine.stop()
         engine.stop()
         assert not any(_is_running(pid) for pid in others)
-
-    def test_it_runs_one_task_after_the_other(self, engine: Engine) -> None:
-        for _ in range(2):
-            with _started(engine, 1):
-                assert isinstance(run_chunks(engine, [2])[2], Done)
+        with _started(engine, 1):  # another task
+            assert isinstance(run_chunks(engine, [2])[2], Done)
 
     def test_what_was_preloaded_is_used_or_ended_when_it_is_closed(self) -> None:
         engine = self.make_engine()
@@ -195,9 +182,6 @@ class EngineContract:
             assert isinstance(run_chunks(engine, [4])[4], Done)
         engine.close()
         engine.close()
-
-    def test_it_says_how_many_slots_to_use(self, engine: Engine) -> None:
-        assert engine.capacity() >= 1
 
 
 def _wait_for_workers(engine: Engine, slots: int) -> None:

@@ -1,11 +1,8 @@
-"""What every recipe of a base layer and every source promises, as tests to inherit.
+"""Contracts of recipes of a base layer and of sources, as tests to inherit.
 
-A subclass of `RecipeContract` makes the recipe and a few samples for it. Public names of the recipe that forebay does
-not call are listed in `helpers`: any other name that is not a declared hook is taken for a misspelt one.
-
-A subclass of `SourceContract` says how a source is opened over a folder, which samples a file's content stands for,
-and, for a compressed or structured kind, how content is stored. A kind that can meet bad content gives an example of
-it.
+A subclass of `RecipeContract` makes the recipe and a few samples. A subclass of `SourceContract` opens a source over a
+folder, and returns the samples of a content; a compressed or structured kind also says how content is stored. Public
+names that forebay does not call are listed in `helpers`: any other undeclared name may be a misspelt hook.
 """
 
 import json
@@ -38,24 +35,16 @@ from forebay.recipe import (
 from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, Source, SourceFile, samples_of
 
 
-def undeclared_names(kind: type[Any], declared: Iterable[type[Any]], helpers: Iterable[str] = ()) -> dict[str, str]:
-    """The public names of a class that are neither its fields nor declared: name -> the declared one it resembles."""
-    known = {name for each in declared for name in (*dir(each), *get_annotations(each))}
-    own = (
-        msgspec.structs.fields(kind) if issubclass(kind, msgspec.Struct) else fields(kind) if is_dataclass(kind) else ()
-    )
-    allowed = {*known, *helpers, *(field.name for field in own)}
-    found = sorted(name for name in dir(kind) if not name.startswith("_") and name not in allowed)
-    return {name: next(iter(get_close_matches(name, sorted(known), 1)), "") for name in found}
-
-
 def check_names(kind: type[Any], of: str, declared: Iterable[type[Any]], helpers: Iterable[str] = ()) -> None:
-    """Fail where a public name is not declared: a misspelt method would never be called."""
-    names = undeclared_names(kind, declared, helpers)
-    assert not names, f"not {of}: " + ", ".join(
-        f"'{name}'" + (f" (did you mean '{near}'?)" if near else " (list it in `helpers`)")
-        for name, near in names.items()
-    )
+    """Fail where a public name of a class is neither a field nor declared: a misspelt method would never be called."""
+    known = sorted({name for each in declared for name in (*dir(each), *get_annotations(each))})
+    is_struct = issubclass(kind, msgspec.Struct)
+    own = msgspec.structs.fields(kind) if is_struct else fields(kind) if is_dataclass(kind) else ()
+    allowed = {*known, *helpers, *(field.name for field in own)}
+    names = sorted(name for name in dir(kind) if not name.startswith("_") and name not in allowed)
+    near = {name: get_close_matches(name, known, 1) for name in names}
+    hints = [f" (did you mean '{near[name][0]}'?)" if near[name] else " (list it in `helpers`)" for name in names]
+    assert not names, f"not {of}: " + ", ".join(f"'{name}'{hint}" for name, hint in zip(names, hints, strict=True))
 
 
 def check_hooks(recipe: AnyRecipe, helpers: Iterable[str] = ()) -> None:
@@ -98,23 +87,18 @@ class RecipeContract:
     def test_every_public_name_is_a_field_or_a_declared_hook(self) -> None:
         check_hooks(self.make_recipe(), self.helpers)
 
-    def test_it_has_a_kind_and_a_revision_and_says_how_large_chunks_are(self, recipe: Recipe) -> None:
+    def test_it_has_a_kind_a_revision_and_a_chunk_size_and_is_frozen(self, recipe: Recipe) -> None:
         assert isinstance(recipe, Recipe)
         assert recipe.kind
         assert recipe.revision >= 1
         assert (recipe.chunk_target().rows is None) != (recipe.chunk_target().bytes is None)
-
-    def test_it_is_frozen(self, recipe: Recipe) -> None:
         for name, value in fields_of(recipe).items():
             with pytest.raises(AttributeError):
                 setattr(recipe, name, value)
 
-    def test_it_opens_again_from_its_fields_with_the_same_fingerprint(self, recipe: Recipe) -> None:
+    def test_it_opens_again_from_its_fields_and_in_another_process(self, recipe: Recipe) -> None:
         check_recipe(recipe)
-        again = msgspec.convert(fields_of(recipe), type(recipe))
-        assert fingerprint(again) == fingerprint(recipe)
-
-    def test_it_travels_to_another_process(self, recipe: Recipe) -> None:
+        assert fingerprint(msgspec.convert(fields_of(recipe), type(recipe))) == fingerprint(recipe)
         again: Recipe = pickle.loads(pickle.dumps(recipe))
         assert fingerprint(again) == fingerprint(recipe)
         assert self.encoded(again, self.samples())[1] == self.encoded(recipe, self.samples())[1]
@@ -133,8 +117,6 @@ class RecipeContract:
         samples = iter(self.samples())
         assert recipe.make(samples).present is None
         assert next(samples, None) is None
-
-    def test_no_samples_make_no_rows(self, recipe: Recipe) -> None:
         rows, _ = self.encoded(recipe, [])
         assert all(len(rows.columns[column.name]) == 0 for column in recipe.columns())
 
@@ -150,13 +132,13 @@ class RecipeContract:
         if identity is None:
             pytest.skip("this recipe does not deduplicate")
         for sample in self.samples():
-            found = identity(sample)
-            assert found is None or len(found) == 16
-            assert found == identity(Sample("another id", sample.data))
+            digest = identity(sample)
+            assert digest is None or len(digest) == 16
+            assert digest == identity(Sample("another id", sample.data))
 
 
 class _Samples:
-    """What a recipe may ask before it decides, about a list of samples."""
+    """What a recipe reads of the source before it decides, from a list of samples."""
 
     def __init__(self, samples: list[Sample]) -> None:
         self._samples = samples
@@ -212,22 +194,26 @@ class SourceContract:
     def folder(self, tmp_path: Path) -> Path:
         return tmp_path / "source"
 
-    def test_it_is_a_source_with_a_unit(self, folder: Path) -> None:
+    def test_every_public_name_is_a_field_or_a_declared_hook(self, folder: Path) -> None:
         source = self.write(folder, {"a": b"x\n"})
         assert isinstance(source, Source)
         assert source.unit in ("bytes", "samples")
-
-    def test_every_public_name_is_a_field_or_a_declared_hook(self, folder: Path) -> None:
-        source = self.write(folder, {"a": b"x\n"})
         check_names(type(source), "hooks of a source", [Source], ["kind", *self.helpers])
 
     @pytest.mark.parametrize("name", CONTENTS)
-    @pytest.mark.parametrize(("first", "every"), STEPS[1:])
-    def test_the_parts_of_a_file_hold_its_samples_once_and_in_order(
-        self, folder: Path, name: str, first: int, every: int
-    ) -> None:
+    def test_the_parts_of_a_file_hold_its_samples_once_and_in_order(self, folder: Path, name: str) -> None:
         source = self.write(folder, {name: CONTENTS[name]})
-        assert [sample.data for sample in read_in_parts(source, first, every)] == self.samples_of(CONTENTS[name])
+        for first, every in STEPS[1:]:
+            assert [sample.data for sample in read_in_parts(source, first, every)] == self.samples_of(CONTENTS[name])
+
+    @pytest.mark.parametrize("name", CONTENTS)
+    def test_cuts_rise_and_the_last_is_the_end(self, folder: Path, name: str) -> None:
+        (file,) = (source := self.write(folder, {name: CONTENTS[name]})).files()
+        every_cut = [list(source.cuts(file, 0, first, every)) for first, every in STEPS[1:]]
+        for (first, _), cuts in zip(STEPS[1:], every_cut, strict=True):
+            assert all(low < high for low, high in pairwise(cuts))
+            assert all(cut >= first for cut in cuts[:-1])
+        assert len({end for cuts in every_cut for end in cuts[-1:]}) == bool(self.samples_of(CONTENTS[name]))
 
     @pytest.mark.parametrize(("first", "every"), STEPS)
     def test_the_parts_of_many_files_hold_all_samples_in_the_order_of_the_files(
@@ -237,24 +223,6 @@ class SourceContract:
         source = self.write(folder, contents)
         expected = [data for content in contents.values() for data in self.samples_of(content)]
         assert [sample.data for sample in read_in_parts(source, first, every)] == expected
-
-    def test_a_large_file_is_cut_and_read_whole(self, folder: Path) -> None:
-        source = self.write(folder, {"a": LARGE})
-        for first, every in ((300_001, 200_003), (1 << 20, 1 << 20)):
-            assert [sample.data for sample in read_in_parts(source, first, every)] == self.samples_of(LARGE)
-
-    @pytest.mark.parametrize("name", CONTENTS)
-    def test_cuts_rise_and_the_last_is_the_end(self, folder: Path, name: str) -> None:
-        source = self.write(folder, {name: CONTENTS[name]})
-        (file,) = source.files()
-        ends = set()
-        for first, every in STEPS[1:]:
-            cuts = list(source.cuts(file, 0, first, every))
-            assert all(low < high for low, high in pairwise(cuts))
-            assert all(cut >= first for cut in cuts[:-1])
-            ends.update(cuts[-1:])
-        assert len(ends) <= 1
-        assert bool(ends) == bool(self.samples_of(CONTENTS[name]))
 
     def test_ids_are_unique_and_do_not_depend_on_the_cuts(self, folder: Path) -> None:
         source = self.write(folder, {"a": LINES, "b": LINES})
@@ -274,10 +242,7 @@ class SourceContract:
         files = source.files()
         assert [os.path.basename(file.path) for file in files] == [f"{name}{self.suffix}" for name in "abc"]
         assert [source.look(file.path) for file in files] == files
-
-    def test_what_it_leaves_out_is_counted_by_suffix_and_nothing_here_is(self, folder: Path) -> None:
-        source = self.write(folder, {"a": LINES, "b": b""})
-        assert source.listing() == (source.files(), {})
+        assert source.listing() == (files, {})
 
     def test_it_travels_to_another_process(self, folder: Path) -> None:
         source = self.write(folder, {"a": LINES})
@@ -346,16 +311,13 @@ class SourceContract:
         assert len(set(ids)) == len(ids)
         assert [one for part in parts_of(source, 1, 1) for one in samples_of(source, part)] == seen
 
-    def test_a_glance_shows_what_reading_gives(self, folder: Path) -> None:
-        source: Any = self.write(folder, {"a": LINES})
-        for part in parts_of(source, 500, 700):
-            assert list(one_by_one(source.read(part, preview=True))) == list(samples_of(source, part))
-
-    def test_reading_in_batches_gives_the_same_samples_and_the_digest_if_any(self, folder: Path) -> None:
+    def test_previews_and_batches_give_the_same_samples_and_the_digest_if_any(self, folder: Path) -> None:
         source = self.write(folder, {"a": LARGE, "b": b"", "c": LINES})
         for part in [*parts_of(source, 50_000, 70_000), *parts_of(source, 500, 700)[:3]]:
             digest = PartDigest()
-            assert list(one_by_one(source.read(part, digest=digest))) == list(samples_of(source, part))
+            samples = list(samples_of(source, part))
+            assert list(one_by_one(source.read(part, preview=True))) == samples
+            assert list(one_by_one(source.read(part, digest=digest))) == samples
             if self.hashes and not part.file.stream:
                 assert digest.value == source.digest(part.file, part.start, part.stop)
             else:
@@ -373,8 +335,8 @@ class SourceContract:
             source.digest(file, 0, 10)
 
 
-def one_by_one(found: Iterable[Sample | Failure | SampleBatch]) -> Iterator[Sample | Failure]:
-    for one in found:
+def one_by_one(items: Iterable[Sample | Failure | SampleBatch]) -> Iterator[Sample | Failure]:
+    for one in items:
         yield from one.samples() if isinstance(one, SampleBatch) else (one,)
 
 
@@ -390,14 +352,14 @@ def parts_of(source: Source, first: int, every: int) -> list[Part]:
 
 def read_part(source: Source, part: Part) -> list[Sample]:
     """The samples of one part; a document without text may come as the failure `empty` too."""
-    return [as_sample(found) for found in samples_of(source, part)]
+    return [as_sample(item) for item in samples_of(source, part)]
 
 
-def as_sample(found: Sample | Failure) -> Sample:
-    if isinstance(found, Sample):
-        return found
-    assert found.reason == "empty", found
-    return Sample(found.sample, "")
+def as_sample(item: Sample | Failure) -> Sample:
+    if isinstance(item, Sample):
+        return item
+    assert item.reason == "empty", item
+    return Sample(item.sample, "")
 
 
 def read_in_parts(source: Source, first: int, every: int) -> list[Sample]:

@@ -135,7 +135,7 @@ def flip(trial: Trial) -> None:
 def repairs(trial: Trial) -> None:
     """One to three damages of a layered cache, repaired with and without copies; the last repair has a fresh copy."""
     draw = trial.draw
-    world = layered_world(trial.folder.parent.parent / "worlds" / "layers", draw.random() < 0.3)
+    world = layered_world(trial.folder.parent / "layers", draw.random() < 0.3)
     shutil.copytree(world.cache, trial.root)
     done = [damage_file(draw, trial.root, draw.choice(trial.worlds).cache) for _ in range(draw.choice((1, 2, 2, 3)))]
     kind = draw.choice(("none", "fresh", "older", "diverged", "damaged"))
@@ -200,7 +200,7 @@ def _repair_once(trial: Trial, world: LayeredWorld, done: Sequence[Done], copy: 
 def layers(trial: Trial) -> None:
     """A build of a layer, a drop or a repair of both layers is killed; the same call again ends as it should."""
     draw = trial.draw
-    world = layered_world(trial.folder.parent.parent / "worlds" / "layers", draw.random() < 0.3)
+    world = layered_world(trial.folder.parent / "layers", draw.random() < 0.3)
     name = draw.choice(("build", "drop", "repair"))
     shutil.copytree(world.base if name == "build" else world.cache, trial.root)
     if name == "repair":

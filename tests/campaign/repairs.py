@@ -37,7 +37,7 @@ class LayeredWorld:
 def layered_world(folder: Path, keyed: bool) -> LayeredWorld:
     """Numbers with the layer `length` on top, one file of them added later."""
     place = folder / ("keyed" if keyed else "layered")
-    _run(lambda: _make(place), keyed)
+    _run(lambda: _make(place), keyed, seconds=120.0)
     answer = _run(lambda: read_all(place / "cache"), keyed).answer
     assert len(answer["rows"]) == 40, answer
     copies = {name: place / name for name in ("fresh", "older", "diverged")}

@@ -242,39 +242,27 @@ def open_chunk(
     published. `columns` are those that the layer's recipe declares.
     """
     layer = layout.layer_of(folder)
+
+    def corrupt(problem: str) -> ChunkCorrupt:
+        return chunk_corrupt(store.address, layer, record.chunk, problem)
+
     try:
         view = store.view(record.key(folder), expect=expected(record))
+        if problem := head_problem(view, record):
+            raise corrupt(problem)
+        if keyed and hashlib.sha256(view).digest() != record.sha256:
+            raise corrupt("its SHA-256 is not the one in the tagged generation")
+        file = ChunkFile(view, record.key(folder))
     except Missing as error:
         raise chunk_missing(store.address, layer, record.chunk) from error
     except BadCopy as error:
-        raise chunk_corrupt(store.address, layer, record.chunk, error.problem) from error
-    except Damaged as error:  # a pipe, a device or a link in its place
-        raise chunk_corrupt(store.address, layer, record.chunk, problem_of(error)) from error
-    return checked_chunk(view, store.address, folder, record, columns=columns, keyed=keyed)
-
-
-def checked_chunk(
-    view: memoryview,
-    address: str,
-    folder: str,
-    record: ChunkRecord,
-    *,
-    columns: Sequence[Column] | None = None,
-    keyed: bool = False,
-) -> ChunkFile:
-    """The chunk in a view, as `open_chunk` returns it; without a key, only its head is checked."""
-    layer, problem = layout.layer_of(folder), head_problem(view, record)
-    if problem is None and keyed and hashlib.sha256(view).digest() != record.sha256:
-        problem = "its SHA-256 is not the one in the tagged generation"
-    if problem is not None:
-        raise chunk_corrupt(address, layer, record.chunk, problem)
-    try:
-        file = ChunkFile(view, record.key(folder))
-    except ForebayError as error:
-        raise chunk_corrupt(address, layer, record.chunk, problem_of(error)) from error
-    problem = _differs(file, layer, record, columns)
-    if problem is not None:
-        raise chunk_corrupt(address, layer, record.chunk, problem)
+        raise corrupt(error.problem) from error
+    except ChunkCorrupt:
+        raise
+    except Damaged as error:  # a pipe, a device or a link in its place, or a header that cannot be read
+        raise corrupt(problem_of(error)) from error
+    if problem := _differs(file, layer, record, columns):
+        raise corrupt(problem)
     return file
 
 

@@ -5,7 +5,7 @@ Nothing that a remaining generation lists is ever removed. A dropped layer loses
 """
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from forebay.cache.catalog import (
@@ -20,6 +20,7 @@ from forebay.cache.heartbeat import builder_owners, is_dead, read_builder
 from forebay.cache.plan import load_plan
 from forebay.cache.publish import publish_withdrawn, publish_without
 from forebay.cache.reports import CleanReport, DropReport
+from forebay.cache.segment import Segment
 from forebay.cache.soundness import segment_numbers, sound_segment
 from forebay.cache.state import Index
 from forebay.errors import CacheNotFound, Damaged, ForebayError, KeyRefused, not_found
@@ -104,18 +105,25 @@ class _Unused:
         identities = list(store.entries(layout.IDENTITIES))
         claimed = set(filter(None, map(layout.parse_claim, read_claims(store))))
         bound, unknown = _bound_folders(store)
-        old = _old_generations(store, keep)
-        newest = newest_generation(store)  # the key must accept this one
-        try:
-            remaining = [
-                load_generation(store, number)
-                for number in generation_numbers(store)
-                if layout.generation(number) not in {entry.key for entry in old}
-            ]
-        except KeyRefused:  # what an older generation lists is unknown; `repair` removes it
-            return cls(old, [], 0)
+        numbers = generation_numbers(store)
+        stay = numbers if keep is None else numbers[-max(1, keep) :]
+        old = [
+            one
+            for one in store.entries(layout.GENERATIONS)
+            if layout.parse_generation(one.key) in numbers[: -len(stay)]
+        ]
+        remaining: list[Generation] = []  # the newest first
+        for number in reversed(stay):
+            try:
+                remaining.append(load_generation(store, number))
+            except KeyRefused:
+                if keep is not None or not remaining:
+                    raise
+                return cls(old, [], 0)  # what an older generation lists is unknown; `repair` removes it
         used = bound | {generation.folder(layer) for generation in remaining for layer in generation.recipes}
-        withdrawn = _withdrawn_chunks(store, newest)
+        gone = set(remaining[0].withdrawn) if remaining else set()
+        segments = _segments(store) if identities or gone else ()
+        withdrawn = {chunk for segment in segments if segment.number in gone for chunk in segment.chunk_numbers}
         listed = _listed_sizes(remaining)
         unused = [
             entry
@@ -124,8 +132,16 @@ class _Unused:
             and entry.key not in listed
             and _is_unused(entry.key, used, unknown, withdrawn)
         ]
-        only_older = _listed_sizes(remaining[:-1]).keys() - _listed_sizes(remaining[-1:]).keys()
-        return cls(old, [*unused, *_unnamed_identities(store, identities)], sum(listed[key] for key in only_older))
+        only_older = _listed_sizes(remaining[1:]).keys() - _listed_sizes(remaining[:1]).keys()
+        return cls(old, [*unused, *_unnamed_identities(segments, identities)], sum(listed[key] for key in only_older))
+
+
+def _segments(store: Store) -> Sequence[Segment]:
+    """The segments of the plan, none if it is damaged."""
+    try:
+        return load_plan(store).segments
+    except Damaged:
+        return ()
 
 
 def _is_layer_file(key: str) -> bool:
@@ -156,24 +172,6 @@ def _bound_folders(store: Store) -> tuple[set[str], set[str]]:
     return folders, unknown
 
 
-def _old_generations(store: Store, keep: int | None) -> list[Entry]:
-    """All generations but the newest `keep`, each of which is read first: it may be damaged, or of another key."""
-    if keep is None:
-        return []
-    numbers = generation_numbers(store)
-    for number in numbers[-max(1, keep) :]:
-        load_generation(store, number)
-    old = {layout.generation(number) for number in numbers[: -max(1, keep)]}
-    return [entry for entry in store.entries(layout.GENERATIONS) if entry.key in old]
-
-
-def _withdrawn_chunks(store: Store, newest: Generation | None) -> set[int]:
-    if newest is None or not newest.withdrawn:
-        return set()
-    segments = load_plan(store).segments
-    return {chunk for segment in segments if segment.number in newest.withdrawn for chunk in segment.chunk_numbers}
-
-
 def _listed_sizes(generations: Iterable[Generation]) -> dict[str, int]:
     return {
         record.key(generation.folder(layer)): record.size
@@ -183,12 +181,8 @@ def _listed_sizes(generations: Iterable[Generation]) -> dict[str, int]:
     }
 
 
-def _unnamed_identities(store: Store, entries: Collection[Entry]) -> list[Entry]:
+def _unnamed_identities(segments: Sequence[Segment], entries: Collection[Entry]) -> list[Entry]:
     """Identities that a planner wrote for a segment which another planner added first."""
-    try:
-        segments = load_plan(store).segments if entries else ()
-    except Damaged:
-        return []
     named = {layout.identities(segment.number, segment.identities) for segment in segments}
     planned = range(len(segments))
     return [entry for entry in entries if entry.key not in named and layout.parse_identities(entry.key) in planned]

@@ -333,13 +333,13 @@ def create_next(
     lost = 0
     while True:
         began, newest = time.monotonic(), load()
-        made = draft(newest)
-        if made is None:
+        following = draft(newest)
+        if following is None:
             return newest
         number = 0 if newest is None else newest.number + 1
-        key, data = layout.generation(number), replace(made, number=number).encode(hmac_key())
+        key, data = layout.generation(number), replace(following, number=number).encode(hmac_key())
         if store.create(key, data):
-            return replace(made, number=number, digest=bytes(data[-2 if hmac_key() is not None else -1]).hex())
+            return replace(following, number=number, digest=bytes(data[-2 if hmac_key() is not None else -1]).hex())
         wait_until_listed(store, key)
         lost += 1  # of many builders that publish at once, each would read the index again for every other one
         time.sleep(random.uniform(0.0, min(LOST_SECONDS, 2 ** min(lost, 20) * (time.monotonic() - began))))

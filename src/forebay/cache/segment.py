@@ -49,25 +49,6 @@ class LeftOut:
     check: int  # hash of all its samples, to notice other ones
 
 
-class PartColumns:
-    """Parts of files that are collected chunk by chunk."""
-
-    def __init__(self) -> None:
-        self._columns = {name: array("Q") for name in _PARTS}
-        self._columns["chunk_parts"].append(0)
-
-    def append(self, file: int, part: Part) -> None:
-        self._columns["part_file"].append(file)
-        self._columns["part_start"].append(part.start)
-        self._columns["part_stop"].append(part.stop)
-
-    def end_chunk(self) -> None:
-        self._columns["chunk_parts"].append(len(self._columns["part_file"]))
-
-    def tensors(self) -> dict[str, Array]:
-        return {name: np.frombuffer(values, np.uint64) for name, values in self._columns.items()}
-
-
 @dataclass(frozen=True, eq=False)
 class Segment:
     """One append to the plan: its files, its parts, and which parts make a chunk."""
@@ -99,7 +80,8 @@ class Segment:
         Memory holds the columns of the files, no object per file. A file that was scanned may have a digest that the
         listed one has not.
         """
-        files, parts, scanned = FileTable.of(listed), PartColumns(), dict[int, SourceFile]()
+        files, scanned = FileTable.of(listed), dict[int, SourceFile]()
+        part_file, part_start, part_stop, chunk_parts = array("Q"), array("Q"), array("Q"), array("Q", [0])
         following, position, known = iter(files), -1, SourceFile("", 0)
         for chunk in chunks:
             for part in chunk:
@@ -107,10 +89,14 @@ class Segment:
                     position, known = position + 1, next(following)
                 if part.file != known:
                     scanned[position] = part.file
-                parts.append(position, part)
-            parts.end_chunk()
+                part_file.append(position)
+                part_start.append(part.start)
+                part_stop.append(part.stop)
+            chunk_parts.append(len(part_file))
         table = files.with_files(scanned) if scanned else files
-        return cls(number, first_chunk, dict(source), weight, {**parts.tensors(), **table.tensors}, previous)
+        columns = (chunk_parts, part_file, part_start, part_stop)
+        parts = {name: np.frombuffer(values, np.uint64) for name, values in zip(_PARTS, columns, strict=True)}
+        return cls(number, first_chunk, dict(source), weight, {**parts, **table.tensors}, previous)
 
     def __len__(self) -> int:
         """The number of its chunks."""
@@ -205,17 +191,7 @@ def decode_segment(view: memoryview, root: str, key: str) -> Segment:
     try:
         facts = msgspec.convert(metadata, _SegmentHeader)
         _check_description(facts.source)
-        segment = Segment(
-            facts.number,
-            facts.first_chunk,
-            facts.source,
-            facts.weight,
-            tensors,
-            facts.previous,
-            facts.cache_id,
-            facts.identities,
-            facts.unreadable,
-        )
+        segment = Segment(tensors=tensors, **msgspec.structs.asdict(facts))
         _check_tensors(segment)
     except (msgspec.ValidationError, ValueError) as error:
         raise index_corrupt(root, key, f"it is malformed: {one_line(error)}") from error

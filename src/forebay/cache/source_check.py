@@ -52,7 +52,7 @@ class SourceCheck:
     plan: Plan
     folder: str  # of the base layer
     table: ChunkTable  # its listed chunks
-    made: Mapping[int, ChunkRecord] = field(default_factory=dict)  # chunks that this build made, as if listed
+    own_records: Mapping[int, ChunkRecord] = field(default_factory=dict)  # chunks that this build made, as if listed
 
     def freshness(self, listed: Iterable[SourceFile] = ()) -> Freshness:
         """Look at every planned file, and hash those that look different; a copied file has another ctime and inode.
@@ -63,23 +63,19 @@ class SourceCheck:
 
     def compared(self, differing: Iterable[tuple[SourceFile, SourceFile | Exception]]) -> Freshness:
         """The verdicts on planned files that look different."""
-        changed: dict[str, str] = {}
-        missing: list[str] = []
-        grown: list[str] = []
+        skipped, verdicts = self.plan.unreadable, dict[str, tuple[Verdict, str]]()
         now: dict[str, SourceFile] = {}
-        skipped = self.plan.unreadable
         for known, current in differing:
             if isinstance(current, Exception) and known.path in skipped:
                 continue
-            verdict, how = self.verdict(known, current)
-            if verdict == "missing":
-                missing.append(known.path)
-            elif verdict == "changed":
-                changed[known.path] = how
-            elif not isinstance(current, Exception):
+            verdicts[known.path] = self.verdict(known, current)
+            if verdicts[known.path][0] in ("same", "grown") and not isinstance(current, Exception):
                 now[known.path] = current
-                grown += [known.path] if verdict == "grown" else []
-        return Freshness(changed, tuple(missing), tuple(grown), now)
+        changed = {path: how for path, (verdict, how) in verdicts.items() if verdict == "changed"}
+        missing, grown = (
+            tuple(path for path, (verdict, _) in verdicts.items() if verdict == one) for one in ("missing", "grown")
+        )
+        return Freshness(changed, missing, grown, now)
 
     def verdict(self, known: SourceFile, current: SourceFile | Exception) -> tuple[Verdict, str]:
         """What became of one planned file, and how it changed."""
@@ -118,7 +114,7 @@ class SourceCheck:
         """The source sums of a listed chunk; none if it is not listed or damaged, which `verify` reports."""
         if chunk not in self._sums:
             at = self.table.position(chunk)
-            record = self.made.get(chunk) or (None if at is None else self.table.record(at))
+            record = self.own_records.get(chunk) or (None if at is None else self.table.record(at))
             try:
                 self._sums[chunk] = open_chunk(self.store, self.folder, record).source_sums() if record else []
             except Damaged:

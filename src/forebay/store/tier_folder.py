@@ -86,9 +86,9 @@ class TierFolder:
     def begin(self) -> "TierFolder":
         """Make the folder a tier if it is new, and count what it has."""
         _refuse_network(self.path)
-        there = os.listdir(self.path) if os.path.isdir(self.path) else []
+        names = os.listdir(self.path) if os.path.isdir(self.path) else []
         if self.files.head(MARKER) is None:  # nothing is written into a tier that is one: its disk may be full
-            if not all(map(is_temporary, there)):  # another process may be writing the marker now, aside
+            if not all(map(is_temporary, names)):  # another process may be writing the marker now, aside
                 raise TierUnusable(
                     f"'{self.path}' cannot be used as a tier: it has files and is not a tier",
                     hint="choose an empty folder, or one that does not exist",
@@ -170,7 +170,7 @@ class TierFolder:
             taken.write(max(0, taken.read() - size))
             return True
 
-    def keep_document(self, address: str, name: str, value: Buffer) -> bool:
+    def store_document(self, address: str, name: str, value: Buffer) -> bool:
         """Store a document for use while the far store is away; return False if the disk is full."""
         key, digest = _document_key(address, name), hashlib.sha256(value).digest()
         with suppress(Missing):

@@ -89,12 +89,12 @@ class TieredStore(Store):
         if expect is None or expect.sha256 is None:
             return self._far.view(key) if _is_chunk(key) else self._document(key)
         self._digests[key] = expect.sha256
-        view = self._kept(expect)
+        view = self._local_copy(expect)
         if view is not None:
             self._count("hits")
             return view
         with self._fetching[expect.sha256[0]]:
-            view = self._passing.get(expect.sha256) or self._kept(expect)  # another thread has fetched it
+            view = self._passing.get(expect.sha256) or self._local_copy(expect)  # another thread has fetched it
             if view is None:
                 self._count("misses")
                 view = self._filled(key, expect, expect.sha256)
@@ -105,7 +105,7 @@ class TieredStore(Store):
         if expect.sha256 is None:
             raise ValueError("a tier keeps only what has a SHA-256")
         with self._fetching[expect.sha256[0]]:
-            view = self._kept(expect)
+            view = self._local_copy(expect)
             if view is not None:
                 self._count("hits")
                 return True
@@ -126,7 +126,7 @@ class TieredStore(Store):
         return bytes(self._document(key)[start:stop])
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        yield from self._asked(lambda: list(self._far.entries(prefix)), lambda: self._kept_entries(prefix))
+        yield from self._asked(lambda: list(self._far.entries(prefix)), lambda: self._stored_entries(prefix))
 
     def folders(self, prefix: str) -> list[str]:
         return self._asked(lambda: self._far.folders(prefix), lambda: super(TieredStore, self).folders(prefix))
@@ -198,7 +198,7 @@ class TieredStore(Store):
     def identify(self, cache_id: str) -> None:
         """Use the id that a generation has, instead of asking for `cache.json`."""
         known = {"address": self.address, "cache_id": cache_id}
-        self.tier.keep_document(self.address, "address", json.dumps(known).encode())
+        self.tier.store_document(self.address, "address", json.dumps(known).encode())
         self._known_id = cache_id
 
     def _document(self, key: str) -> memoryview:
@@ -211,18 +211,18 @@ class TieredStore(Store):
         """A document of the far store; a large one is an index, which is not held in memory."""
         is_small = key.endswith(".json")
         value = memoryview(self._far.read(key, 0, MAX_DOCUMENT_BYTES + 1)) if is_small else load_index(self._far, key)
-        if self.tier.keep_document(self.address, key, value):
+        if self.tier.store_document(self.address, key, value):
             self._current.add(key)
         return value
 
-    def _kept_entries(self, prefix: str) -> list[Entry]:
+    def _stored_entries(self, prefix: str) -> list[Entry]:
         names = self.tier.documents(self.address)
         entries = [Entry(name, size) for name, size in names if name.startswith(prefix)]
         if not entries:
             raise Missing(prefix)
         return entries
 
-    def _kept(self, expect: Expected) -> memoryview | None:
+    def _local_copy(self, expect: Expected) -> memoryview | None:
         """The chunk in the tier, None if it is not there; one of another size is dropped."""
         assert expect.sha256 is not None
         try:
@@ -243,7 +243,7 @@ class TieredStore(Store):
     def _admitted(self, key: str, expect: Expected, digest: bytes) -> memoryview | None:
         """Fetch a chunk into the tier, unless another process does so first; None if there is no space."""
         with self.tier.filling(self._cache_id, digest) as part:
-            view = self._kept(expect)
+            view = self._local_copy(expect)
             if view is not None:  # another process has fetched it
                 self.tier.discard_part(self._cache_id, digest)
                 return view

@@ -2,7 +2,7 @@
 
 Findings are printed as they come. Exit code 0 if no fault led to a finding, 1 if one did. A finding includes the
 seed that repeats it: `python -m tests.campaign --repeat CLASS:SEED`. `--sweep update,repair` kills at each system call
-of these commands in turn; `--add FILE` adds the counts of earlier runs to the table.
+of these commands in turn.
 """
 
 import argparse
@@ -72,15 +72,6 @@ class Log:
         self._covered: Counter[tuple[str, str]] = Counter()
         self._asked = asked
         self._shown: set[tuple[str, str]] = set()
-        for earlier in asked.add:
-            self._load(json.loads(Path(earlier).read_text()))
-
-    def _load(self, record: dict[str, Any]) -> None:
-        self.done += Counter(record["faults"])
-        self.findings += record["findings"]
-        pairs = ((name, each, count) for name, counts in record["outcomes"].items() for each, count in counts.items())
-        self._outcomes += Counter({(name, each): count for name, each, count in pairs})
-        self._covered += Counter({(what, name): count for what, name, count in record["covered"]})
 
     def add(self, result: Result) -> None:
         self.done[result.name] += 1
@@ -140,12 +131,10 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.campaign", description="Run a fault campaign.")
     parser.add_argument("--seed", type=int, default=0, help="Chooses the faults.")
     parser.add_argument("--minutes", type=float, default=2.0, help="Stop after this time.")
-    parser.add_argument("--faults", type=int, default=None, help="Stop after this many faults.")
     parser.add_argument("--each", type=int, default=None, help="This many faults of every class, instead of by weight.")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="Run side by side.")
     parser.add_argument("--classes", default=",".join(CLASSES), help=f"Of: {', '.join(CLASSES)}.")
     parser.add_argument("--sweep", default="", metavar="JOBS", help=f"Of: {', '.join(_SWEEPS)}.")
-    parser.add_argument("--add", action="append", default=[], metavar="FILE", help="The `--json` of an earlier run.")
     parser.add_argument("--repeat", metavar="CLASS:SEED", help="Repeat one fault.")
     parser.add_argument("--all", action="store_true", help="Print every finding, not one of each kind.")
     parser.add_argument("--json", metavar="FILE", help="Write counts and findings to a file.")
@@ -204,7 +193,7 @@ def _chosen(asked: argparse.Namespace, number: int, folder: Path, worlds: Sequen
         yield from ((name, f"{asked.seed}-{number}-{index}") for index in rounds for name in names)
         return
     weights = [CLASSES[name][1] for name in names]
-    for index in range(10**6 if asked.faults is None else -(-asked.faults // asked.processes)):
+    for index in range(10**6):
         seed = f"{asked.seed}-{number}-{index}"
         yield random.Random(f"class {seed}").choices(names, weights)[0], seed
 

@@ -257,12 +257,17 @@ def _fuzz_document(draw: random.Random, root: Path, outside: Path) -> str:
     return f"{path.name} {what}"
 
 
+def _fuzz_parts(draw: random.Random, parts: Parts, headers: float = 0.5) -> str:
+    """One value of the metadata or one tensor changed; what was done."""
+    if draw.random() < headers:
+        parts.metadata, what = _mutated(draw, parts.metadata)
+        return what
+    return _mutate_tensor(draw, parts)
+
+
 def _fuzz_generation(draw: random.Random, root: Path, outside: Path) -> str:
     parts = Parts.of(newest(root).read_bytes())
-    if draw.random() < 0.5:
-        parts.metadata, what = _mutated(draw, parts.metadata)
-    else:
-        what = _mutate_tensor(draw, parts)
+    what = _fuzz_parts(draw, parts)
     newest(root).write_bytes(parts.sealed())
     return f"generation {what}"
 
@@ -270,26 +275,16 @@ def _fuzz_generation(draw: random.Random, root: Path, outside: Path) -> str:
 def _fuzz_plan(draw: random.Random, root: Path, outside: Path) -> str:
     path = draw.choice(_plans(root))
     parts = Parts.of(path.read_bytes())
-    if draw.random() < 0.5:
-        parts.metadata, what = _mutated(draw, parts.metadata)
-    else:
-        what = _mutate_tensor(draw, parts)
-    content = parts.sealed()
-    path.write_bytes(content)
-    generation = Parts.of(newest(root).read_bytes())
-    generation.metadata["plan"][int(path.stem)] = content[-32:].hex()
-    newest(root).write_bytes(generation.sealed())
+    what = _fuzz_parts(draw, parts)
+    _write_plan(root, path, parts)
     return f"plan {what}"
 
 
 def _fuzz_chunk(draw: random.Random, root: Path, outside: Path) -> str:
     path = draw.choice(chunks(root))
     parts = Parts.of(path.read_bytes())
-    if draw.random() < 0.4:
-        parts.metadata, what = _mutated(draw, parts.metadata)
-    else:
-        what = _mutate_tensor(draw, parts)
-        _with_sums(parts)
+    what = _fuzz_parts(draw, parts, headers=0.4)
+    _with_sums(parts)
     publish_chunk(root, path, parts.joined())
     return f"chunk {what}"
 
@@ -358,19 +353,8 @@ def _fuzz_claim(draw: random.Random, root: Path, outside: Path) -> str:
 
 
 NAMES = (
-    "../../outside",
-    "a/../../outside",
-    "/tmp/x",
-    "",
-    ".",
-    "..",
-    "a\0b",
-    "a/b",
-    "x" * 300,
-    "\x1b[31m",
-    "ä",
-    "con\n",
-)
+    "../../outside", "a/../../outside", "/tmp/x", "", ".", "..", "a\0b", "a/b", "x" * 300, "\x1b[31m", "ä", "con\n",
+)  # fmt: skip
 
 
 def _names(draw: random.Random, root: Path, outside: Path) -> str:
@@ -399,6 +383,7 @@ def _names(draw: random.Random, root: Path, outside: Path) -> str:
 def _links(draw: random.Random, root: Path, outside: Path) -> str:
     """A folder or a file of the cache is a link to somewhere else, or to itself."""
     layer = chunks(root)[0].parent.name
+    files = (chunks(root)[0], newest(root), root / f"recipes/{layer.partition(chr(46))[0]}.json")
     choices = [
         f"claims/{layer}",
         "claims",
@@ -409,10 +394,7 @@ def _links(draw: random.Random, root: Path, outside: Path) -> str:
         "plan",
         "cache.json",
     ]
-    choices += [
-        str(path.relative_to(root))
-        for path in (chunks(root)[0], newest(root), root / f"recipes/{layer.partition(chr(46))[0]}.json")
-    ]
+    choices += [str(path.relative_to(root)) for path in files]
     name = draw.choice(choices)
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -567,10 +549,7 @@ def _escapes(draw: random.Random, root: Path, outside: Path) -> str:
     newest(root).write_bytes(parts.sealed())
     plan = Parts.of(_plans(root)[0].read_bytes())
     plan.metadata["source"] = {"kind": escape, "root": escape}
-    content = plan.sealed()
-    _plans(root)[0].write_bytes(content)
-    parts.metadata["plan"][0] = content[-32:].hex()
-    newest(root).write_bytes(parts.sealed())
+    _write_plan(root, _plans(root)[0], plan)
     layer = chunks(root)[0].parent.name
     (root / "claims" / layer).mkdir(parents=True, exist_ok=True)
     (root / "claims" / layer / "000000.json").write_text(json.dumps({"owner": escape, "host": escape, "pid": 1}))
@@ -604,7 +583,7 @@ def _write_plan(root: Path, path: Path, parts: Parts) -> None:
     content = parts.sealed()
     path.write_bytes(content)
     generation = Parts.of(newest(root).read_bytes())
-    generation.metadata["plan"][-1] = content[-32:].hex()
+    generation.metadata["plan"][int(path.stem)] = content[-32:].hex()
     newest(root).write_bytes(generation.sealed())
 
 

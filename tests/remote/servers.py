@@ -12,8 +12,9 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from types import MappingProxyType
 
 ACCOUNT = "devstoreaccount1"
 ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -48,20 +49,10 @@ def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
 @contextmanager
 def s3_server(folder: str) -> Iterator[str]:
     """The endpoint of an empty S3 service."""
-    port = free_port()
-    environment = {
-        **os.environ, "GATEWAY_PORT": str(port), "BIND_HOST": "127.0.0.1", "SERVICES": "s3", "LOG_LEVEL": "ERROR",
-        "TMPDIR": folder,
-    }  # fmt: skip
-    with open(os.path.join(folder, "s3.log"), "wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "ministack"], env=environment, stdout=log, stderr=log)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_for(url, process)
+    environment = {"GATEWAY_PORT": "{port}", "BIND_HOST": "127.0.0.1", "SERVICES": "s3", "LOG_LEVEL": "ERROR",
+                   "TMPDIR": folder}  # fmt: skip
+    with _server([sys.executable, "-m", "ministack"], folder, "s3.log", environment) as url:
         yield url
-    finally:
-        process.kill()
-        process.wait()
 
 
 @contextmanager
@@ -89,10 +80,14 @@ def azure_server(folder: str) -> Iterator[str]:
 
 
 @contextmanager
-def _server(words: list[str], folder: str, name: str) -> Iterator[str]:
+def _server(
+    words: list[str], folder: str, name: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[str]:
     port = free_port()
+    variables = {**os.environ, **{key: value.format(port=port) for key, value in environment.items()}}
     with open(os.path.join(folder, name), "wb") as log:
-        process = subprocess.Popen([word.format(port=port) for word in words], cwd=os.getcwd(), stdout=log, stderr=log)
+        words = [word.format(port=port) for word in words]
+        process = subprocess.Popen(words, env=variables, stdout=log, stderr=log)
     url = f"http://127.0.0.1:{port}"
     try:
         wait_for(url, process)

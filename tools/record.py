@@ -4,7 +4,6 @@
     packed-text.svg        one packed row as `peek` shows it: docstrings of the standard library
     chat-spans.svg         a row of docs/tutorial-chat.md as `peek` shows it
     tutorial-sheet.png     the contact sheet of docs/tutorial-images.md
-    tutorial-features.png  the features of docs/tutorial-teachers.md
 
 Every command really runs, in a pseudo-terminal. The picture is what the terminal showed at the end of each.
 """
@@ -54,8 +53,6 @@ def main(pictures: Path) -> None:
         (pictures / "chat-spans.svg").write_text(chat_spans())
         follow("tutorial-images.md")
         shutil.copy("sheet.png", pictures / "tutorial-sheet.png")
-        follow("tutorial-teachers.md")
-        shutil.copy("features.png", pictures / "tutorial-features.png")
 
 
 def session(modules: str = "[a-h]*", stop_at: int = STOP_AT) -> str:

@@ -302,7 +302,10 @@ def test_images_stored_as_jpeg_are_drawn_too(photos: Path, tmp_path: Path):
 
 def test_what_cannot_be_drawn_is_wrong_usage(built: Path, tmp_path: Path):
     lines, _ = build_lines(tmp_path)
-    assert f"'{lines}' has raw; --png draws images" in run("peek", lines, "--png", tmp_path / "sheet.png", code=2).err
+    assert (
+        f"'{lines}' has raw; --png and --patch are for images"
+        in run("peek", lines, "--png", tmp_path / "sheet.png", code=2).err
+    )
     uneven = run("peek", built, "--png", tmp_path / "sheet.png", "--patch", 15, code=2).err
     assert "must divide the canvas size 64 (got 15)" in uneven
     assert "--patch needs --png FILE" in run("peek", built, "--patch", 16, code=2).err

@@ -31,7 +31,7 @@ from forebay.preview.peek import KINDS as PACKED
 from forebay.preview.peek import PEEKED_ROWS, SHEET_ROWS
 from forebay.preview.peek import peek as peek_rows
 from forebay.preview.pictures import KIND as IMAGES
-from forebay.preview.pictures import draw_features, draw_sheet, timed_layers
+from forebay.preview.pictures import draw_sheet
 from forebay.read.cache import Cache
 from forebay.read.opening import open_cache
 from forebay.store import open_store
@@ -106,13 +106,7 @@ def _has_problems(report: Status) -> bool:
 @option("--rows", "count", type=click.IntRange(min=1), help="Number of rows from row 0.  [default: 3; 24 with --png]")
 @option("-r", "--row", "chosen", type=click.IntRange(min=0), multiple=True, help="Row to show (repeatable).")
 @option("--column", "columns", multiple=True, help="Column of any layer (repeatable).")
-@option(
-    "--layer",
-    "layers",
-    multiple=True,
-    help="Teacher layer to draw with --png (repeatable).",
-)
-@option("--png", "sheet", metavar="FILE", shell_complete=complete_file, help="Draw images or teacher features.")
+@option("--png", "sheet", metavar="FILE", shell_complete=complete_file, help="Draw images.")
 @option(
     "--patch", type=click.IntRange(min=1), help="Patch size drawn with --png.  [default: 16, if it divides the size]"
 )
@@ -129,7 +123,7 @@ def peek(cache: str, count: int | None, chosen: tuple[int, ...], sheet: str | No
 
     Packed tokens are shown as documents and padding; --column shows the ids, --json every token and the whole text.
     --source adds the names of documents. Images are drawn in shades; --png draws them to a file, with boxes outlined
-    and ignored tokens in red. With --png, teacher features are drawn over timesteps.
+    and ignored tokens in red. `forebay view` draws teacher features.
 
     \b
     Example: forebay peek caches/edu --row 17
@@ -137,11 +131,8 @@ def peek(cache: str, count: int | None, chosen: tuple[int, ...], sheet: str | No
     """
     opened = open_cache(through_tier(cache))
     kind = opened.recipe(opened.generation.base).kind
-    layers = shown["layers"] or (timed_layers(opened) if kind != IMAGES else ())
-    _check_peek(cache, kind, sheet, bool(layers), shown)
-    rows = _rows(opened, count or (SHEET_ROWS if sheet and not layers else PEEKED_ROWS), chosen)
-    if sheet and layers:
-        return draw_features(opened, rows, layers, sheet)
+    _check_peek(cache, kind, sheet, shown)
+    rows = _rows(opened, count or (SHEET_ROWS if sheet else PEEKED_ROWS), chosen)
     if sheet:
         try:
             return draw_sheet(opened, rows, sheet, shown["patch"])
@@ -151,16 +142,15 @@ def peek(cache: str, count: int | None, chosen: tuple[int, ...], sheet: str | No
     return peek_rows(opened, rows, columns=shown["columns"] or None, source=source)
 
 
-def _check_peek(cache: str, kind: str, sheet: str | None, draws_layers: bool, shown: dict[str, Any]) -> None:
+def _check_peek(cache: str, kind: str, sheet: str | None, shown: dict[str, Any]) -> None:
     """Reject options that do not fit the kind of the cache or each other."""
-    if shown["layers"] and not sheet:
-        raise WrongUsage("--layer needs --png FILE", "use --column to show values")
-    if (sheet and kind != IMAGES and not draws_layers) or (shown["patch"] and kind != IMAGES):
-        raise WrongUsage(f"'{cache}' has {kind}; --png draws images and teacher layers, --patch images", "leave it out")
+    if (sheet or shown["patch"]) and kind != IMAGES:
+        hint = f"draw other rows in the browser: forebay view {cache}"
+        raise WrongUsage(f"'{cache}' has {kind}; --png and --patch are for images", hint)
     if sheet and shown["columns"]:
         raise WrongUsage("--png draws whole images and --column shows one column", "use one of them")
-    if shown["patch"] and (not sheet or shown["layers"]):
-        raise WrongUsage("--patch needs --png FILE, and draws images only")
+    if shown["patch"] and not sheet:
+        raise WrongUsage("--patch needs --png FILE")
     if shown["paths"] and kind not in PACKED:
         raise WrongUsage(f"--source is for packed tokens; '{cache}' has {kind}", "leave it out")
 

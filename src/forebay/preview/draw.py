@@ -145,8 +145,8 @@ def _rule(drawing: Pixels, length: int, step: int) -> None:
     """Draw thin lines at every `step` of `length`, in both directions."""
     height, width, _ = drawing.shape
     per_unit = width / length
-    for place in range(step, max(length, int(height / per_unit)), step):
-        line = round(place * per_unit)
+    for edge in range(step, max(length, int(height / per_unit)), step):
+        line = round(edge * per_unit)
         drawing[line : line + 1] = drawing[:, line : line + 1] = GRID
 
 

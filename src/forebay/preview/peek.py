@@ -21,7 +21,7 @@ from forebay.errors import ForebayError, LibraryMissing, ModelUnusable, with_hin
 from forebay.masks.train_on import KINDS as SPAN_KINDS
 from forebay.masks.train_on import ROLES
 from forebay.preview.pictures import KIND as IMAGES
-from forebay.preview.pictures import peek_images, sheet_of
+from forebay.preview.pictures import cache_rows, peek_images, sheet_of
 from forebay.preview.row_records import Cell, ImagePeek, PackedPeek, PackedPiece, PackedRow, PackedSpan, Peek, PeekedRow
 from forebay.read.cache import Cache
 from forebay.read.opening import open_cache
@@ -102,17 +102,15 @@ def peek_packed(cache: Cache, rows: list[int], source: Source | None = None) -> 
     """Rows of a token cache as text, with the names of documents from `source`."""
     reader = RowReader(cache, source)
     numbers = np.array(rows, np.int64)
-    columns = (*COLUMNS, SPANS) if SPANS in cache.columns else COLUMNS
     are_pairs = cache.recipe(cache.generation.base).kind == PREFERENCES
-    read = cache.read(numbers, _OF_PAIRS if are_pairs else columns)
+    packed_columns = (*COLUMNS, *([SPANS] if SPANS in cache.columns else []))
+    read = cache.read(numbers, _OF_PAIRS if are_pairs else packed_columns)
     shown = []
     for at, (row, name) in enumerate(zip(rows, cache.row_ids(numbers), strict=True)):
-        own = {column: values[at] for column, values in read.items()}
-        laid, names = _laid_out(own) if are_pairs else (own, None)
-        shown.append(reader.row(row, name.chunk, name.row, laid, names))
-    return PackedPeek(
-        root=cache.root, generation=cache.generation.number, rows=len(cache), shown=tuple(shown), note=reader.note
-    )
+        columns = {column: values[at] for column, values in read.items()}
+        columns, names = _laid_out(columns) if are_pairs else (columns, None)
+        shown.append(reader.row(row, name.chunk, name.row, columns, names))
+    return PackedPeek(**cache_rows(cache), shown=tuple(shown), note=reader.note)
 
 
 def _laid_out(columns: dict[str, Any]) -> tuple[dict[str, Any], dict[int, str]]:
@@ -293,7 +291,7 @@ def _peeked(cache: Cache, rows: list[int], columns: Sequence[str] | None) -> Pee
         )
         for at, (row, name) in enumerate(zip(rows, cache.row_ids(np.array(rows, np.int64)), strict=True))
     )
-    return Peek(root=cache.root, generation=cache.generation.number, rows=len(cache), shown=shown)
+    return Peek(**cache_rows(cache), shown=shown)
 
 
 def _cell(column: Column, value: Array) -> Cell:

@@ -1,4 +1,4 @@
-"""Rows of images and teacher features as pictures, and the files that they are written to."""
+"""Rows of images as pictures, and the files that they are written to."""
 
 import json
 import os
@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from forebay import images
-from forebay.cache.catalog import presence_name
 from forebay.columns import Array
 from forebay.errors import Damaged, ForebayError
 from forebay.kinds import reopen_recipe
-from forebay.preview.row_records import FeatureSheet, ImagePeek, ImageSheet, PeekedImage
+from forebay.preview.row_records import ImagePeek, ImageSheet, PeekedImage
 from forebay.preview.words import printable
 from forebay.read.cache import Cache
-from forebay.teachers import SOL_STATS, Features
 from forebay.teachers.recipe import T_BUCKETS
 
 if TYPE_CHECKING:
@@ -34,9 +32,12 @@ def peek_images(cache: Cache, rows: list[int]) -> ImagePeek:
     """Rows of an image cache, drawn in characters."""
     reader = ImageReader(cache)
     shown = tuple(image for image, _ in reader.read(rows))
-    return ImagePeek(
-        root=cache.root, generation=cache.generation.number, rows=len(cache), size=reader.recipe.size, shown=shown
-    )
+    return ImagePeek(**cache_rows(cache), size=reader.recipe.size, shown=shown)
+
+
+def cache_rows(cache: Cache) -> dict[str, Any]:
+    """The fields of `CacheRows`."""
+    return {"root": cache.root, "generation": cache.generation.number, "rows": len(cache)}
 
 
 def draw_sheet(cache: Cache, rows: list[int], path: str, patch: int | None) -> ImageSheet:
@@ -44,14 +45,7 @@ def draw_sheet(cache: Cache, rows: list[int], path: str, patch: int | None) -> I
     check_output(path, PNG)
     picture, drawn = sheet_of(cache, rows, patch)
     picture.save(path)
-    return ImageSheet(
-        root=cache.root,
-        generation=cache.generation.number,
-        rows=len(cache),
-        path=path,
-        patch=drawn,
-        drawn=tuple(rows),
-    )
+    return ImageSheet(**cache_rows(cache), path=path, patch=drawn, drawn=tuple(rows))
 
 
 def sheet_of(cache: Cache, rows: list[int], patch: int | None) -> tuple["Picture", int | None]:
@@ -150,56 +144,6 @@ def _caption(image: PeekedImage) -> tuple[str, ...]:
 def timed_layers(cache: Cache) -> tuple[str, ...]:
     """The layers with features at timesteps."""
     return tuple(layer for layer in cache.generation.recipes if T_BUCKETS in cache.constants(layer))
-
-
-def draw_features(cache: Cache, rows: list[int], layers: tuple[str, ...], path: str) -> FeatureSheet:
-    """Draw every column of the layers, row by row, to a PNG."""
-    picture: Any = import_module("forebay.preview.feature_pictures")  # needs pillow
-    check_output(path, PNG)
-    drawn_layers = [_DrawnLayer(cache, layer, rows) for layer in layers]
-    parts = [
-        picture.FeaturePlot(f"row {row:,} · {column}", values, layer.features.buckets, layer.names(column))
-        for at, row in enumerate(rows)
-        for layer in drawn_layers
-        for column, values in layer.columns(at).items()
-    ]
-    picture.teacher_picture(parts).save(path)
-    return FeatureSheet(
-        root=cache.root,
-        generation=cache.generation.number,
-        rows=len(cache),
-        path=path,
-        layers=layers,
-        drawn=tuple(rows),
-        absent={layer.features.layer: layer.absent(rows) for layer in drawn_layers},
-    )
-
-
-class _DrawnLayer:
-    """Some rows of a timed layer, whole."""
-
-    def __init__(self, cache: Cache, layer: str, rows: list[int]) -> None:
-        self.features = Features(cache, layer)
-        self._constants = cache.constants(layer)
-        self._bits = presence_name(layer)
-        stored = [column.name for column in cache.recipe(layer).columns]
-        self._read = cache.read(np.array(rows, np.int64), [*stored, self._bits])
-
-    def columns(self, at: int) -> dict[str, Array | None]:
-        is_present = bool(self._read[self._bits][at])
-        return {name: self._values(name, at) if is_present else None for name in self.features.columns}
-
-    def names(self, column: str) -> tuple[str, ...]:
-        """The names of the numbers in a column, if they have names: Sol's statistics."""
-        return SOL_STATS if column.endswith("_stats") and self.features.shape(column) == (len(SOL_STATS),) else ()
-
-    def absent(self, rows: list[int]) -> tuple[int, ...]:
-        return tuple(
-            row for row, is_present in zip(rows, np.asarray(self._read[self._bits]), strict=True) if not is_present
-        )
-
-    def _values(self, name: str, at: int) -> Array:
-        return self._read[name][at] if name in self._read else self._constants[name]
 
 
 PNG, HTML = b"\x89PNG", b"<!doctype html>"

@@ -50,8 +50,8 @@ class UsageMeter:
     def measure(self, pids: Iterable[int]) -> MachineUsage:
         wanted = {os.getpid(), *pids}
         self._processes = {pid: known for pid, known in self._processes.items() if pid in wanted}
-        found = [_usage(process) for pid in wanted if (process := self._process(pid)) is not None]
-        return MachineUsage(sum(one.cpu_percent for one in found), sum(one.memory_bytes for one in found))
+        usages = [_usage(process) for pid in wanted if (process := self._process(pid)) is not None]
+        return MachineUsage(sum(usage.cpu_percent for usage in usages), sum(usage.memory_bytes for usage in usages))
 
     def _process(self, pid: int) -> psutil.Process | None:
         try:
@@ -140,11 +140,11 @@ class SpeedMeter:
     def seconds_left(self, progress: Progress) -> float | None:
         """Seconds until the job is done, at the speed of this phase; None if it cannot be known."""
         done, total = _done_of(progress)
-        made = done - self._done
+        recent = done - self._done
         spent = progress.seconds or (time.monotonic() - self._begun if progress.phase == "planning" else 0.0)
-        if progress.phase == "waiting" or made <= 0 or spent <= 0 or done >= total:
+        if progress.phase == "waiting" or recent <= 0 or spent <= 0 or done >= total:
             return None
-        return (total - done) * spent / made
+        return (total - done) * spent / recent
 
     def time_left(self, progress: Progress) -> str:
         seconds = self.seconds_left(progress)
@@ -167,16 +167,14 @@ class SpeedMeter:
             if progress.seconds
         }
         left, ratio = self.seconds_left(progress), compression_ratio(progress)
-        return (
-            counts
-            | rates
-            | {
-                "compression_ratio": ratio,
-                "memory_bytes": self._usage.memory_bytes,
-                "cpu_percent": round(self._usage.cpu_percent, 1),
-                "eta_seconds": None if left is None else round(left, 1),
-            }
-        )
+        return {
+            **counts,
+            **rates,
+            "compression_ratio": ratio,
+            "memory_bytes": self._usage.memory_bytes,
+            "cpu_percent": round(self._usage.cpu_percent, 1),
+            "eta_seconds": None if left is None else round(left, 1),
+        }
 
 
 class Bar:

@@ -14,19 +14,29 @@ class Cell(Record, frozen=True, kw_only=True, omit_defaults=True):
     values: list[object] | None = None
 
 
-class PeekedRow(Record, frozen=True, kw_only=True):
-    row: int
-    chunk: int
-    row_in_chunk: int
-    columns: dict[str, Cell]
-
-
-class Peek(Record, frozen=True, kw_only=True):
-    """A few rows of any cache."""
+class CacheRows(Record, frozen=True, kw_only=True):
+    """What every record of rows begins with."""
 
     root: str
     generation: int
     rows: int
+
+
+class RowPosition(Record, frozen=True, kw_only=True):
+    """What every record of one row begins with."""
+
+    row: int
+    chunk: int
+    row_in_chunk: int
+
+
+class PeekedRow(RowPosition, frozen=True, kw_only=True):
+    columns: dict[str, Cell]
+
+
+class Peek(CacheRows, frozen=True, kw_only=True):
+    """A few rows of any cache."""
+
     shown: tuple[PeekedRow, ...]
 
 
@@ -54,10 +64,7 @@ class PackedPiece(Record, frozen=True, kw_only=True):
     spans: tuple[PackedSpan, ...] = ()  # of a conversation
 
 
-class PackedRow(Record, frozen=True, kw_only=True):
-    row: int
-    chunk: int
-    row_in_chunk: int
+class PackedRow(RowPosition, frozen=True, kw_only=True):
     utilization: float
     padding: int
     text: str | None
@@ -67,22 +74,16 @@ class PackedRow(Record, frozen=True, kw_only=True):
     documents: list[list[int]]
 
 
-class PackedPeek(Record, frozen=True, kw_only=True):
+class PackedPeek(CacheRows, frozen=True, kw_only=True):
     """A few rows of packed tokens as text."""
 
-    root: str
-    generation: int
-    rows: int
     shown: tuple[PackedRow, ...]
     note: str = ""
 
 
-class PeekedImage(Record, frozen=True, kw_only=True):
+class PeekedImage(RowPosition, frozen=True, kw_only=True):
     """One image; `picture` draws it in a few lines of characters, with dots for padding."""
 
-    row: int
-    chunk: int
-    row_in_chunk: int
     id: str
     original_size: tuple[int, int]  # width, height, as displayed
     box: tuple[int, int, int, int]  # left, top, width, height on the canvas
@@ -92,37 +93,19 @@ class PeekedImage(Record, frozen=True, kw_only=True):
     picture: tuple[str, ...]
 
 
-class ImagePeek(Record, frozen=True, kw_only=True):
+class ImagePeek(CacheRows, frozen=True, kw_only=True):
     """A few rows of images."""
 
-    root: str
-    generation: int
-    rows: int
     size: int
     shown: tuple[PeekedImage, ...]
 
 
-class ImageSheet(Record, frozen=True, kw_only=True):
+class ImageSheet(CacheRows, frozen=True, kw_only=True):
     """A contact sheet; `patch` is None if no tokens are drawn."""
 
-    root: str
-    generation: int
-    rows: int
     path: str
     patch: int | None
     drawn: tuple[int, ...]
-
-
-class FeatureSheet(Record, frozen=True, kw_only=True):
-    """A drawing of teacher features over timesteps; `absent` has the rows that a layer lacks."""
-
-    root: str
-    generation: int
-    rows: int
-    path: str
-    layers: tuple[str, ...]
-    drawn: tuple[int, ...]
-    absent: dict[str, tuple[int, ...]]
 
 
 class DemoStep(Record, frozen=True, kw_only=True):

@@ -93,19 +93,19 @@ def _fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> s
     """Return a line, or as much of its beginning and end as fits below an image."""
     if len(text) <= CELL and font.getlength(text) <= CELL:
         return text
-    kept = min(len(text) - 1, CELL)
-    while kept > 2 and font.getlength(_shortened(text, kept)) > CELL:
-        kept -= 1
-    return _shortened(text, kept)
+    count = min(len(text) - 1, CELL)
+    while count > 2 and font.getlength(_shortened(text, count)) > CELL:
+        count -= 1
+    return _shortened(text, count)
 
 
-def _shortened(text: str, kept: int) -> str:
-    """Return `kept` characters of a text, half from each end.
+def _shortened(text: str, count: int) -> str:
+    """Return `count` characters of a text, half from each end.
 
     >>> _shortened("photographs/cat.jpg", 9)
     'photo….jpg'
     """
-    return f"{text[: kept - kept // 2]}…{text[-(kept // 2) :]}"
+    return f"{text[: count - count // 2]}…{text[-(count // 2) :]}"
 
 
 LINES, CHARS = 16, 32  # a character is about twice as high as it is wide

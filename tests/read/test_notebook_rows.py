@@ -109,9 +109,3 @@ def test_a_packed_row_comes_from_the_files_of_its_chunk_in_the_pinned_generation
     assert first.origin(22).files == ("a.txt",)
     assert first.origin(22).sample == ""
     assert fb.open_cache(tmp_path / "cache").origin(-1).files == ("b0000023.txt",)
-
-
-def test_a_row_that_is_not_there_has_neither_text_nor_origin(tokens: fb.Cache):
-    for ask in (tokens.text, tokens.origin):
-        with pytest.raises(IndexError, match=rf"there is no row {len(tokens)}; .* has {len(tokens)} rows"):
-            ask(len(tokens))

@@ -58,36 +58,53 @@ def listed(hub: HubServer, tmp_path: Path) -> RepositoryListing:
     return Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), QUICK).listing(commit)
 
 
-@pytest.mark.parametrize("sha", ["../../../../outside", "a" * 39, "A" * 40, "", "a" * 40 + "\n", "a" * 40 + "/x"])
-def test_a_commit_that_is_a_path_is_refused_and_no_folder_is_made(hub, tmp_path, sha):
+DEEP = b"[" * 200_000
+PATHS = ("../x.parquet", "/etc/x.parquet", "a/../x", "a//x", "a/./x", "..", "", "a/", "x\0y", "x" * 5000)
+FIELDS = ({"size": -1}, {"size": 1 << 60}, {"oid": "../x"}, {"oid": "A" * 40}, {"oid": "0" * 40 + "\n"})
+MALFORMED, UNUSABLE = "its response is malformed", "returned no usable answer"
+LISTINGS: dict[str, tuple[str, Answer]] = {
+    **{f"path {path[:20]!r}": (MALFORMED, page(entry(path))) for path in PATHS},
+    **{f"{field}": (MALFORMED, page({**entry("a.parquet"), **field})) for field in FIELDS},
+    "redirect to a file": ("unsupported protocol", (302, {"Location": "file:///etc/passwd"}, b"")),
+    "redirect to FTP": ("unsupported protocol", (302, {"Location": "ftp://x.invalid/"}, b"")),
+    "endless redirects": ("maximum allowed redirects", (302, {"Location": "/api/datasets/org/set/tree/again"}, b"")),
+    "compressed": ("is compressed", (200, {"Content-Encoding": "gzip"}, gzip.compress(bytes(20 << 20), 9))),
+    "long": ("longer than 16,777,216 bytes", (200, {}, b" " * (17 << 20))),
+    "not UTF-8": (UNUSABLE, (200, {}, b'[{"type":"file","path":"\xff","oid":"' + b"a" * 40 + b'"}]')),
+    "deep": (UNUSABLE, (200, {}, b'[{"other":' + DEEP)),
+    "no address": (UNUSABLE, (200, {"Link": '<http://[::1?cursor=a>; rel="next"'}, json.dumps([entry("a")]).encode())),
+    "superscript": (UNUSABLE, (503, {"Retry-After": "\xb2"}, b"")),  # a digit, and not a number
+    "no time": (UNUSABLE, (503, {"Retry-After": "Mon, 01 Jan 0001 00:00:00 +2359"}, b"")),
+    "many digits": (UNUSABLE, (429, {"RateLimit": '"api";r=0;t=' + "9" * 5000}, b"")),
+}
+SHAS = ("../../../../outside", "a" * 39, "A" * 40, "", "a" * 40 + "\n", "a" * 40 + "/x")
+REVISIONS = [json.dumps({"sha": sha}).encode() for sha in SHAS] + [b'{"sha":"\xff"}', b'{"other":' + DEEP]
+
+
+@pytest.mark.parametrize("name", LISTINGS)
+def test_unusable_listing_is_an_error_in_one_sentence(hub, tmp_path, name):
+    problem, answer = LISTINGS[name]
+    answering(hub, "/tree/", lambda: answer)
+    with pytest.raises((StoreUnavailable, SourceUnreadable), match=problem) as raised:
+        listed(hub, tmp_path)
+    assert "\n" not in raised.value.message
+    assert len(hub.requests) <= 21
+
+
+@pytest.mark.parametrize("body", REVISIONS, ids=lambda body: repr(body[:30]))
+def test_unusable_commit_is_an_error_and_names_no_folder(hub, tmp_path, body):
     hub.add("org/model", {"config.json": b"{}"}, "models")
-    answering(hub, "/revision/", lambda: (200, {}, json.dumps({"sha": sha}).encode()))
-    with pytest.raises(StoreUnavailable, match="its response is malformed"):
+    answering(hub, "/revision/", lambda: (200, {}, body))
+    with pytest.raises(StoreUnavailable, match=MALFORMED):
         model_files("org/model", "", (".json",), folder=str(tmp_path / "kept"), endpoint=hub.address, patience=QUICK)
     assert not (tmp_path / "outside").exists()
     assert not list(tmp_path.rglob("config.json"))
 
 
-@pytest.mark.parametrize(
-    "path", ["../x.parquet", "/etc/x.parquet", "a/../x", "a//x", "a/./x", "..", "", "a/", "x\0y", "x" * 5000]
-)
-def test_a_file_name_that_leads_elsewhere_is_refused(hub, tmp_path, path):
-    answering(hub, "/tree/", lambda: page(entry(path)))
-    with pytest.raises(StoreUnavailable, match="its response is malformed"):
-        listed(hub, tmp_path)
-
-
-@pytest.mark.parametrize("path", ["a.parquet", ".gitattributes", "a/..b/c...parquet", "ä ö/x y.parquet", "a/.b"])
-def test_ordinary_names_are_taken(hub, tmp_path, path):
-    answering(hub, "/tree/", lambda: page(entry(path)))
-    assert [file.path for file in listed(hub, tmp_path).files] == [path]
-
-
-@pytest.mark.parametrize("wrong", [{"size": -1}, {"size": 1 << 60}, {"oid": "../x"}, {"oid": "A" * 40}])
-def test_sizes_and_hashes_that_no_file_has_are_refused(hub, tmp_path, wrong):
-    answering(hub, "/tree/", lambda: page({**entry("a.parquet"), **wrong}))
-    with pytest.raises(StoreUnavailable, match="its response is malformed"):
-        listed(hub, tmp_path)
+def test_ordinary_names_are_listed(hub, tmp_path):
+    paths = ["a.parquet", ".gitattributes", "a/..b/c...parquet", "ä ö/x y.parquet", "a/.b"]
+    answering(hub, "/tree/", lambda: page(*map(entry, paths)))
+    assert [file.path for file in listed(hub, tmp_path).files] == sorted(paths)
 
 
 @pytest.mark.parametrize(
@@ -158,34 +175,6 @@ def test_an_answer_that_comes_byte_by_byte_is_given_up(hub, tmp_path, monkeypatc
         Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), QUICK).commit()
 
 
-@pytest.mark.parametrize(
-    ("location", "problem"),
-    [
-        ("file:///etc/passwd", "unsupported protocol"),
-        ("ftp://x.invalid/", "unsupported protocol"),
-        ("/api/datasets/org/set/tree/again", "Exceeded maximum allowed redirects"),
-    ],
-)
-def test_redirects_of_a_listing_are_bounded(hub, tmp_path, location, problem):
-    answering(hub, "/tree/", lambda: (302, {"Location": location}, b""))
-    with pytest.raises(StoreUnavailable, match=problem):
-        listed(hub, tmp_path)
-    assert len(hub.requests) <= 21
-
-
-def test_compressed_answer_that_was_not_requested_is_rejected(hub, tmp_path):
-    bomb = gzip.compress(bytes(20 << 20), 9)
-    answering(hub, "/tree/", lambda: (200, {"Content-Encoding": "gzip"}, bomb))
-    with pytest.raises(StoreUnavailable, match="its response is compressed, which was not requested"):
-        listed(hub, tmp_path)
-
-
-def test_an_answer_that_is_too_long_is_given_up(hub, tmp_path):
-    answering(hub, "/tree/", lambda: (200, {}, b" " * (17 << 20)))
-    with pytest.raises(SourceUnreadable, match="longer than 16,777,216 bytes"):
-        listed(hub, tmp_path)
-
-
 HEADS = {
     "deep": ("configs: " + "[" * 5000 + "]" * 5000, "is not readable YAML"),
     "invalid": (": : [", "is not readable YAML"),
@@ -222,35 +211,6 @@ def test_damaged_shard_at_the_hub_is_an_error_of_planning(hub, tmp_path):
     source = hub_source("org/set", endpoint=hub.address, spool=tmp_path / "spool", download_retries=1)
     with pytest.raises(SourceUnreadable):
         source.weight(source.files()[0])
-
-
-DEEP = b"[" * 200_000
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        (200, {}, b'[{"type":"file","path":"\xff","oid":"' + b"a" * 40 + b'"}]'),
-        (200, {}, b'[{"other":' + DEEP),
-        (200, {"Link": '<http://[::1?cursor=a>; rel="next"'}, json.dumps([entry("a")]).encode()),
-        (503, {"Retry-After": "\xb2"}, b""),  # a digit, and not a number
-        (503, {"Retry-After": "Mon, 01 Jan 0001 00:00:00 +2359"}, b""),
-        (429, {"RateLimit": '"api";r=0;t=' + "9" * 5000}, b""),
-    ],
-    ids=["not UTF-8", "deep", "no address", "superscript", "no time", "many digits"],
-)
-def test_whatever_a_listing_is_answered_with_is_one_sentence(hub, tmp_path, answer):
-    answering(hub, "/tree/", lambda: answer)
-    with pytest.raises(StoreUnavailable, match=f"the hub at {hub.address} returned no usable answer"):
-        listed(hub, tmp_path)
-
-
-@pytest.mark.parametrize("body", [b'{"sha":"\xff"}', b'{"other":' + DEEP], ids=["not UTF-8", "deep"])
-def test_whatever_a_revision_is_answered_with_is_one_sentence(hub, tmp_path, body):
-    hub.add("org/set", {"a.parquet": b"x"})
-    answering(hub, "/revision/", lambda: (200, {}, body))
-    with pytest.raises(StoreUnavailable, match="its response is malformed"):
-        Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), QUICK).commit()
 
 
 def test_file_that_is_longer_than_listed_is_not_written_to_the_disk(hub, tmp_path):

@@ -4,13 +4,11 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
 from tests.sources import functions
 from tests.sources.recipes import TextRecipe
 from tests.sources.written import read_all, texts
 
 import forebay as fb
-from forebay.cli.main import cli
 from forebay.errors import BuildFailed, SourceChanged, SourceInvalid
 from forebay.source import Failure
 
@@ -23,13 +21,6 @@ def test_documents_come_slice_by_slice_and_are_named_by_slice_and_place():
     assert source.describe() == {
         "kind": "function", "function": "tests.sources.functions:numbered", "slices": 6, "version": "",
     }  # fmt: skip
-
-
-def test_planning_counts_slices_and_no_bytes(tmp_path):
-    seen, source = list[fb.Progress](), fb.sources.function(functions.numbered, slices=9)
-    fb.build(tmp_path, source, TextRecipe(chunk_rows=5), workers=0, on_progress=seen.append)
-    planned = [one for one in seen if one.phase == "planning"]
-    assert {(one.total, one.read_bytes, one.total_bytes) for one in planned} == {(9, 0, 0)}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -105,17 +96,6 @@ def test_a_cache_never_has_the_function_it_names_called(tmp_path):
     assert "source=fb.sources.function(tests.sources.functions.numbered, slices=9)" in words
     assert functions.CALLS == []
     assert len(fb.repair(tmp_path, source=source, recipe=recipe, workers=0).restored) == 1
-
-
-def test_the_command_line_says_that_a_function_is_given_in_python(tmp_path):
-    source = fb.sources.function(functions.numbered, slices=9)
-    fb.build(tmp_path / "cache", source, fb.TokenRecipe(tokenizer="gpt2"), workers=0)
-    for words, code in ((["status"], 0), (["verify", "--full"], 0), (["build"], 1)):
-        done = CliRunner().invoke(cli, [*words, str(tmp_path / "cache")])
-        assert done.exit_code == code, done.output
-        assert "Traceback" not in done.output
-    assert "the source is the Python function 'tests.sources.functions:numbered'" in done.output
-    assert "slices=9" in done.output
 
 
 def test_a_static_method_of_a_module_can_be_a_source():

@@ -192,18 +192,6 @@ def test_a_long_text_that_is_stored_once_and_read_in_every_row_is_not_in_memory_
     assert peak < 150_000_000
 
 
-@pytest.mark.slow
-def test_long_texts_behind_a_row_group_of_short_ones_are_read_a_few_at_a_time(tmp_path):
-    schema = pa.schema({"text": pa.string()})
-    options = {"use_dictionary": False, "compression": "none", "write_batch_size": 1}
-    with pq.ParquetWriter(tmp_path / "a.parquet", schema, **options) as writer:
-        for text, count in [("x", 2000), ("x" * 200_000, 1000)]:
-            writer.write_table(pa.table({"text": [text] * count}, schema=schema))
-    rows, size, peak = measure_reading(f"fb.sources.parquet({str(tmp_path / 'a.parquet')!r})", every=3000)
-    assert (rows, size) == (3000, 2000 + 200_000_000)
-    assert peak < 90_000_000
-
-
 @pytest.mark.parametrize("damage", [b"\xe4ext", b"texu"])
 def test_schema_with_a_damaged_name_is_unreadable(tmp_path, damage):
     stored = parquet_of(pa.array([f"document {number}" for number in range(40)]), 20)

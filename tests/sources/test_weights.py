@@ -70,20 +70,3 @@ def test_a_stream_written_in_one_go_is_weighed_exactly_though_its_beginning_is_c
 def test_next_to_nothing_weighs_next_to_nothing(tmp_path, ending, content):
     source = fb.sources.lines(write(tmp_path, f"a.txt{ending}", content))
     assert 0 <= source.weight(source.files()[0]) <= len(content)
-
-
-@pytest.mark.slow
-def test_weighing_many_streams_reads_a_small_share_of_them(tmp_path):
-    for number in range(8):
-        write(tmp_path, f"{number}.txt.gz", text_of(5_000_000, seed=number))
-    source = fb.sources.lines(tmp_path)
-    files = source.files()
-    before = read_so_far()
-    weights = [source.weight(file) for file in files]
-    assert read_so_far() - before < 0.02 * sum(file.size for file in files)
-    assert sum(weights) == sum(len(text_of(5_000_000, seed=number)) for number in range(8))
-
-
-def read_so_far() -> int:
-    with open("/proc/self/io") as counters:
-        return int(next(line for line in counters if line.startswith("rchar")).split()[1])

@@ -9,7 +9,7 @@ Unicode limits what NFKC and lower-casing can do; only what the file itself defi
 import base64
 import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
@@ -24,7 +24,7 @@ _AFFIXES = (
     "pad_token",
     "replacement",
 )
-_STEPS = ("normalizers", "pretokenizers", "decoders", "processors")
+_INNER = ("normalizers", "pretokenizers", "decoders", "processors")
 _PARTS = ("normalizer", "pre_tokenizer", "decoder", "post_processor", "model")
 _CHARSMAP_HEAD = 4
 _RUN = re.compile(r"[ \w]\{(?P<least>[1-9]),\}", re.ASCII)  # as " {2,}" of T5, XLM-R and ALBERT
@@ -33,22 +33,24 @@ _RUN = re.compile(r"[ \w]\{(?P<least>[1-9]),\}", re.ASCII)  # as " {2,}" of T5, 
 def expansion_problem(document: Mapping[str, Any]) -> str | None:
     """Why a tokenizer may expand texts too much, None if it does not."""
     for part in _PARTS:
-        step = document.get(part)
-        if not isinstance(step, Mapping):
-            continue
-        factor = _factor(step)
+        steps = list(_steps(document.get(part)))
+        factor = prod(max(1.0, _own_factor(step)) for step in steps)
         if factor > MOST_EXPANSION:
             return f"its {part} may make a text {factor:,.0f} times as long; at most {MOST_EXPANSION} times is accepted"
-        affix = _longest_affix(step)
+        affixes = (step[name] for step in steps for name in _AFFIXES if isinstance(step.get(name), str))
+        affix = max((len(text.encode("utf-8", "surrogatepass")) for text in affixes), default=0)
         if affix > MOST_AFFIX_BYTES:
             return f"its {part} adds {affix:,} bytes before or after a text; at most {MOST_AFFIX_BYTES:,} are accepted"
     return None
 
 
-def _factor(step: Mapping[str, Any]) -> float:
-    """The factor by which a step, including its inner steps, may lengthen a text."""
-    inner = [each for name in _STEPS for each in _list(step.get(name)) if isinstance(each, Mapping)]
-    return prod(map(_factor, inner)) * max(1.0, _own_factor(step))
+def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
+    """A part and the steps inside it."""
+    if isinstance(part, Mapping):
+        yield part
+        for name in _INNER:
+            for step in _list(part.get(name)):
+                yield from _steps(step)
 
 
 def _own_factor(step: Mapping[str, Any]) -> float:
@@ -81,13 +83,6 @@ def _longest_mapped(charsmap: str) -> float:
         return 1.0  # the library will reject it
     texts = content[_CHARSMAP_HEAD + int.from_bytes(content[:_CHARSMAP_HEAD], "little") :]
     return float(max(map(len, texts.split(b"\0"))))
-
-
-def _longest_affix(step: Mapping[str, Any]) -> int:
-    inner = [each for name in _STEPS for each in _list(step.get(name)) if isinstance(each, Mapping)]
-    own = [step[name] for name in _AFFIXES if isinstance(step.get(name), str)]
-    sizes = [len(affix.encode("utf-8", "surrogatepass")) for affix in own]
-    return max([*sizes, *map(_longest_affix, inner)], default=0)
 
 
 def _list(value: Any) -> list[Any]:

@@ -85,7 +85,7 @@ def sweep(parent: str) -> None:
     for path in (os.path.join(parent, name) for name in names if is_temporary(name)):
         with suppress(OSError):  # removed by another process
             if is_left_behind(os.path.basename(path), os.lstat(path).st_mtime):
-                shutil.rmtree(path, ignore_errors=True)  # of a link, neither it nor what it leads to
+                shutil.rmtree(path, ignore_errors=True)  # does not follow or remove a link
 
 
 class RangeFile(SeekableFile):

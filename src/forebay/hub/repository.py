@@ -151,7 +151,7 @@ class Repository:
         return _listing(self, commit)
 
     def recall(self, kind: str, name: str) -> bytes | None:
-        """What `remember` stored in the disk cache; None where there is nothing, or it is damaged."""
+        """The content that `remember` stored in the disk cache; None if it is missing or damaged."""
         try:
             digest, _, content = LocalStore(self.cache_folder(kind)).read(self.key(name)).partition(b"\n")
         except (Missing, Damaged):  # a pipe or a folder has its name

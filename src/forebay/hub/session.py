@@ -46,7 +46,7 @@ class RetryPolicy:
     longest_wait: float = 30.0
 
     def wait(self, failures: int, asked: float | None) -> float:
-        """The pause after n failures in a row: what the hub asked for, or exponential back-off with jitter."""
+        """The pause after n failures in a row: as requested by the hub, or exponential back-off with jitter."""
         if asked is not None:
             return min(asked, _LONGEST_ASKED) + random.uniform(0, self.first_wait)
         return min(self.longest_wait, self.first_wait * 2.0 ** (failures - 1)) * random.uniform(0.5, 1)

@@ -99,7 +99,7 @@ def entry_of(url: str) -> Entry:
 
 
 def entries_of(urls: Sequence[str]) -> list[Entry | None]:
-    """Size and etag of some objects, None for those that do not exist; asked for at the same time."""
+    """Size and etag of some objects, requested concurrently; None for an object that does not exist."""
     with ThreadPoolExecutor(len(urls)) as pool:
         return list(pool.map(_entry_or_none, urls))
 

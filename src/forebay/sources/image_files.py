@@ -120,7 +120,7 @@ def _find_objects(root: str, patterns: Sequence[str]) -> Listing:
     listing = list_objects(root, patterns, ENDINGS, decompressed=False, others_named=keep_sidecar)
     files, used = [], set[str]()
     for file in listing.files:
-        if file.path in patterns:  # asked for by its own name: its folder was not listed
+        if file.path in patterns:  # named by itself: its folder was not listed
             files.append(_look_at_object(root, file.path))
             continue
         sidecar = next(((name, sidecars[name][0]) for name in _sidecar_names(file.path) if name in sidecars), None)
@@ -339,7 +339,7 @@ class ImageSource(LocalFiles):
         return metadata
 
     def _sidecar_content(self, file: SourceFile) -> "bytes | SidecarUnreadable":
-        """The bytes of an image's sidecar, none where it has none, or why they cannot be read."""
+        """The bytes of an image's sidecar (empty without one), or why they cannot be read."""
         sidecar = sidecar_in(file)
         if sidecar is None:
             return b""

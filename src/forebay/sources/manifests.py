@@ -1,8 +1,8 @@
 """Images listed in a JSONL manifest; the other fields of a line are the metadata of its image.
 
 {"path": "cats/a.jpg", "tags": ["cat"]}        named as its image,   cats/a.jpg
-{"path": "../b.jpg"}                           named by its place,   list.jsonl@41: outside the root, never opened
-{"path": "cats/a.jpg"}                         named by its place,   list.jsonl@63: a duplicate
+{"path": "../b.jpg"}                           named by its offset,  list.jsonl@41: outside the root, never opened
+{"path": "cats/a.jpg"}                         named by its offset,  list.jsonl@63: a duplicate
 """
 
 import errno
@@ -228,7 +228,7 @@ def _image_in(text: bytes, key: str, root: str) -> tuple[str, str, str]:
 
 
 def _below(name: str, root: str) -> str:
-    """A path of a manifest relative to the root, which begins with `..` where it is elsewhere."""
+    """A path of a manifest relative to the root; it begins with `..` if it is outside."""
     if not is_url(root):
         return os.path.relpath(name, root) if os.path.isabs(name) else os.path.normpath(name)
     if not is_url(name):
@@ -248,8 +248,8 @@ def _hash(image: str) -> int:
 class ImageManifestSource(Source):
     """The images of a JSONL manifest, in its order, named relative to `root`; `image` is the field of their paths.
 
-    A line is part of its sample: where the line changes, the image has changed. A line without an image that can be
-    read is a failure, named by its place; if the image appears later, it is a new one.
+    A line is part of its sample: a changed line is a changed image. A line without a readable image is a failure,
+    named by its offset; an image that appears later is a new sample.
     """
 
     kind: ClassVar[str] = "image_manifest"

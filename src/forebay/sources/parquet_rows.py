@@ -58,7 +58,7 @@ _SLACK = 8
 
 
 class ParquetRows:
-    """An open Parquet file: where its row groups end, and the rows of some columns a few at a time.
+    """An open Parquet file: the ends of its row groups, and the rows of some columns in small batches.
 
     `path` is its name in errors. Reading continues where it stopped, without decoding earlier rows of the group again.
     """

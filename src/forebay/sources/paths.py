@@ -37,7 +37,7 @@ def common_root(patterns: Sequence[str]) -> str:
 
 
 def named_below(paths: Sequence[str | os.PathLike[str]], root: str | None) -> tuple[str, tuple[str, ...]]:
-    """A root for what a user names, and every name relative to it.
+    """The root of some paths, and each path relative to it.
 
     >>> named_below(["/data/text/*.jsonl", "/data/more"], root="/data")
     ('/data', ('text/*.jsonl', 'more'))
@@ -123,10 +123,10 @@ class LocalFiles(Source):
 
     root: str
     patterns: tuple[str, ...]
-    walked: bool = field(default=True, kw_only=True, compare=False)  # not part of what it is: how it was come by
+    walked: bool = field(default=True, kw_only=True, compare=False)  # not part of its identity
 
     def _suffixes(self) -> tuple[str, ...]:
-        """Which files of a folder are read; all of them where there is none."""
+        """The suffixes of files that are read in folders; empty for all."""
         return ()
 
     def rebased(self, root: str) -> Self:
@@ -139,7 +139,7 @@ class LocalFiles(Source):
         return self.walked
 
     def without_gone(self) -> Self:
-        is_one_listing = is_url(self.root) and len(self.patterns) == 1  # which says itself that nothing is left
+        is_one_listing = is_url(self.root) and len(self.patterns) == 1  # whose error says that nothing is left
         left = () if is_one_listing else tuple(filter(self._names_any, self.patterns))
         return replace(self, patterns=left or self.patterns, walked=True)
 
@@ -195,7 +195,7 @@ def list_files(
 
 
 def look(root: str, name: str, decompressed: bool = True) -> SourceFile:
-    """One file as it is now; `FileNotFoundError` where it is gone, also where a folder on the way became a file."""
+    """The current state of a file; `FileNotFoundError` if it or one of its folders is gone."""
     if is_url(root):
         return look_at(root, name, decompressed and is_stream(name))
     try:
@@ -208,13 +208,13 @@ def look(root: str, name: str, decompressed: bool = True) -> SourceFile:
 
 
 def check_readable(root: str, file: SourceFile) -> None:
-    """Raise for a name that the listing found nothing behind which could be read."""
+    """Raise if the listing could not read the file."""
     if file.problem:
         raise source_unreadable(full_path(root, file.path), file.problem)
 
 
 def _listed_file(root: str, name: str, decompressed: bool) -> SourceFile | None:
-    """A file of the listing, None where it vanished meanwhile. One that cannot be read says so when it is cut."""
+    """A file of the listing; None if it vanished. An unreadable one is an error when it is cut."""
     try:
         return look(root, name, decompressed)
     except SourceUnreadable as error:

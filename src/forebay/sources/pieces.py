@@ -7,8 +7,8 @@ itself, as three newlines do in a run of four; so a search from the middle first
     split       a └──────────┘ \\n b      the one that counts
     not         a \\n └──────────┘ b      what a search from the second newline would find
 
-A plain file is cut by looking for the separator after each cut, nothing else of it is read. A compressed file is a
-stream: it is decompressed once to find the cuts; its parts are then read one after the other without a new start.
+A plain file is cut by searching for the separator near each cut; nothing else is read. A compressed file is a stream:
+it is decompressed once to find the cuts, and its parts are then read in order without starting again.
 """
 
 import sys
@@ -49,7 +49,7 @@ class LongPiece:
 def whole_pieces(
     read: Callable[[int], bytes], length: int, separator: bytes, limit: int = sys.maxsize
 ) -> Iterator[Block | LongPiece]:
-    """The next `length` bytes in blocks that end behind a separator, and what is left.
+    """The next `length` bytes in blocks that end after a separator, then the rest.
 
     A piece of up to `limit` bytes is returned whole; a longer one is skipped while it is read. Yielded blocks are not
     kept here, so that a long one is in memory once.
@@ -127,9 +127,9 @@ def piece_bounds(block: Block, separator: bytes) -> Iterator[tuple[int, int]]:
 
 
 def end_after(plain: BinaryIO, separator: bytes, start: int, at: int, limit: int = sys.maxsize) -> int | None:
-    """Where the first separator that begins at `at` or later ends in a file, in which a piece begins at `start`.
+    """The end of the first separator of a file that begins at `at` or later; None if there is none before `limit`.
 
-    None where there is none, or none that begins before `limit`: nothing is looked for there.
+    A piece begins at `start`.
     """
     cursor = _overlap_start_in(plain, separator, start, at)
     plain.seek(cursor)
@@ -162,7 +162,7 @@ def _overlap_start_in(plain: BinaryIO, separator: bytes, start: int, at: int) ->
 
 
 def first_end(content: Block, separator: bytes, at: int) -> int:
-    """Where the first separator that begins at `at` or later ends, -1 where there is none.
+    """The end of the first separator that begins at `at` or later; -1 if there is none.
 
     >>> first_end(b"a----b", b"---", 2)
     -1
@@ -174,7 +174,7 @@ def first_end(content: Block, separator: bytes, at: int) -> int:
 
 
 def last_end(content: bytes, separator: bytes) -> int:
-    """Where the last separator ends, 0 where there is none.
+    """The end of the last separator; 0 if there is none.
 
     >>> last_end(b"a----b", b"---")
     4
@@ -218,7 +218,7 @@ class Reading(Iterator[Block | LongPiece]):
         self.max_sample_bytes = max_sample_bytes
         self._path = full_path(root, part.file.path)
         self._stream: DecompressedStream | None = None
-        self._newlines = 0  # before the current block, known where it is a stream
+        self._newlines = 0  # before the current block of a stream
         self._blocks = self._stream_blocks() if part.file.stream else self._plain_blocks()
         self._passed = (0, 0)  # bytes and newlines of the current block
         self.position = part.start
@@ -267,7 +267,7 @@ class Reading(Iterator[Block | LongPiece]):
 
 
 class _HashedRead:
-    """Reads from a file and hashes what it read."""
+    """Reads from a file and hashes the bytes."""
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
         self.running, self._read = xxhash.xxh3_64(), read
@@ -285,7 +285,7 @@ def handed_out(samples: deque[T]) -> Iterator[T]:
 
 
 def check_piece_start(plain: BinaryIO, root: str, path: str, start: int, separator: bytes) -> None:
-    """A piece that was planned must still begin where it did."""
+    """Raise `SourceChanged` unless a planned piece still begins at `start`."""
     plain.seek(max(0, start - len(separator)))
     if start and plain.read(len(separator)) != separator:
         raise piece_moved(root, path, start, separator)
@@ -297,7 +297,7 @@ def piece_moved(root: str, path: str, start: int, separator: bytes) -> SourceCha
 
 
 class _LineCounter:
-    """Counts the newlines of a plain file, on from where it last stood."""
+    """Counts the newlines of a plain file, starting from its last position."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -318,14 +318,14 @@ class _LineCounter:
 
 @lru_cache(maxsize=4)
 def _line_counter(path: str, size: int, mtime_ns: int) -> _LineCounter:
-    """One counter for a file as it was planned: its failures come in order, mostly."""
+    """One counter for a planned file: its failures mostly come in order."""
     return _LineCounter(path)
 
 
 def line_numbers(
     root: str, file: SourceFile, offsets: Sequence[int], max_sample_bytes: int
 ) -> Iterator[tuple[int, int]]:
-    """Ascending offsets in a file, each with the number of its line, from 1."""
+    """Rising offsets in a file, each with its line number, from 1."""
     path = full_path(root, file.path)
     if not file.stream:
         counter = _line_counter(path, file.size, file.mtime_ns)
@@ -344,7 +344,7 @@ _MOST_SEARCHED = 64
 def cut_between_pieces(
     root: str, separator: bytes, file: SourceFile, start: int, first: int, every: int, max_sample_bytes: int
 ) -> Iterator[int]:
-    """Where parts of a file may end: behind a separator. Positions count bytes, of a stream after decompression."""
+    """Where parts of a file may end: after a separator. Positions count bytes, after decompression for a stream."""
     check_readable(root, file)
     path = full_path(root, file.path)
     if file.stream:
@@ -383,7 +383,7 @@ class _Search:
         self._plain, self._separator, self._searched = plain, separator, searched
 
     def end_after(self, start: int, position: int) -> int:
-        """The first end of a separator at `position` or later, beyond any file where there is none.
+        """The first end of a separator at `position` or later; beyond the file if there is none.
 
         A piece begins at `start`.
         """
@@ -401,7 +401,7 @@ class _Search:
 
 @lru_cache(maxsize=256)
 def _searched(path: str, file: SourceFile, separator: bytes) -> deque[tuple[int, int]]:
-    """Stretches of a file in which no separator begins but the one that ends there: of long pieces, the last few."""
+    """(start, end) of the last few long pieces of a file: the only separator in one is at its end."""
     return deque(maxlen=_MOST_SEARCHED)
 
 
@@ -409,7 +409,7 @@ MOST_ENDS = 4_000_000  # of pieces, begun for one stream: 32 MB
 
 
 def piece_ends(root: str, separator: bytes, file: SourceFile, max_sample_bytes: int) -> NDArray[np.uint64] | None:
-    """Where every piece of a stream ends; None where it is not a stream, or has too many pieces."""
+    """The ends of all pieces of a stream; None for a plain file, or too many pieces."""
     check_readable(root, file)
     if not file.stream:
         return None
@@ -438,7 +438,7 @@ def _ends_in(block: Block | LongPiece, separator: bytes) -> NDArray[np.uint64]:
 def _cuts_in_order(
     read: Callable[[int], bytes], start: int, length: int, separator: bytes, first: int, every: int
 ) -> Iterator[int]:
-    """Cuts of what is read once, from `start` on, where a piece begins."""
+    """Cuts found by one pass that starts at the piece at `start`."""
     cut, end, step = start, start, first
     for block in whole_pieces(read, length, separator, _LONG_PIECE):
         if start < cut == end:  # the cut at the end of the last block is not the end of the file

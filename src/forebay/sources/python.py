@@ -5,22 +5,20 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from typing import IO, Any, ClassVar, Literal, cast
+from typing import IO, Any, ClassVar
 
 import msgspec
 import xxhash
 
 from forebay.errors import ForebayError, SourceInvalid
 from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, Source, SourceFile, Unit
-from forebay.sources.compression import zstd
 from forebay.sources.jsonl import JsonlSource, jsonl
 from forebay.store.base import is_url
 
-_SUFFIXES = (".jsonl", ".jsonl.zst")
 _PIECE = 1 << 20
 _JSON_VALUES = (str, int, float, list, dict, type(None))  # bytes, dates and the like would be written as some text
 
@@ -30,15 +28,15 @@ def documents(
 ) -> JsonlSource:
     """The documents of any iterable: strings, or mappings of which the field `text` is kept.
 
-    They are written to `spool`, a `.jsonl` or `.jsonl.zst` file, which is there when all of them are and not before.
-    The same documents again leave the file as it is, and the caches made from it valid; more documents behind the same
-    ones can be grown into a cache if the file is a `.jsonl`. A file that holds anything else is never overwritten.
+    They are written to `spool`, a `.jsonl` file that appears once it is complete. The same documents again leave the
+    file, and the caches built from it, unchanged; more documents after the same ones can be added to a cache by
+    `update`. A file with other content is never overwritten.
     """
     if is_url(os.fspath(spool)):
         raise SourceInvalid(f"documents are spooled to a file, not to the URL '{os.fspath(spool)}'", hint="pass a path")
     path = os.path.abspath(spool)
-    if not path.endswith(_SUFFIXES):
-        raise SourceInvalid(f"documents are spooled to a {' or '.join(_SUFFIXES)} file, not to '{spool}'")
+    if not path.endswith(".jsonl"):
+        raise SourceInvalid(f"documents are spooled to a .jsonl file, not to '{spool}'")
     if isinstance(documents, str | bytes | Mapping):
         raise SourceInvalid(
             f"one {type(documents).__name__} is not an iterable of documents", hint="put it into a list"
@@ -77,8 +75,7 @@ def _written_aside(path: str) -> Iterator[IO[bytes]]:
     aside = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.part")
     try:
         with open(aside, "xb") as file:
-            with _unpacked(file, path, "wb") as writer:
-                yield writer
+            yield file
             file.flush()
             os.fsync(file.fileno())
         if not os.path.lexists(path):
@@ -106,32 +103,14 @@ def _name(aside: str, path: str) -> None:
 
 
 def _continues(new: str, old: str) -> bool:
-    """Whether a file begins with all that a regular file holds, both decompressed."""
+    """Whether a file begins with the content of a regular file."""
     if os.path.islink(old) or not os.path.isfile(old):
         return False
-    with (
-        open(new, "rb") as new_file,
-        open(old, "rb") as old_file,
-        _unpacked(new_file, old, "rb") as longer,
-        _unpacked(old_file, old, "rb") as shorter,
-    ):
-        try:
-            while piece := shorter.read(_PIECE):
-                if longer.read(len(piece)) != piece:
-                    return False
-        except (EOFError, zstd.ZstdError):
-            return False
+    with open(new, "rb") as longer, open(old, "rb") as shorter:
+        while piece := shorter.read(_PIECE):
+            if longer.read(len(piece)) != piece:
+                return False
     return True
-
-
-def _unpacked(file: IO[bytes], path: str, mode: Literal["rb", "wb"]) -> AbstractContextManager[IO[bytes]]:
-    """A file as it reads or is written decompressed, by the suffix of `path`."""
-    if not path.endswith(".zst"):
-        return nullcontext(file)
-    if mode == "rb":
-        return cast(AbstractContextManager[IO[bytes]], zstd.ZstdFile(file))
-    checksum = {int(zstd.CompressionParameter.checksum_flag): 1}
-    return cast(AbstractContextManager[IO[bytes]], zstd.ZstdFile(file, "wb", options=checksum))
 
 
 @dataclass(frozen=True, slots=True)

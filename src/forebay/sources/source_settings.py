@@ -279,7 +279,7 @@ def text_format(paths: Sequence[str]) -> TextFormat:
 
 
 def _names_below(root: str, pattern: str) -> Iterator[str]:
-    """The names that decide the format of what a pattern names."""
+    """The file names that decide the format of a pattern."""
     path = full_path(root, pattern)
     if _by_suffix(pattern, TEXT_SUFFIXES) is not None and not os.path.isdir(path):
         yield pattern

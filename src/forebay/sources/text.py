@@ -56,7 +56,7 @@ def read_whole(
     max_sample_bytes: int,
     digest: PartDigest | None = None,
 ) -> bytes | Failure:
-    """All that a file holds, which must be as much as was planned; a failure where that is too much."""
+    """The content of a file, with its planned size; a failure if that is above the limit."""
     if part.stop > max_sample_bytes:
         return too_large(part.file.path, part.stop, max_sample_bytes)
     path = full_path(root, part.file.path)
@@ -88,9 +88,9 @@ _TABLES = (".csv", ".tsv")
 class TextSource(LocalFiles):
     """The documents of UTF-8 text files; a byte order mark at the start of a file is left out.
 
-    Without a separator a file is one document, named as the file is. With one, documents are what `str.split` gives,
-    but for nothing behind the last separator; their ids are `file@offset`, the offset in bytes (after decompression).
-    A document of more than `max_sample_bytes` is a failure.
+    Without a separator a file is one document with the name of the file. With one, documents are those of `str.split`
+    without an empty last one; their ids are `file@offset`, in bytes after decompression. A document of more than
+    `max_sample_bytes` is a failure.
     """
 
     kind: ClassVar[str] = "text"
@@ -225,7 +225,7 @@ def _in_block(reading: Reading, block: Block, path: str, separator: bytes) -> It
 
 
 class _Lines:
-    """The numbers of lines in a block, asked for in order."""
+    """The line numbers of rising offsets in a block."""
 
     def __init__(self, reading: Reading, block: Block) -> None:
         self._reading, self._block = reading, block

@@ -152,7 +152,7 @@ def with_stream_suffixes(suffixes: Sequence[str]) -> tuple[str, ...]:
 
 
 def names_suffix(pattern: str) -> bool:
-    """Whether a glob says how the files end that it names; `.gz` and the like say nothing of what is in them.
+    """Whether a glob ends in a suffix that tells the format; `.gz` and the like do not.
 
     >>> names_suffix("odd/*.py"), names_suffix("part-*.jsonl.gz"), names_suffix("data/*"), names_suffix("*.gz")
     (True, True, False, False)
@@ -173,7 +173,7 @@ def _none_at(
 
 
 def _why_none(is_there: bool, is_folder: bool, suffixes: tuple[str, ...], others: Mapping[str, int]) -> str:
-    """What to say where nothing was found: that nothing is there, or that its names do not fit, and what they are."""
+    """Why a pattern matches nothing: no files, or files with other suffixes."""
     if not is_there:
         return "the folder has no files" if is_folder else "no file matches"
     plain = ", ".join(suffix for suffix in suffixes if not is_stream(suffix))
@@ -237,7 +237,7 @@ def _walk(pattern: "_Glob", top: _Folder, is_meant: bool) -> Iterator[WalkedFile
 
 
 def _inside(pattern: "_Glob", folder: _Folder, is_meant: bool, linked: list[_Folder]) -> Iterator[WalkedFile | _Folder]:
-    """What a folder has that may be meant, sorted as paths are; links to folders are added to `linked`."""
+    """The entries of a folder that may match, sorted by path; links to folders are added to `linked`."""
     entries = sorted(_entries(pattern, folder), key=lambda entry: entry.name + os.sep * entry.is_folder)
     names: Container[str] = {entry.name for entry in entries} if folder.is_inside else NamesIn(folder.path)
     for entry in entries:
@@ -258,7 +258,7 @@ def _inside(pattern: "_Glob", folder: _Folder, is_meant: bool, linked: list[_Fol
 
 
 def _entries(pattern: "_Glob", folder: _Folder) -> list[_FolderEntry]:
-    """What is in a folder; where only fixed names can match, those."""
+    """The entries of a folder; if only fixed names can match, only those."""
     fixed = None if folder.is_inside else pattern.fixed_names(folder.states)
     if fixed is not None:
         paths = {name: os.path.join(folder.path, name) for name in fixed}
@@ -279,7 +279,7 @@ class _Glob(NamedTuple):
         return frozenset([state]) | (self.closure(state + 1) if is_any else frozenset())
 
     def after(self, states: frozenset[int], name: str) -> frozenset[int]:
-        """The states after one more name, none where it does not match."""
+        """The states after one more name; empty if it does not match."""
         reached: frozenset[int] = frozenset()
         for state in states:
             part = self.parts[state] if state < len(self.parts) else ""
@@ -290,7 +290,7 @@ class _Glob(NamedTuple):
         return reached
 
     def matches(self, names: Sequence[str]) -> tuple[bool, bool]:
-        """Whether the name of a file below the fixed part is found, and whether the last part itself matches it."""
+        """Whether a file below the fixed part matches, and whether the last part itself matches it."""
         states = self.closure(0)
         inside, is_match = self.is_end(states), False
         for at, name in enumerate(names):
@@ -306,7 +306,7 @@ class _Glob(NamedTuple):
         return len(self.parts) in states
 
     def fixed_names(self, states: frozenset[int]) -> set[str] | None:
-        """The only names that can match, None where a wildcard decides."""
+        """The only names that can match; None if a wildcard decides."""
         names = {self.parts[state] for state in states if state < len(self.parts)}
         return None if any(map(glob.has_magic, names)) else names
 
@@ -329,7 +329,7 @@ def list_objects(
     decompressed: bool = True,
     others_named: Callable[[str, Entry, bool], None] | None = None,
 ) -> Listing:
-    """The objects of a bucket that patterns name: one listing for each pattern, none is asked about by itself.
+    """The objects of a bucket that patterns name, by one listing per pattern and no request per object.
 
     `others_named` gets the name and the entry of every other object of the listings, and whether a pattern names it.
     """

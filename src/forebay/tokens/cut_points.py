@@ -62,7 +62,7 @@ _RUNS_OF_SPACES = [{"type": "Replace", "pattern": {"Regex": " {2,}"}, "content":
 
 
 class _Steps(NamedTuple):
-    """A tokenizer as its steps: what changes a text, what splits it into words, what is cut out before both."""
+    """A tokenizer as its steps: added tokens are cut out first, then texts are normalized and split into words."""
 
     vocabulary: Vocabulary
     normalizers: list[Step]

@@ -89,7 +89,7 @@ Step = dict[str, Any]  # of a normalizer, a pre-tokenizer or a decoder
 
 
 def steps_of(part: Step | None, inner: str) -> list[Step]:
-    """The steps of a part in order; an empty one for what is not a step."""
+    """The steps of a part in order; an invalid step is empty."""
     if part is None:
         return []
     if part.get("type") != "Sequence":

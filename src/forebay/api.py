@@ -117,12 +117,10 @@ def build(
     end_chunk: int | None = None,
     memory_limit: int | None = None,
     max_failures: int | float | None = None,
-    skip_unreadable: bool = False,
     replace: bool = False,
     reuse: Root | None = None,
     copy: bool = False,
     lease_seconds: float = LEASE_SECONDS,
-    begin_at: float | None = None,
     progress: ShowProgress = None,
     on_progress: OnProgress | None = None,
 ) -> BuildReport:
@@ -136,10 +134,8 @@ def build(
     actor tokenizes in `num_cpus` threads unless its node sets the variable.
     `mode="inverse"` adds new files, then fills gaps from the far end. The range is inclusive.
     `max_failures`, a count or a share up to 1.0 of the samples of each segment, replaces the default of 1% or 10; it is
-    stored for later commands. `skip_unreadable` leaves out damaged files of the source, which the report lists.
-    `replace` drops a layer above the base that another recipe made, and builds it anew. `reuse` is an older cache whose
-    unchanged chunks a new cache takes over, by hard link unless `copy`. `begin_at`, a share of the chunks (0.25: after
-    a quarter), is where this builder begins if several work on one cache; each makes whatever is missing.
+    stored for later commands. `replace` drops a layer above the base that another recipe made, and builds it anew.
+    `reuse` is an older cache whose unchanged chunks a new cache takes over, by hard link unless `copy`.
 
     A bar shows how far it is in a terminal or a notebook; `progress=False` hides it, `progress=True` shows it anywhere,
     and a function is called with every `Progress` instead. The same goes for every verb that takes long.
@@ -150,8 +146,8 @@ def build(
     if mode not in get_args(Mode):
         raise choice_error("mode", mode, get_args(Mode))
     options = BuildOptions(
-        workers=workers, memory_limit=memory_limit, max_failures=max_failures, skip_unreadable=skip_unreadable,
-        lease_seconds=lease_seconds, engine=engine, begin_at=begin_at, on_progress=on_progress or silent,
+        workers=workers, memory_limit=memory_limit, max_failures=max_failures, lease_seconds=lease_seconds,
+        engine=engine, on_progress=on_progress or silent,
     )  # fmt: skip
     opened = None if source is None else new_source(recipe, source)
     store, name = open_store(root), layer_name(recipe) if layer is None else layer
@@ -191,7 +187,6 @@ def update(
     workers: int | None = None,
     memory_limit: int | None = None,
     max_failures: int | float | None = None,
-    skip_unreadable: bool = False,
     lease_seconds: float = LEASE_SECONDS,
     progress: ShowProgress = None,
     on_progress: OnProgress | None = None,
@@ -206,7 +201,6 @@ def update(
         workers=workers,
         memory_limit=memory_limit,
         max_failures=max_failures,
-        skip_unreadable=skip_unreadable,
         lease_seconds=lease_seconds,
         on_progress=on_progress or silent,
     )
@@ -326,7 +320,6 @@ def estimate(
     *,
     into: Root | None = None,
     workers: int | None = None,
-    skip_unreadable: bool = False,
     layer: str | None = None,
     start_chunk: int | None = None,
     end_chunk: int | None = None,
@@ -344,7 +337,7 @@ def estimate(
     name = layer_name(recipe) if layer is None else layer
     resolved, notes = resolve_recipe(store, listing, recipe, name)
     lacks = None if store is None else missing_chunks(store, resolved, name, start_chunk, end_chunk)
-    return _estimated(listing, resolved, store, workers, skip_unreadable, notes, lacks)
+    return _estimated(listing, resolved, store, workers, notes, lacks)
 
 
 def _estimated(
@@ -352,12 +345,11 @@ def _estimated(
     recipe: Recipe,
     store: Store | None,
     workers: int | None,
-    skip_unreadable: bool,
     notes: Sequence[str],
     lacks: MissingChunks | None,
 ) -> Estimate:
-    options = BuildOptions(workers=workers, skip_unreadable=skip_unreadable).suited_to(recipe, listing.source)
-    return estimate_build(listing, recipe, store, worker_count(options.workers), skip_unreadable, notes, lacks)
+    options = BuildOptions(workers=workers).suited_to(recipe, listing.source)
+    return estimate_build(listing, recipe, store, worker_count(options.workers), notes, lacks)
 
 
 def dry_run(
@@ -369,7 +361,6 @@ def dry_run(
     workers: int | None = None,
     start_chunk: int | None = None,
     end_chunk: int | None = None,
-    skip_unreadable: bool = False,
 ) -> DryRun:
     """Return what `build` with these arguments would do, and write nothing.
 
@@ -394,7 +385,7 @@ def dry_run(
         kind=recipe.kind,
         planned=lacks.planned if lacks else None,
         missing=lacks.chunks if lacks else None,
-        estimate=_estimated(listing, resolved, store, workers, skip_unreadable, notes, lacks),
+        estimate=_estimated(listing, resolved, store, workers, notes, lacks),
     )
 
 

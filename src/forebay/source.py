@@ -473,7 +473,7 @@ def not_read(counts: Mapping[str, int]) -> str:
 
 
 def source_unreadable(path: str, problem: str) -> SourceUnreadable:
-    hint = "fix or remove the file, or pass --skip-unreadable"
+    hint = "fix the file, or leave it out of the source"
     return SourceUnreadable(f"cannot read '{path}': {problem}", hint=hint, path=path, problem=problem)
 
 

@@ -28,8 +28,6 @@ WRONG: dict[str, list[Any]] = {
     "memory_limit": [-1, 0, "16GB", 1.5, True],
     "start_chunk": [-1, "1", 1.5, True],
     "end_chunk": [-1, "1"],
-    "begin_at": [-1, 1, "a", math.nan],
-    "skip_unreadable": ["no", 1],
     "replace": ["no"],
     "copy": ["no"],
     "mode": ["backward"],

@@ -46,7 +46,7 @@ def test_jobs_are_opened_from_their_documents_as_they_were(base):
     now = {"source.txt": base.source.files()[0]}
     jobs = [
         replace(base, existing=frozenset({3, 5})),
-        replace(base, now=now, planned=("a", "b"), skip_unreadable=True),
+        replace(base, now=now, planned=("a", "b")),
         replace(base, layer="lengths", source=None, generation=3),
         replace(base, repairs={1: record}),
     ]

@@ -23,7 +23,6 @@ from forebay.cache import publish
 from forebay.cache.catalog import generation_numbers, load_generation
 from forebay.cache.heartbeat import BuilderBeat
 from forebay.cli.render import draw
-from forebay.cli.settings import share_of_plan
 from forebay.errors import BuildFailed
 from forebay.format import layout
 from forebay.store import LocalStore, MemoryStore
@@ -46,46 +45,6 @@ def source_of(tmp_path: Path, chunks: int) -> fb.Source:
 def beat(store, number: int, **progress) -> None:
     text = msgspec.json.encode(BuilderBeat(beat=number, host="node3", pid=7, layer="obedient", **progress))
     store.replace(layout.builder(ELSEWHERE), [text])
-
-
-@pytest.mark.parametrize(
-    ("environment", "number"),
-    [
-        ({"RANK": "3", "WORLD_SIZE": "8"}, 3),
-        ({"SLURM_ARRAY_TASK_ID": "5"}, 5),
-        ({"SLURM_ARRAY_TASK_ID": "5", "SLURM_NTASKS": "4", "SLURM_PROCID": "2"}, 22),
-        ({"SLURM_PROCID": "2", "SLURM_NTASKS": "4"}, 2),
-        ({"JOB_COMPLETION_INDEX": "9"}, 9),
-    ],
-)
-def test_a_rank_says_where_in_the_plan_a_builder_begins(environment, number):
-    assert share_of_plan(environment) == share_of_plan({"RANK": str(number)})
-    assert 0 <= share_of_plan(environment) < 1
-
-
-@pytest.mark.parametrize("value", ["", "-1", "x", "1e3", "²"])
-def test_a_rank_that_is_no_number_says_nothing(value):
-    assert share_of_plan({"RANK": value}) is None
-    assert share_of_plan({}) is None
-
-
-def test_builders_of_any_number_begin_far_from_each_other():
-    for count in (2, 3, 16, 100):
-        shares = sorted(share_of_plan({"RANK": str(rank)}) for rank in range(count))
-        gaps = [b - a for a, b in zip(shares, [*shares[1:], shares[0] + 1], strict=True)]
-        assert min(gaps) >= 0.38 / count
-
-
-def test_a_builder_begins_where_it_is_told_and_makes_everything(tmp_path, notes):
-    report = fb.build(tmp_path / "cache", source_of(tmp_path, 8), ObedientRecipe(), workers=0, begin_at=0.5)
-    assert [chunk for _, chunk in makes(notes)] == [4, 5, 6, 7, 0, 1, 2, 3]
-    assert report.made == 8
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.0])
-def test_a_place_outside_the_plan_is_refused(tmp_path, share):
-    with pytest.raises(ValueError, match="begin_at "):
-        fb.build(tmp_path / "cache", source_of(tmp_path, 2), ObedientRecipe(), begin_at=share)
 
 
 @pytest.mark.slow

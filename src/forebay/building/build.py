@@ -96,7 +96,6 @@ def _planner(
         resolved,
         cache.show_cut,
         cache.warn,
-        options.skip_unreadable,
         options.max_failures,
         options.memory_limit,
         is_part,

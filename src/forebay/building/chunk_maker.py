@@ -18,7 +18,6 @@ import numpy as np
 
 from forebay.building.cutting import wait_until_settled
 from forebay.building.dedup import DuplicateFilter
-from forebay.building.listing import named_in
 from forebay.building.samples import ChunkSamples
 from forebay.cache.catalog import (
     PRESENT,
@@ -87,7 +86,6 @@ class ChunkJob:
     generation: int | None = None  # whose chunks a layer above the base reads
     now: Mapping[str, SourceFile] = field(default_factory=dict)  # files that look different and have the same content
     existing: frozenset[int] = frozenset()  # unlisted chunks that have a file
-    skip_unreadable: bool = False
     repairs: Mapping[int, ChunkRecord] = field(default_factory=dict)  # listed chunks whose files are replaced
     known: Plan | None = field(default=None, repr=False, compare=False)  # in this process, which need not read it again
 
@@ -214,29 +212,10 @@ class BaseSlice:
         self._source, self._recipe = cast(Source, job.source), cast(Recipe, job.recipe)
 
     def encode(self, chunk: int) -> EncodedChunk:
-        """If files may be skipped, a part that cannot be read is one failure, and has no rows."""
-        unreadable: dict[str, str] = {}
-        while True:
-            try:
-                return self._encode(chunk, unreadable)
-            except SourceUnreadable as error:
-                path = named_in(error, [part.file.path for part in self._plan.parts(chunk)])
-                allowed = self._job.skip_unreadable or self._plan.may_skip(chunk)
-                if not allowed or path is None or path in unreadable or self._plan.left_out(chunk) is not None:
-                    raise
-                unreadable[path] = error.facts["problem"]
-
-    def _encode(self, chunk: int, unreadable: Mapping[str, str]) -> EncodedChunk:
         parts, job = self._plan.parts(chunk), self._job
-        readable = [part for part in parts if part.file.path not in unreadable]
-        skipped = [
-            Failure(f"{part.file.path}@{part.start}", "unreadable", unreadable[part.file.path])
-            for part in parts
-            if part.file.path in unreadable
-        ]
         job.check_recipe()
         duplicates = self._duplicates(chunk)
-        rows, samples, sums = self._read(parts, readable, duplicates)
+        rows, samples, sums = self._read(parts, duplicates)
         if rows.present is not None:
             raise RecipeInvalid(f"the recipe '{self._recipe.kind}' makes base rows; leave out those it cannot make")
         job.check_recipe()
@@ -247,19 +226,17 @@ class BaseSlice:
             layer=job.layer,
             chunk=chunk,
             fingerprint=job.fingerprint,
-            samples=samples.count + len(skipped),
-            failures=(*skipped, *samples.failures, *self._numbered(rows.failures, parts)),
+            samples=samples.count,
+            failures=(*samples.failures, *self._numbered(rows.failures, parts)),
             statistics={**rows.statistics, **left_out},
             sample_ids=hooks_of(self._recipe).sample_ids,
             source_sums=sums,
         )
 
-    def _read(
-        self, parts: list[Part], readable: list[Part], duplicates: DuplicateFilter | None
-    ) -> tuple[Rows, ChunkSamples, list[int]]:
+    def _read(self, parts: list[Part], duplicates: DuplicateFilter | None) -> tuple[Rows, ChunkSamples, list[int]]:
         """The rows of some parts, and the digest of each; the files must look the same before and after."""
         # Sources keep files open by how they look: a file that was exchanged and put back is opened again.
-        reading = [replace(part, file=self._reading(part.file)) for part in readable]
+        reading = [replace(part, file=self._reading(part.file)) for part in parts]
         before = {} if self._source.reads_planned_files else self._checked_files(parts)
         samples = ChunkSamples(self._source, reading, duplicates)
         try:
@@ -268,8 +245,7 @@ class BaseSlice:
             if duplicates is not None and not duplicates.saw_what_was_planned():
                 changed = dict.fromkeys((part.file.path for part in parts), "has other samples than were planned")
                 raise files_changed(self._job.store.address, changed)
-            read = dict(zip(readable, samples.digests, strict=True))
-            sums = [part_sum(self._source, part, read.get(part)) for part in parts]
+            sums = [part_sum(self._source, *one) for one in zip(parts, samples.digests, strict=True)]
         except Exception:
             self._check_unchanged(before)  # a changed file explains the error
             raise

@@ -1,29 +1,23 @@
 """Cut files into the parts of chunks. Compressed files are scanned for sample ends, several at a time."""
 
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from queue import SimpleQueue
+from multiprocessing.pool import ThreadPool
 
 import numpy as np
 
-from forebay.building.listing import UnreadableFiles
 from forebay.columns import Array
-from forebay.errors import SourceUnreadable
 from forebay.source import Part, Source, SourceFile, settling_seconds, source_unreadable
 
 OVERWEIGHT = 1.25  # how far a chunk may go past its weight, unless one part alone does
-LOOKS = 3  # how often a file that changes while it is cut is looked at again
 OnCut = Callable[[int, int, int, int], None]  # files cut so far, files in all, their bytes so far, bytes in all
-AHEAD = 2  # streams that are scanned, for each thread
 MOST_THREADS = 8
+AHEAD = 2  # streams that are scanned, for each thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,113 +40,49 @@ class StreamScan:
             yield end
 
 
-class StreamScans:
-    """Scans compressed files in threads, a few ahead of the cuts: most of the time is decompression.
+def scan_streams(source: Source, files: Sequence[SourceFile], starts: Mapping[str, int]) -> Iterator[StreamScan | None]:
+    """Scans of compressed files in their order, a few ahead in threads: most of the time is decompression.
 
-    A single file is left to `Source.cuts`, which shows progress. The threads are daemons: a scan cannot be stopped,
-    and one of a large file takes minutes.
+    None for a file whose sample ends cannot be held. A single file is left to `Source.cuts`, which shows progress.
     """
-
-    def __init__(self, source: Source, files: Sequence[SourceFile], starts: Mapping[str, int]) -> None:
-        self._source, self._starts = source, starts
-        threads = min(MOST_THREADS, os.cpu_count() or 1)
-        self._left = (file for file in files if self._is_scanned(file)) if _has_two_streams(files) else iter(())
-        self._ahead: deque[tuple[str, Future[StreamScan | None]]] = deque()
-        self._work: SimpleQueue[tuple[SourceFile, Future[StreamScan | None]] | None] = SimpleQueue()
-        self._is_closed = False
-        for file in islice(self._left, AHEAD * threads):
-            self._submit(file)
-        self._threads = min(threads, len(self._ahead))
-        for _ in range(self._threads):
-            threading.Thread(target=self._run, name="forebay-scan", daemon=True).start()
-
-    def take(self, file: SourceFile) -> StreamScan | None:
-        """The scan of the next file; None if it is not scanned, or cannot be held."""
-        if not self._ahead or self._ahead[0][0] != file.path:
-            return None
-        _, future = self._ahead.popleft()
-        for following in islice(self._left, 1):
-            self._submit(following)
-        return future.result()
-
-    def close(self) -> None:
-        self._is_closed = True
-        for _ in range(self._threads):
-            self._work.put(None)
-
-    def _is_scanned(self, file: SourceFile) -> bool:
-        return file.stream and not self._starts.get(file.path)
-
-    def _submit(self, file: SourceFile) -> None:
-        future: Future[StreamScan | None] = Future()
-        self._ahead.append((file.path, future))
-        self._work.put((file, future))
-
-    def _run(self) -> None:
-        while (task := self._work.get()) is not None and not self._is_closed:
-            file, future = task
-            try:
-                future.set_result(self._scan(file))
-            except BaseException as error:  # raised by `take`
-                future.set_exception(error)
-
-    def _scan(self, file: SourceFile) -> StreamScan | None:
-        ends = self._source.sample_ends(file)
-        if ends is None:
-            return None
-        scan = StreamScan(self._source.scanned(file), ends)
-        if not self._source.look(file.path).same_identity(file):
-            return None  # it changes: `_cut_unchanged` waits for it
-        return scan
+    if sum(1 for _ in islice((file for file in files if file.stream), 2)) < 2:
+        return
+    streams = (file for file in files if file.stream and not starts.get(file.path))
+    threads = min(MOST_THREADS, os.cpu_count() or 1)
+    with ThreadPool(threads) as pool:  # of daemons: a scan cannot be stopped, and one of a large file takes minutes
+        ahead = deque(pool.apply_async(_scan, (source, file)) for file in islice(streams, AHEAD * threads))
+        while ahead:
+            scan = ahead.popleft()
+            ahead.extend(pool.apply_async(_scan, (source, file)) for file in islice(streams, 1))
+            yield scan.get()
 
 
-def _has_two_streams(files: Sequence[SourceFile]) -> bool:
-    return sum(1 for _ in islice((file for file in files if file.stream), 2)) == 2
+def _scan(source: Source, file: SourceFile) -> StreamScan | None:
+    ends = source.sample_ends(file)
+    return None if ends is None else StreamScan(_scanned(source, file), ends)
 
 
 def cut_source(
-    source: Source,
-    files: Sequence[SourceFile],
-    weight: int,
-    starts: Mapping[str, int],
-    on_cut: OnCut,
-    unreadable: UnreadableFiles | None = None,
+    source: Source, files: Sequence[SourceFile], weight: int, starts: Mapping[str, int], on_cut: OnCut
 ) -> Iterator[list[Part]]:
     """Parts in the order of the source, grouped into chunks of about `weight`.
 
     `starts` says how far a file is planned already; what comes before is left out.
     """
-    with closing(StreamScans(source, files, starts)) as scans:
-        yield from _cut_files(source, files, weight, starts, on_cut, unreadable or UnreadableFiles(), scans)
-
-
-def _cut_files(
-    source: Source,
-    files: Sequence[SourceFile],
-    weight: int,
-    starts: Mapping[str, int],
-    on_cut: OnCut,
-    unreadable: UnreadableFiles,
-    scans: StreamScans,
-) -> Iterator[list[Part]]:
+    scans = scan_streams(source, files, starts)
     open_chunk: list[Part] = []
     used = passed = 0
     total = sum(file.size for file in files)
     for count, file in enumerate(files):
         start = starts.get(file.path, 0)
         on_cut(count, len(files), passed, total)
-        try:
+        scan = next(scans, None) if file.stream and not start else None
+        if scan is not None:
+            scanned, stops = scan.file, scan.cuts(weight - used, weight)
+        else:
             show = partial(_show_cut, source, file, on_cut, (count, len(files), passed, total))
-            scan = scans.take(file)
-            if scan is not None:
-                scanned, stops = scan.file, list(scan.cuts(weight - used, weight))
-            else:
-                scanned, stops = _cut_unchanged(source, file, start, weight - used, weight, show)
-        except SourceUnreadable as error:
-            unreadable.take(error, files)
-            continue
-        finally:
-            passed += file.size
+            scanned, stops = _cut_file(source, file, source.cuts(file, start, weight - used, weight), show)
+        passed += file.size
         for stop in stops:
             if open_chunk and used + stop - start > OVERWEIGHT * weight:
                 yield open_chunk
@@ -195,21 +125,23 @@ def limited_chunks(source: Source, chunks: Iterable[list[Part]], most_samples: i
         yield open_chunk
 
 
-def _cut_unchanged(
-    source: Source, file: SourceFile, start: int, first: int, every: int, show: Callable[[int], None]
-) -> tuple[SourceFile, list[int]]:
-    """A file and where it is cut; a stream, which is read twice for that, must be the same both times."""
-    for _ in range(LOOKS):
-        stops: list[int] = []
-        for stop in source.cuts(file, start, first, every):
-            stops.append(stop)
-            show(stop)
-        scanned = source.scanned(file)
-        if scanned.digest == file.digest or source.look(file.path).same_identity(file):
-            return scanned, stops
-        file = source.look(file.path)
-        wait_until_settled([file])
-    raise source_unreadable(file.path, "it keeps changing while it is planned")
+def _cut_file(
+    source: Source, file: SourceFile, cuts: Iterable[int], show: Callable[[int], None]
+) -> tuple[SourceFile, Iterator[int]]:
+    """A file as it was cut, and where."""
+    stops: list[int] = []
+    for stop in cuts:
+        stops.append(stop)
+        show(stop)
+    return _scanned(source, file), iter(stops)
+
+
+def _scanned(source: Source, file: SourceFile) -> SourceFile:
+    """A file with its digest; a stream, which is read twice for that, must be the same both times."""
+    scanned = source.scanned(file)
+    if scanned.digest != file.digest and not source.look(file.path).same_identity(file):
+        raise source_unreadable(file.path, "it changed while it was planned")
+    return scanned
 
 
 def _show_cut(source: Source, file: SourceFile, on_cut: OnCut, before: tuple[int, int, int, int], stop: int) -> None:

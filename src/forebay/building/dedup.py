@@ -27,8 +27,9 @@ from forebay.cache.identities import Identities, all_identities
 from forebay.cache.plan import Plan
 from forebay.cache.segment import LeftOut, Segment
 from forebay.columns import Array
-from forebay.errors import ForebayError, RecipeInvalid
+from forebay.errors import RecipeInvalid
 from forebay.format.tensors import as_bytes
+from forebay.kinds import WRONG
 from forebay.recipe import Identity
 from forebay.source import Failure, Sample, Source, samples_of
 from forebay.store.base import Buffer, Store
@@ -61,9 +62,7 @@ class DuplicateCensus:
     def _identify(self, sample: Sample) -> bytes | None:
         try:
             identity = self._identity(sample)
-        except (OSError, ForebayError):
-            raise
-        except Exception as error:  # a recipe may raise anything
+        except WRONG as error:
             raise RecipeInvalid(f"the recipe cannot tell the identity of sample '{sample.id}': {error!r}") from error
         if identity is not None and not (isinstance(identity, bytes) and len(identity) == IDENTITY_BYTES):
             raise RecipeInvalid(

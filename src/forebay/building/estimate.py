@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from forebay.building.listing import SourceListing, UnreadableFiles, unreadable_note
+from forebay.building.listing import SourceListing, check_readable
 from forebay.building.trial import Trial, chunk_weight, try_recipe
 from forebay.cache.reports import Estimate
 from forebay.cache.state import Index, numbers
-from forebay.errors import SourceNotFound, SourceUnreadable
+from forebay.errors import SourceNotFound
 from forebay.recipe import Recipe, fingerprint, hooks_of, identity_of
-from forebay.source import Source, SourceFile
+from forebay.source import Source
 from forebay.store.base import Store
 
 SAMPLED_SHARE = 0.0375  # the rest of 5% goes into finding where samples begin and end
@@ -25,7 +25,6 @@ def estimate_build(
     recipe: Recipe,
     store: Store | None,
     workers: int,
-    skip_unreadable: bool = False,
     notes: Sequence[str] = (),
     missing: "MissingChunks | None" = None,
 ) -> Estimate:
@@ -36,16 +35,15 @@ def estimate_build(
     source, files = listing.source, listing.files
     if not files:
         raise SourceNotFound(str(source.describe()))
-    unreadable = UnreadableFiles(skip_unreadable)
-    unreadable.take_listed(source, files)
-    whole = _weigh(source, files, unreadable)
+    check_readable(source, files)
+    whole = sum(map(source.weight, files))
     budget = max(1, min(_most_sampled(source, recipe), int(whole * SAMPLED_SHARE)))
-    trial = try_recipe(source, files, recipe, unreadable, budget)
+    trial = try_recipe(source, files, recipe, budget)
     total = whole if missing is None else missing.weight
     shares = total / chunk_weight(recipe.chunk_target(), trial, source.unit) if missing is None else len(missing.chunks)
     chunks = max(1, ceil(shares)) if missing is None else len(missing.chunks)
     workers = min(workers, max(1, chunks))  # a chunk is made by one
-    shown = (*notes, *_notes(recipe, trial), *unreadable_note(unreadable.problems), *listing.notes)
+    shown = (*notes, *_notes(recipe, trial), *listing.notes)
     scaled, free = _scaled(trial, total, chunks), store.free_bytes() if store else None
     return Estimate(
         files=len(files),
@@ -120,16 +118,6 @@ def missing_chunks(
     planned = int(state.planned.sum())
     chunks = tuple(n for n in numbers(state.missing) if (start or 0) <= n <= (len(plan) if end is None else end))
     return MissingChunks(planned, chunks, int(plan.weights[list(chunks)].sum()), not start is end is None)
-
-
-def _weigh(source: Source, files: Sequence[SourceFile], unreadable: UnreadableFiles) -> int:
-    total = 0
-    for file in unreadable.without(files):
-        try:
-            total += source.weight(file)
-        except SourceUnreadable as error:
-            unreadable.take(error, files)
-    return total
 
 
 def _notes(recipe: Recipe, trial: Trial) -> tuple[str, ...]:

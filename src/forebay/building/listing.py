@@ -1,4 +1,4 @@
-"""Walk a source: its files, those that cannot be read, and where planning writes temporary files."""
+"""Walk a source: its files, and where planning writes temporary files."""
 
 import os
 import time
@@ -7,62 +7,17 @@ from functools import cached_property
 
 from forebay.cache.plan import Plan, load_plan
 from forebay.errors import SourceUnreadable
-from forebay.file_table import FileTable
 from forebay.source import Listing, Source, SourceFile, not_read, source_unreadable
 from forebay.store.base import Store
 
 LONG_WORK_BYTES = 64 * 1024 * 1024
-SHOWN_FILES = 20
 
 
-class UnreadableFiles:
-    """Source files that cannot be read, as path -> why. Unless files may be skipped, the first one is raised."""
-
-    def __init__(self, skip: bool = False) -> None:
-        self.skip = skip
-        self.problems: dict[str, str] = {}
-
-    def without(self, files: Sequence[SourceFile]) -> Sequence[SourceFile]:
-        return FileTable.of(file for file in files if file.path not in self.problems) if self.problems else files
-
-    def take_listed(self, source: Source, files: Sequence[SourceFile]) -> None:
-        """Note the files of which the listing itself says that they cannot be read."""
-        listed = [file for file in files if file.problem]
-        self.problems |= {file.path: file.problem for file in listed}
-        if listed and not (self.skip and self.without(files)):
-            root = source.describe().get("root", "")
-            raise source_unreadable(os.path.join(root, listed[0].path), listed[0].problem)
-
-    def take(self, error: SourceUnreadable, files: Sequence[SourceFile]) -> None:
-        """Note the file that an error names; raise it where that is not allowed, or where no other file is left."""
-        path = named_in(error, (file.path for file in files))
-        if not self.skip or path is None or path in self.problems:
-            raise error
-        self.problems[path] = error.facts["problem"]
-        if not self.without(files):
-            raise error
-
-
-def named_in(error: SourceUnreadable, paths: Iterable[str]) -> str | None:
-    """Which of some paths an error is about: it may name it with the folder that it is in."""
-    return next(
-        (
-            path
-            for path in paths
-            if error.facts.get("path") == path or str(error.facts.get("path")).endswith(f"/{path}")
-        ),
-        None,
-    )
-
-
-def unreadable_note(problems: dict[str, str]) -> tuple[str, ...]:
-    """One line for a report, none where all could be read."""
-    if not problems:
-        return ()
-    shown = "; ".join(f"'{path}': {why}" for path, why in list(problems.items())[:SHOWN_FILES])
-    left = len(problems) - SHOWN_FILES
-    more = f"; and {left:,} more, which `forebay status --json` lists" if left > 0 else ""
-    return (f"{len(problems):,} file(s) could not be read and were left out: {shown}{more}",)
+def check_readable(source: Source, files: Iterable[SourceFile]) -> None:
+    """Raise if the listing could not read a file, such as a broken link."""
+    for file in files:
+        if file.problem:
+            raise source_unreadable(os.path.join(source.describe().get("root", ""), file.path), file.problem)
 
 
 def scratch_folder(store: Store) -> str | None:

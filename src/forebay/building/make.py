@@ -78,7 +78,7 @@ class Work:
         )
         self.publisher = Publisher(cache.store, cache.claims, about, index.newest)
         streams = self._plan.streams() if job.source is not None else {}
-        order = from_own_place(cache.store, todo, cache.options.begin_at)
+        order = from_own_place(cache.store, todo)
         is_listed = (lambda chunk: False) if job.repairs else self.publisher.lists
         self.queue = ChunkQueue(order, streams, job.folder, cache.claims, is_listed)
         self._bytes_per_unit = self._plan.bytes_per_unit
@@ -290,12 +290,12 @@ class Work:
             check_something_made(self.cache.store, self.job.folder, ChunkTable.of(self.run.records.values()))
 
 
-def from_own_place(store: Store, chunks: Sequence[int], begin_at: float | None) -> list[int]:
-    """Builders begin at different chunks: a chunk that another builder claimed first is a wasted request.
+def from_own_place(store: Store, chunks: Sequence[int]) -> list[int]:
+    """Chunks in the order in which this builder makes them.
 
-    A launcher may choose where. In a bucket, where requests are billed, a builder chooses itself.
+    In a bucket, where requests are billed, builders begin at different chunks: one that another builder claimed first
+    is a wasted request.
     """
-    if begin_at is None:
-        begin_at = 0.0 if store.local_path("") is not None else zlib.crc32(str(this_process()).encode()) / 2**32
-    at = int(begin_at * len(chunks))
+    share = 0.0 if store.local_path("") is not None else zlib.crc32(str(this_process()).encode()) / 2**32
+    at = int(share * len(chunks))
     return [*chunks[at:], *chunks[:at]]

@@ -10,7 +10,7 @@ from forebay.cache.reports import OnProgress, Progress
 from forebay.engine import InlineEngine, LocalEngine
 from forebay.engine.base import Engine
 from forebay.errors import LibraryMissing
-from forebay.fields import check_flags, checked_failures, checked_number, checked_whole
+from forebay.fields import checked_failures, checked_number, checked_whole
 from forebay.recipe import AnyRecipe, hooks_of
 from forebay.source import Source
 
@@ -28,10 +28,8 @@ class BuildOptions:
     workers: int | None = None  # 0: in this process; None: as many as the recipe asks for, or one per core
     memory_limit: int | None = None
     max_failures: int | float | None = None  # per segment: a count, or a share up to 1; None: 1% or 10 if more
-    skip_unreadable: bool = False
     lease_seconds: float = LEASE_SECONDS
     engine: "str | Engine | None" = None  # a name of ENGINES, an engine, None: by `workers`
-    begin_at: float | None = None  # the share of the chunks after which to begin; None: at the first, or anywhere
     on_progress: OnProgress = silent
 
     def __post_init__(self) -> None:
@@ -43,9 +41,6 @@ class BuildOptions:
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
-        check_flags(skip_unreadable=self.skip_unreadable)
-        if self.begin_at is not None and checked_number("begin_at", self.begin_at, allows_zero=True) >= 1:
-            raise ValueError(f"begin_at is a share of the chunks and must be below 1 (got {self.begin_at!r})")
         if not isinstance(self.engine, Engine) and self.engine not in (None, *ENGINES):
             raise ValueError(f"engine must be {', '.join(map(repr, ENGINES))} or an Engine (got {self.engine!r})")
 

@@ -126,10 +126,7 @@ def _without_files(segment: Segment, gone: Collection[str], now: Mapping[str, So
         **parts,
         **files.tensors,
     }
-    unreadable = segment.unreadable
-    if unreadable is not None:
-        unreadable = {path: why for path, why in unreadable.items() if path not in gone}
-    return replace(segment, tensors=tensors, unreadable=unreadable)
+    return replace(segment, tensors=tensors)
 
 
 def _unchanged(plan: Plan, gone: Collection[str]) -> Array:

@@ -12,13 +12,16 @@ class ChunkSamples(BatchedSamples):
     """The samples of a slice, once through; what has bad content is set aside as a failure.
 
     A sample that the filter of duplicates leaves out counts, and is not passed on. `digests` are those that the source
-    took while it read.
+    took while it read; with `preview` it takes none, and may have a cheaper way to read.
     """
 
-    def __init__(self, source: Source, parts: list[Part], duplicates: DuplicateFilter | None = None) -> None:
+    def __init__(
+        self, source: Source, parts: list[Part], duplicates: DuplicateFilter | None = None, preview: bool = False
+    ) -> None:
         self.count = 0
         self.failures: list[Failure] = []
         self.digests = [PartDigest() for _ in parts]
+        self._preview = preview
         self._duplicates = duplicates
         self._batches = self._read(source, parts)
         self._samples = self._one_by_one()
@@ -42,7 +45,7 @@ class ChunkSamples(BatchedSamples):
 
     def _read(self, source: Source, parts: list[Part]) -> Iterator[Sample | SampleBatch]:
         for part, digest in zip(parts, self.digests, strict=True):
-            for one in source.read(part, digest=digest):
+            for one in source.read(part, preview=True) if self._preview else source.read(part, digest=digest):
                 samples: list[Sample | SampleBatch] = []
                 if isinstance(one, SampleBatch) and self._duplicates is None:
                     self.count += one.count

@@ -1,11 +1,11 @@
 """Plan: the first segment of a cache, and the segments that `update` appends. Planning writes nothing."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from forebay.building.cutting import OnCut, cut_source, limited_chunks, wait_until_settled
 from forebay.building.dedup import deduplicate
-from forebay.building.listing import SourceListing, UnreadableFiles
+from forebay.building.listing import SourceListing, check_readable
 from forebay.building.trial import Trial, chunk_weight, try_recipe
 from forebay.cache.identities import load_identities
 from forebay.cache.plan import Plan
@@ -20,7 +20,6 @@ from forebay.errors import (
     SourceChanged,
     SourceInvalid,
     SourceNotFound,
-    SourceUnreadable,
     TooManyFailures,
 )
 from forebay.format import layout
@@ -72,7 +71,6 @@ class Planner:
     recipe: Recipe
     on_cut: OnCut
     warn: Callable[[str], None]
-    skip_unreadable: bool = False
     max_failures: int | float | None = None
     memory_limit: int | None = None
     is_part: bool = False  # only a range of chunks is wanted now
@@ -83,58 +81,37 @@ class Planner:
 
     def first(self) -> Draft:
         """The first segment; the same source gives the same segment."""
-        files, unreadable = self.listing.apart, UnreadableFiles(self.skip_unreadable)
+        files = self.listing.apart
         if not files and self.listing.files:
             raise SourceInvalid(
                 f"all of the source lies in '{self.store.address}', where the cache would be; choose another"
             )
         if not files:
             raise SourceNotFound(f"no file matches the source {self.source.describe()}", hint="check the path")
-        unreadable.take_listed(self.source, files)
-        wait_until_settled(files)
-        trial = try_recipe(self.source, files, self.recipe, unreadable)
-        readable = unreadable.without(files)
+        self._check_files(files)
+        trial = try_recipe(self.source, files, self.recipe)
+        weight = sum(map(self.source.weight, files))
         if not allows_all(self.max_failures):
-            check_trial(self.store, trial, sum(map(self.source.weight, readable)))
-        self._check_disk(trial, readable)
-        while True:
-            try:
-                return self._without_duplicates(self._first_segment(files, trial, unreadable), Plan(()))
-            except SourceUnreadable as error:  # that only deduplication, which reads all, noticed
-                unreadable.take(error, files)
-
-    def _first_segment(self, files: Sequence[SourceFile], trial: Trial, unreadable: UnreadableFiles) -> Segment:
-        target = self.recipe.chunk_target()
-        weight = chunk_weight(target, trial, self.source.unit)
-        chunks = cut_source(self.source, unreadable.without(files), weight, {}, self.on_cut, unreadable)
-        segment = Segment.planned(
-            limited_chunks(self.source, chunks, target.most_samples),
-            files,
-            number=0,
-            first_chunk=0,
-            source=self.source.describe(),
-            weight=weight,
-        )
+            check_trial(self.store, trial, weight)
+        self._check_disk(round(trial.scaled(trial.stored_bytes, weight)))
+        chunk = chunk_weight(self.recipe.chunk_target(), trial, self.source.unit)
+        segment = self._segment(Plan(()), files, {}, chunk)
         if not len(segment):
             problem = f"none of the {len(files):,} file(s) of the source has a sample"
             raise nothing_to_build(self.store.address, problem)
-        return _skipping(segment, unreadable)
+        return self._without_duplicates(segment, Plan(()))
 
     def following(self, index: Index, plan: Plan) -> Draft | None:
         """The next segment: new files, and data appended to known files; None if there is nothing new."""
-        unreadable = UnreadableFiles(self.skip_unreadable)
-        while True:
-            files, starts = self._new_files(index, plan)
-            unreadable.take_listed(self.source, files)
-            wait_until_settled(files)
-            segment = self._next_segment(plan, files, starts, unreadable)
-            is_known = plan.deduplicates or all(file.path in plan.files for file in files)
-            if not len(segment) and is_known:
-                return None
-            try:
-                return self._without_duplicates(segment, plan)
-            except SourceUnreadable as error:  # that only deduplication, which reads all, noticed
-                unreadable.take(error, files)
+        files, starts = self._new_files(index, plan)
+        self._check_files(files)
+        segment = self._segment(plan, files, starts, plan.weight)
+        is_known = plan.deduplicates or all(file.path in plan.files for file in files)
+        return self._without_duplicates(segment, plan) if len(segment) or not is_known else None
+
+    def _check_files(self, files: Sequence[SourceFile]) -> None:
+        check_readable(self.source, files)
+        wait_until_settled(files)
 
     def _new_files(self, index: Index, plan: Plan) -> tuple[list[SourceFile], dict[str, int]]:
         """The files that are new or grew, as they look now, and how far those that grew are planned."""
@@ -149,23 +126,21 @@ class Planner:
         ends = plan.ends() if grown else {}
         return files, {path: ends.get(path, 0) for path in grown}
 
-    def _next_segment(
-        self, plan: Plan, files: Sequence[SourceFile], starts: dict[str, int], unreadable: UnreadableFiles
-    ) -> Segment:
+    def _segment(self, plan: Plan, files: Sequence[SourceFile], starts: dict[str, int], weight: int) -> Segment:
+        """The segment that continues a plan with some files, each from where it is planned."""
+        chunks = cut_source(self.source, files, weight, starts, self.on_cut)
         try:
-            chunks = cut_source(self.source, unreadable.without(files), plan.weight, starts, self.on_cut, unreadable)
-            segment = Segment.planned(
+            return Segment.planned(
                 limited_chunks(self.source, chunks, self.recipe.chunk_target().most_samples),
                 files,
                 number=len(plan.segments),
                 first_chunk=len(plan),
                 source=self.source.describe(),
-                weight=plan.weight,
+                weight=weight,
                 previous=plan.last_digest,
             )
         except SourceChanged as error:  # a stream that grew behind an unfinished sample
             raise source_changed(self.store.address, plan, error.facts["files"]) from error
-        return _skipping(segment, unreadable)
 
     def _without_duplicates(self, segment: Segment, earlier: Plan) -> Draft:
         check_identity(self.store, self.recipe, earlier)
@@ -174,10 +149,9 @@ class Planner:
             return Draft(segment)
         return Draft(*deduplicate(self.store, self.source, identity, segment, earlier, self.on_cut, self.memory_limit))
 
-    def _check_disk(self, trial: Trial, files: Sequence[SourceFile]) -> None:
+    def _check_disk(self, needed: int) -> None:
         """Warn if the disk cannot hold all chunks; raise if that is sure and all are wanted."""
         free = self.store.free_bytes()
-        needed = round(trial.scaled(trial.stored_bytes, sum(map(self.source.weight, files))))
         if not free or needed <= free:  # a store without any free bytes is not a disk
             return
         if needed > FAR_TOO_MUCH * free and not self.is_part:
@@ -190,11 +164,6 @@ class Planner:
 
 def nothing_to_build(root: str, problem: str) -> BuildFailed:
     return BuildFailed(f"nothing to build at '{root}': {problem}", hint="choose a source that has samples")
-
-
-def _skipping(segment: Segment, unreadable: UnreadableFiles) -> Segment:
-    """The segment with the files that could not be read, if files may be skipped."""
-    return replace(segment, unreadable=dict(unreadable.problems)) if unreadable.skip else segment
 
 
 def check_trial(store: Store, trial: Trial, weight: int) -> None:

@@ -13,12 +13,12 @@ from math import ceil
 import numpy as np
 
 from forebay.building.cutting import OVERWEIGHT
-from forebay.building.listing import UnreadableFiles
+from forebay.building.samples import ChunkSamples
 from forebay.errors import ForebayError, RecipeInvalid, SourceInvalid, SourceUnreadable
 from forebay.failure_reasons import Reasons
 from forebay.format.chunk import encode_chunk
 from forebay.recipe import ChunkTarget, Recipe, Rows, hooks_of, join_rows
-from forebay.source import BatchedSamples, Failure, Part, Sample, SampleBatch, Source, SourceFile, Unit
+from forebay.source import Part, Sample, Source, SourceFile, Unit
 
 CAP_BYTES = 128 * 1024 * 1024
 DEFAULT_CHUNK_BYTES = 32 * 1024 * 1024
@@ -69,29 +69,16 @@ def chunk_weight(target: ChunkTarget, trial: Trial, unit: Unit = "bytes") -> int
     return max(1, int(trial.weight * min(wanted, CAP_BYTES / OVERWEIGHT / trial.raw_bytes)))
 
 
-def try_recipe(
-    source: Source,
-    files: Sequence[SourceFile],
-    recipe: Recipe,
-    unreadable: UnreadableFiles | None = None,
-    budget: int | None = None,
-) -> Trial:
-    """Make rows of small parts of the files that can be read. Parts that the recipe fails on are left out.
+def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budget: int | None = None) -> Trial:
+    """Make rows of small parts of the files. Parts that the recipe fails on are left out.
 
     The build then reports the chunks that fail and makes the others; errors of the recipe or the source are raised.
     """
-    unreadable = unreadable or UnreadableFiles()
-    while True:
-        readable = unreadable.without(files)
-        try:
-            total = sum(map(source.weight, readable))
-            places = sample_places(source, readable, budget or planning_budget(source, total, recipe))
-            return _try_places(source, places, recipe)
-        except SourceUnreadable as error:
-            unreadable.take(error, files)
+    budget = budget or _planning_budget(source, sum(map(source.weight, files)), recipe)
+    return _try_places(source, sample_places(source, files, budget), recipe)
 
 
-def planning_budget(source: Source, total: int, recipe: Recipe) -> int:
+def _planning_budget(source: Source, total: int, recipe: Recipe) -> int:
     """A few MiB of bytes; of samples, which may be costly to get, a fourth at most."""
     if source.unit == "bytes":
         return SAMPLE_WEIGHT["bytes"]
@@ -99,13 +86,13 @@ def planning_budget(source: Source, total: int, recipe: Recipe) -> int:
     return min(most, max(SAMPLE_PLACES, total // 4))
 
 
-def _try_places(source: Source, places: Sequence[Sequence[Part]], recipe: Recipe) -> Trial:
+def _try_places(source: Source, places: Sequence[list[Part]], recipe: Recipe) -> Trial:
     started = time.perf_counter()
-    tried = _tried(recipe, [TrialSamples(source, parts) for parts in places])
+    tried = _tried(source, recipe, places)
     if not tried:
         return Trial(1, 0.0, 0, 0, 0.0, 0, 0, 0)
-    rows = join_rows([rows for _, rows in tried], recipe.columns())
-    read = [samples for samples, _ in tried]
+    rows = join_rows([rows for _, _, rows in tried], recipe.columns())
+    read = [samples for _, samples, _ in tried]
     count = sum(samples.count for samples in read)
     failures = [*(failure for samples in read for failure in samples.failures), *rows.failures]
     columns = tuple(recipe.columns())
@@ -113,7 +100,7 @@ def _try_places(source: Source, places: Sequence[Sequence[Part]], recipe: Recipe
     encoded.sha256()
     expected = hooks_of(recipe).rows_from(rows.statistics)
     return Trial(
-        weight=max(1, sum(samples.weight for samples in read)),
+        weight=max(1, sum(_weight_read(source, parts, samples) for parts, samples, _ in tried)),
         seconds=time.perf_counter() - started,
         samples=count,
         failures=len(failures),
@@ -126,64 +113,36 @@ def _try_places(source: Source, places: Sequence[Sequence[Part]], recipe: Recipe
     )
 
 
-def _tried(recipe: Recipe, places: Sequence["TrialSamples"]) -> list[tuple["TrialSamples", Rows]]:
+def _tried(source: Source, recipe: Recipe, places: Sequence[list[Part]]) -> list[tuple[list[Part], ChunkSamples, Rows]]:
     """The rows of each place; places are tried spread over the source, while their rows fit into memory."""
-    tried: dict[int, tuple[TrialSamples, Rows]] = {}
+    tried: dict[int, tuple[list[Part], ChunkSamples, Rows]] = {}
     failed: Exception | None = None
-    held = 0
+    size_bytes = 0
     for at in sorted(range(len(places)), key=lambda at: (at % SPREAD, at)):
-        if held >= TRIAL_BYTES:
+        if size_bytes >= TRIAL_BYTES:
             break
+        samples = ChunkSamples(source, places[at], preview=True)
         try:
-            rows = recipe.make(places[at])
-            tried[at] = places[at], rows
-            held += sum(column.nbytes for column in rows.columns.values())
+            rows = recipe.make(samples)
         except SourceInvalid as error:
             failed = error
         except (OSError, ForebayError):
             raise
-        except Exception as error:  # a recipe may raise anything
-            failed = error
-    if isinstance(failed, SourceInvalid) and not tried:
-        raise failed
+        except Exception as error:  # a recipe may raise anything, and may raise it for a few samples only
+            failed = RecipeInvalid(f"the recipe '{recipe.kind}' fails on all it was tried on: {error!r}")
+            failed.__cause__ = error
+        else:
+            tried[at] = places[at], samples, rows
+            size_bytes += sum(column.nbytes for column in rows.columns.values())
     if failed is not None and not tried:
-        raise RecipeInvalid(f"the recipe '{recipe.kind}' fails on all it was tried on: {failed!r}") from failed
+        raise failed
     return [tried[at] for at in sorted(tried)]
 
 
-class TrialSamples(BatchedSamples):
-    """The samples of some parts, read for an estimate only; a source may have a cheaper way for that."""
-
-    def __init__(self, source: Source, parts: Sequence[Part]) -> None:
-        self.count = 0
-        self.failures: list[Failure] = []
-        self._source, self._parts = source, parts
-
-    @property
-    def weight(self) -> int:
-        """What was read: a preview may return fewer samples than a part has, and a slice of a function more."""
-        whole = sum(part.weight for part in self._parts)
-        return min(self.count, whole) if self._source.unit == "samples" else whole
-
-    def __iter__(self) -> Iterator[Sample]:
-        for batch in self.batches():
-            if isinstance(batch, SampleBatch):
-                yield from batch.samples()
-            else:
-                samples = [batch]
-                del batch
-                yield samples.pop()  # no reference to it stays here: it may be large, and the next one is read then
-
-    def batches(self) -> Iterator[Sample | SampleBatch]:
-        for part in self._parts:
-            for one in self._source.read(part, preview=True):
-                self.count += one.count if isinstance(one, SampleBatch) else 1
-                if isinstance(one, Failure):
-                    self.failures.append(one)
-                    continue
-                samples = [one]
-                del one
-                yield samples.pop()
+def _weight_read(source: Source, parts: Sequence[Part], samples: ChunkSamples) -> int:
+    """What was read: a preview may return fewer samples than a part has, and a slice of a function more."""
+    whole = sum(part.weight for part in parts)
+    return min(samples.count, whole) if source.unit == "samples" else whole
 
 
 def sample_heads(source: Source, files: Sequence[SourceFile]) -> Iterator[Sample]:
@@ -194,7 +153,7 @@ def sample_heads(source: Source, files: Sequence[SourceFile]) -> Iterator[Sample
         with suppress(SourceUnreadable):
             stop = next(source.cuts(files[index], 0, weight, weight), None)
             if stop is not None:
-                yield from TrialSamples(source, [Part(files[index], 0, stop)])
+                yield from ChunkSamples(source, [Part(files[index], 0, stop)], preview=True)
 
 
 def sample_places(source: Source, files: Sequence[SourceFile], budget: int) -> list[list[Part]]:

@@ -47,7 +47,6 @@ def update(
             recipe,
             cache.show_cut,
             cache.warn,
-            options.skip_unreadable,
             options.max_failures,
             options.memory_limit,
         )

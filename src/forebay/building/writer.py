@@ -8,7 +8,7 @@ from typing import cast
 
 from forebay.building.chunk_maker import ChunkJob
 from forebay.building.layers import bind_layer
-from forebay.building.listing import SourceListing, unreadable_note
+from forebay.building.listing import SourceListing
 from forebay.building.options import BuildOptions
 from forebay.building.run import PhaseClock
 from forebay.building.segments import Draft, check_kind, check_signed, is_unsigned
@@ -184,7 +184,6 @@ class CacheWriter:
             planned=self.index.plan.digests,
             generation=newest.number if newest is not None else None,
             existing=frozenset(numbers(self.index.state(layer).unlisted)),
-            skip_unreadable=self.options.skip_unreadable,
             known=self.index.plan,
         )
 
@@ -244,7 +243,7 @@ def _source_notes(root: str, files: Sequence[SourceFile], plan: Plan, grown: int
     notes += [f"{grown:,} file(s) of the source grew; {command} adds the new data"] if grown else []
     left_out = plan.duplicates
     notes += [f"{left_out:,} sample(s) are duplicates of earlier ones and are left out"] if left_out else []
-    return [*notes, *unreadable_note(plan.unreadable)]
+    return notes
 
 
 def remove_empty_folders(store: Store) -> None:

@@ -105,20 +105,6 @@ class Plan:
         segment = self.segment_of(chunk)
         return segment.left_out(chunk - segment.first_chunk)
 
-    def may_skip(self, chunk: int) -> bool:
-        """True if unreadable parts of a chunk count as failures."""
-        return self.segment_of(chunk).unreadable is not None
-
-    @property
-    def unreadable(self) -> dict[str, str]:
-        """Skipped files -> why they could not be read."""
-        skipped: dict[str, str] = {}
-        for segment in self._active:
-            for path in segment.files.paths() if skipped else ():
-                skipped.pop(path, None)  # a later segment could read it
-            skipped |= segment.unreadable or {}
-        return skipped
-
     @property
     def deduplicates(self) -> bool:
         return any(segment.identities for segment in self._active)

@@ -210,7 +210,6 @@ class Status(Record, frozen=True, kw_only=True):
     source_checked: bool
     new: tuple[str, ...] = ()  # source files that a pattern of the cache names and no chunk is planned from
     source_note: str = ""  # why the source, or what of it, was not checked
-    unreadable: dict[str, str] = {}  # source files that were skipped -> why
     reusable: bool = True  # False if `build --reuse` rejects it, because its recipe deduplicates
     foreign: tuple[str, ...] = ()  # files that are not of this cache, which are left alone
 

@@ -61,7 +61,6 @@ class Segment:
     previous: str = ""  # the digest of the segment before it
     cache_id: str = ""  # of the cache whose plan has it; set when it is appended
     identities: str = ""  # the digest of the identities file, if the recipe deduplicates
-    unreadable: Mapping[str, str] | None = None  # skipped files -> why; None if files may not be skipped
 
     @classmethod
     def planned(
@@ -167,8 +166,6 @@ class Segment:
             "previous": self.previous,
             "cache_id": self.cache_id,
         } | ({"identities": self.identities} if self.identities else {})
-        if self.unreadable is not None:
-            metadata |= {"unreadable": dict(self.unreadable)}
         return seal(metadata, self.tensors)
 
     @cached_property
@@ -208,7 +205,6 @@ class _SegmentHeader(msgspec.Struct, frozen=True):
     previous: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
     cache_id: str = ""
     identities: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
-    unreadable: dict[str, str] | None = None
 
 
 def _check_description(source: Mapping[str, Any]) -> None:

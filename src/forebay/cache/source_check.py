@@ -63,11 +63,9 @@ class SourceCheck:
 
     def compared(self, differing: Iterable[tuple[SourceFile, SourceFile | Exception]]) -> Freshness:
         """The verdicts on planned files that look different."""
-        skipped, verdicts = self.plan.unreadable, dict[str, tuple[Verdict, str]]()
+        verdicts: dict[str, tuple[Verdict, str]] = {}
         now: dict[str, SourceFile] = {}
         for known, current in differing:
-            if isinstance(current, Exception) and known.path in skipped:
-                continue
             verdicts[known.path] = self.verdict(known, current)
             if verdicts[known.path][0] in ("same", "grown") and not isinstance(current, Exception):
                 now[known.path] = current
@@ -132,7 +130,6 @@ class SourceCheck:
     def content_problems(self) -> dict[str, str]:
         """Hash the planned ranges of every file, however it looks; path -> how it differs."""
         stale: dict[str, str] = {}
-        skipped = self.plan.unreadable
         for known in self.plan.files.table:
             path = known.path
             try:
@@ -140,11 +137,11 @@ class SourceCheck:
                 if current.size < known.size or not self.has_planned_content(known, current):
                     stale[path] = OTHER_CONTENT
             except FileNotFoundError:
-                stale |= {} if path in skipped else {path: GONE}
+                stale[path] = GONE
             except (SourceNotFound, StoreUnavailable):
                 raise
             except (OSError, SourceUnreadable) as error:
-                stale |= {} if path in skipped else {path: f"cannot be read: {message_of(error)}"}
+                stale[path] = f"cannot be read: {message_of(error)}"
         return stale
 
 

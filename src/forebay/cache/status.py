@@ -60,7 +60,6 @@ def cache_status(
         stale=fresh.stale if fresh is not None else {},
         grown=fresh.grown if fresh is not None else (),
         source_checked=fresh is not None,
-        unreadable=plan.unreadable,
         foreign=foreign_files(index),
         reusable=not plan.deduplicates,
     )

@@ -33,7 +33,6 @@ from forebay.cli.settings import (
     from_words,
     kind_names,
     kind_of,
-    share_of_plan,
     stored_recipe,
 )
 from forebay.cli.settings_file import checked_kind, read_settings_file
@@ -152,7 +151,7 @@ def kind_command(verb_name: str, kind: Kind) -> click.Command:
     return kind_verb
 
 
-ESTIMATED = ("into", "workers", "skip_unreadable")
+ESTIMATED = ("into", "workers")
 DRY_RUN = option("-n", "--dry-run", is_flag=True, group="Build", help="Show what would be built; write nothing.")
 
 
@@ -189,7 +188,7 @@ def _check(settings: Settings, file: str | None) -> None:
 
 
 def _dry_run(settings: Settings) -> DryRun:
-    names = ("layer", "workers", "start_chunk", "end_chunk", "skip_unreadable")
+    names = ("layer", "workers", "start_chunk", "end_chunk")
     named = {name: getattr(settings.build, name) for name in names}
     return api.dry_run(str(settings.build.into), settings.source, settings.recipe, **named)
 
@@ -207,9 +206,9 @@ def _built(settings: Settings) -> Any:
 
 def _build_options(settings: Settings) -> Mapping[str, Any]:
     names = ["layer", "workers", "mode", "start_chunk", "end_chunk", "memory_limit", "max_failures"]
-    names += ["skip_unreadable", "reuse", "copy"]
+    names += ["reuse", "copy"]
     named = {name: getattr(settings.build, name) for name in names}
-    return {**named, "engine": engine_of(settings.build), "begin_at": share_of_plan(os.environ)}
+    return {**named, "engine": engine_of(settings.build)}
 
 
 @click.group(cls=KindGroup, subcommand_metavar="KIND|SETTINGS.toml|CACHE [ARGS]...")
@@ -233,7 +232,6 @@ def _estimate(kind: Kind, from_file: str | None, from_cache: str | None, **flags
         settings.recipe,
         into=settings.build.into,
         workers=settings.build.workers,
-        skip_unreadable=settings.build.skip_unreadable,
     )
     problems = [_no_room(settings.build.into, report)] if not report.fits else []
     problems += [_all_failed(report)] if report.all_failed else []

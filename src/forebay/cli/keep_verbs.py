@@ -259,7 +259,7 @@ update = verb("update")(
         cache_argument,
         source_argument(required=True),
         *struct_options(TextSettings, "Source", *DOWNLOAD),
-        *struct_options(BuildSettings, "Build", "workers", "memory_limit", "max_failures", "skip_unreadable"),
+        *struct_options(BuildSettings, "Build", "workers", "memory_limit", "max_failures"),
         network_option,
     )
 )

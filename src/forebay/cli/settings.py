@@ -128,33 +128,6 @@ class BuildSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             extra={"format": "share", "default": "1% of each segment, at least 10"},
         ),
     ] = None
-    skip_unreadable: Annotated[
-        bool, Meta(description="Skip damaged source files, and list them.", extra={"flags": ["--skip-unreadable"]})
-    ] = False
-
-
-_GOLDEN = (5**0.5 - 1) / 2  # of its multiples, however many, none are close together
-
-
-def share_of_plan(environment: Mapping[str, str]) -> float | None:
-    """The share of the plan at which this builder begins, if a launcher started it as one of many; else None.
-
-    It only decides where to begin: every builder makes all missing chunks. The number of builders is not needed.
-
-    >>> [round(share_of_plan({"RANK": str(rank)}), 2) for rank in range(4)]
-    [0.0, 0.62, 0.24, 0.85]
-    """
-    names = ("RANK", "SLURM_ARRAY_TASK_ID", "SLURM_NTASKS", "SLURM_PROCID", "JOB_COMPLETION_INDEX")
-    ranks = {name: int(value) for name in names if (value := environment.get(name, "")).isascii() and value.isdecimal()}
-    if "RANK" in ranks:
-        number = ranks["RANK"]
-    elif "SLURM_ARRAY_TASK_ID" in ranks or "SLURM_PROCID" in ranks:
-        number = ranks.get("SLURM_ARRAY_TASK_ID", 0) * ranks.get("SLURM_NTASKS", 1) + ranks.get("SLURM_PROCID", 0)
-    elif "JOB_COMPLETION_INDEX" in ranks:
-        number = ranks["JOB_COMPLETION_INDEX"]
-    else:
-        return None
-    return number % (1 << 32) * _GOLDEN % 1
 
 
 RAY_NOISE = "Raylet is terminated|has been marked dead|A worker died or was killed"  # they are reported as deaths

@@ -4,7 +4,6 @@ A teacher layer is computed from the rows of a cache. So the cache takes the pla
 an option whose value is its model.
 """
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,7 +26,7 @@ from forebay.cli.options import (
     struct_options,
 )
 from forebay.cli.output import Finding, shown_progress
-from forebay.cli.settings import BuildSettings, engine_of, share_of_plan
+from forebay.cli.settings import BuildSettings, engine_of
 from forebay.cli.verb import verb
 from forebay.fields import declared
 from forebay.preview.words import human_bytes
@@ -211,7 +210,6 @@ def _build(cache: str, dry_run: bool, replace: tuple[str, ...], **flags: Any) ->
     options = {name: passed.pop(name) for name in _BUILD_OPTIONS if name in passed}
     if engine := {name: passed.pop(name) for name in _ENGINE if name in passed}:
         options["engine"] = engine_of(BuildSettings(**engine))
-    options["begin_at"] = share_of_plan(os.environ)
     with checked_range(options.get("start_chunk"), options.get("end_chunk")):
         recipes = teacher_recipes(cache, passed)
         if unknown := set(replace) - recipes.keys():

@@ -50,7 +50,6 @@ def draw_status(status: Status) -> RenderableType:
     parts += listing("claims", _claim_rows(status.claims))
     parts += _failed(status)
     parts += stale_files(status.stale)
-    parts += listing("unreadable source files, skipped", status.unreadable.items(), "yellow")
     parts += listing("sources that grew", ((path,) for path in status.grown))
     parts += beginning("new source files, not in the cache", [(path,) for path in status.new], "")
     parts += listing("foreign files, left alone", ((key,) for key in status.foreign), "yellow")

@@ -17,7 +17,6 @@ from tests.helpers.image_caches import TAGS, sample_id, write_pictures
 from tests.helpers.layer_recipes import LineRecipe, flip, number_cache, tree, write_lines
 
 import forebay as fb
-from forebay.building.samples import ChunkSamples
 from forebay.cache.plan import load_plan
 from forebay.cache.state import Index
 from forebay.cache.verify import source_check
@@ -108,7 +107,7 @@ MOMENTS: dict[str, Callable[[], object]] = {}  # what happens once, while a chun
 
 def at_moments(samples: Iterable[Sample]) -> Iterator[Sample]:
     """Samples; those of a chunk with what MOMENTS has for before the first is read, after it, and after the last."""
-    moments = MOMENTS if isinstance(samples, ChunkSamples) else {}
+    moments = {} if samples.is_preview else MOMENTS
     moments.pop("before", str)()
     for sample in samples:
         moments.pop("while", str)()

@@ -27,7 +27,6 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 
-from forebay.building.samples import ChunkSamples
 from forebay.columns import Codec, Column, Columns, Ragged
 from forebay.format import layout
 from forebay.recipe import ChunkTarget, RecipeHooks, Rows
@@ -61,7 +60,7 @@ class ObedientRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True):
 
     def make(self, samples: Iterable[Sample]) -> Rows:
         taken = list(samples)
-        if isinstance(samples, ChunkSamples) and taken:
+        if not samples.is_preview and taken:
             _write_note("makes", f"{os.getpid()} {taken[0].id}\n")
             _wait_for_permission(taken[0])
             time.sleep(self.seconds)

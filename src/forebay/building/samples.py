@@ -21,7 +21,7 @@ class ChunkSamples(BatchedSamples):
         self.count = 0
         self.failures: list[Failure] = []
         self.digests = [PartDigest() for _ in parts]
-        self._preview = preview
+        self.is_preview = preview
         self._duplicates = duplicates
         self._batches = self._read(source, parts)
         self._samples = self._one_by_one()
@@ -45,7 +45,7 @@ class ChunkSamples(BatchedSamples):
 
     def _read(self, source: Source, parts: list[Part]) -> Iterator[Sample | SampleBatch]:
         for part, digest in zip(parts, self.digests, strict=True):
-            for one in source.read(part, preview=True) if self._preview else source.read(part, digest=digest):
+            for one in source.read(part, preview=True) if self.is_preview else source.read(part, digest=digest):
                 samples: list[Sample | SampleBatch] = []
                 if isinstance(one, SampleBatch) and self._duplicates is None:
                     self.count += one.count

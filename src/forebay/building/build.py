@@ -7,7 +7,7 @@ from typing import cast
 
 from forebay.building.chunk_maker import ChunkJob, input_incomplete
 from forebay.building.layers import bind_layer, released, resolve_recipe
-from forebay.building.listing import SourceListing, is_long_work
+from forebay.building.listing import SourceListing
 from forebay.building.make import make
 from forebay.building.options import BuildOptions
 from forebay.building.queue import in_order
@@ -35,6 +35,8 @@ from forebay.recipe import (
 )
 from forebay.source import Source
 from forebay.store.base import Store, naming_full_disk
+
+LONG_WORK_BYTES = 64 * 1024 * 1024  # of the source: workers start while it is planned
 
 
 def build(
@@ -78,28 +80,18 @@ def _planner(
     cache: CacheWriter, source: Source, recipe: Recipe, layer: str, options: BuildOptions, is_part: bool
 ) -> Planner:
     """The source, listed, and the recipe with every choice made."""
-    if cache.index.newest is None:
+    is_new = cache.index.newest is None
+    if is_new:
         cache.check_destination()
         dependencies_of(recipe)  # a missing tokenizer is an error before another builder's plan is waited for
     listing = SourceListing(source, cache.store)
     with cache.clock.during("listing"):
-        is_long = is_long_work(listing.files)
-    if is_long and cache.index.newest is None:
+        is_long = sum(file.size for file in listing.files) >= LONG_WORK_BYTES
+    if is_long and is_new:
         with suppress(ForebayError):  # a recipe without a document is an error when the work starts
             slots = 1 if options.memory_limit else cache.options.slots(cache.engine)
             cache.engine.preload(preload_document(recipe), slots)
-    resolved, notes = resolve_recipe(cache.store, listing, recipe, layer)
-    cache.notes += [*notes, *listing.notes]
-    return Planner(
-        cache.store,
-        listing,
-        resolved,
-        cache.show_cut,
-        cache.warn,
-        options.max_failures,
-        options.memory_limit,
-        is_part,
-    )
+    return cache.planner(listing, recipe, layer, is_part)
 
 
 def _plan(
@@ -113,15 +105,13 @@ def _plan(
 ) -> None:
     """Plan a new cache, or compare the recipe and the source with the one that exists."""
     cache.knows_walk = bool(cache.index.plan.segments)
-    reuses = old is not None and len(cache.index.plan.segments) <= len(old.plan.segments)  # else it has begun
-    if cache.knows_walk and mode == "forward" and not reuses and not is_unsigned(cache.index, cache.index.plan):
+    if cache.knows_walk and mode == "forward" and old is None and not is_unsigned(cache.index, cache.index.plan):
         _bind_base(cache, planner, layer)
         return
     with naming_full_disk(cache.store, planner.listing.weight), cache.planning() as index:
-        plan = index.plan
-        if old is not None and len(plan.segments) <= len(old.plan.segments):
+        if old is not None and len(index.plan.segments) <= len(old.plan.segments):
             begin_reusing(cache, planner, layer, old, copy)
-        elif not plan.segments:
+        elif not index.plan.segments:
             draft = planner.first()
             check_start(cache.store, start_chunk, len(draft.segment))
             cache.begin(layer, planner.recipe, draft)

@@ -25,7 +25,6 @@ from forebay.cache.catalog import (
     column_homes,
     examine_chunk,
     layer_columns,
-    layers_of,
     load_generation,
     open_chunk,
     presence_name,
@@ -95,13 +94,15 @@ class ChunkJob:
 
     def begin(self, chunk: int) -> Callable[[], MadeChunk]:
         """Adopt a chunk or compute it; the callable that is returned writes it."""
-        if chunk in self.repairs:
-            encoded = self.encode(chunk)
-            self._check_repair(encoded, self.repairs[chunk])
-            return partial(self._write, encoded)
-        if chunk in self.existing and (record := self._adopted(chunk)) is not None:
-            return lambda: MadeChunk(record, adopted=True)
-        return partial(self._write, self.encode(chunk))
+        listed = self.repairs.get(chunk)
+        existing = self._adopted(chunk) if listed is None else self._same_content(listed)
+        if existing is not None:
+            adopted = MadeChunk(existing, adopted=True)
+            return lambda: adopted
+        encoded = self.encode(chunk)
+        if listed is not None:
+            self._check_repair(encoded, listed)
+        return partial(self._write, encoded)
 
     def encode(self, chunk: int) -> EncodedChunk:
         """The bytes of one chunk; a pure function of the recipe and the slice, or of the chunks that it reads."""
@@ -138,7 +139,7 @@ class ChunkJob:
 
     def _adopted(self, chunk: int) -> ChunkRecord | None:
         """The record of an unlisted file that may be listed as it is; None if the chunk has to be made."""
-        if hmac_key() is not None or self.plan.deduplicates:
+        if chunk not in self.existing or hmac_key() is not None or self.plan.deduplicates:
             return None
         try:
             record = examine_chunk(self.store, self.document, chunk)
@@ -146,6 +147,15 @@ class ChunkJob:
             return record if is_own else None
         except (Missing, Damaged, OSError, SourceUnreadable):
             return None
+
+    def _same_content(self, listed: ChunkRecord) -> ChunkRecord | None:
+        """The record of a sound file with the listed content in other bytes, as another library version writes it."""
+        try:
+            record = examine_chunk(self.store, self.document, listed.chunk)
+        except (Missing, Damaged, OSError):
+            return None
+        is_same = (record.content, record.ids, record.base) == (listed.content, listed.ids, listed.base)
+        return record if is_same and hmac_key() is None else None
 
     def _check_repair(self, encoded: EncodedChunk, listed: ChunkRecord) -> None:
         """Raise unless a chunk that was made again has the content that is listed."""
@@ -341,14 +351,9 @@ class LayerSlice:
 
     @cached_property
     def _homes(self) -> dict[str, Home]:
-        """The layer of each column; one that no published layer has is in a layer without a published chunk."""
+        """The published layer of each column."""
         declared = {layer: self._pinned.recipe(layer).columns for layer in self._pinned.recipes}
-        homes = column_homes(declared, self._pinned.base)
-        if all(name in homes for name in self._recipe.reads):
-            return homes
-        store = self._job.store
-        begun = {layer: one.columns for layer in layers_of(store) if (one := read_recipe_document(store, layer))}
-        return column_homes({**begun, **declared}, self._pinned.base)
+        return column_homes(declared, self._pinned.base)
 
     def _is_above(self, name: str) -> bool:
         return self._homes[name].layer != self._pinned.base

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -46,7 +46,7 @@ from forebay.errors import (
 from forebay.format import layout
 from forebay.format.layout import FORMAT_VERSION, decode_recipe_document
 from forebay.format.tensors import hmac_key, seal
-from forebay.kinds import recipe_class, remote_source, reopen_recipe, reopen_source
+from forebay.kinds import remote_source, reopen_recipe, reopen_source
 from forebay.read.opening import open_cache
 from forebay.recipe import (
     AnyRecipe,
@@ -268,21 +268,6 @@ def released(recipe: AnyRecipe) -> Iterator[list[str]]:
         yield notes
     finally:
         notes += hooks_of(recipe).release()
-
-
-def stored_workers(store: Store) -> int | None:
-    """The smallest number of workers that a recipe of the cache wants; 0 if one loads a model."""
-    stored = [read_recipe_document(store, layer) for layer in layers_of(store)]
-    wanted = [_asked_workers(one.kind) for one in stored if one is not None]
-    return min((number for number in wanted if number is not None), default=None)
-
-
-def _asked_workers(kind: str) -> int | None:
-    try:
-        wanted: object = hooks_of(recipe_class(kind)).workers
-        return 0 if isinstance(wanted, property) else cast(int | None, wanted)  # it depends on its fields
-    except LibraryMissing:
-        return None
 
 
 def source_for(store: Store, source: Source | None, allow_network: bool, plan: Plan, verb: str) -> Source:

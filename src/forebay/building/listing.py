@@ -10,8 +10,6 @@ from forebay.errors import SourceUnreadable
 from forebay.source import Listing, Source, SourceFile, not_read, source_unreadable
 from forebay.store.base import Store
 
-LONG_WORK_BYTES = 64 * 1024 * 1024
-
 
 def check_readable(source: Source, files: Iterable[SourceFile]) -> None:
     """Raise if the listing could not read a file, such as a broken link."""
@@ -96,8 +94,3 @@ class SourceListing:
     def weight(self) -> int:
         """What all files hold, in the unit of the source."""
         return sum(map(self.source.weight, self.files))
-
-
-def is_long_work(files: Iterable[SourceFile]) -> bool:
-    """Whether there is enough to do that workers should start while it is planned."""
-    return sum(file.size for file in files) >= LONG_WORK_BYTES

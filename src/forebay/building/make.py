@@ -13,29 +13,25 @@ from forebay.building.chunk_maker import ChunkJob, MadeChunk
 from forebay.building.layers import released
 from forebay.building.outcome import build_failed, build_report, check_something_made, too_many_failures
 from forebay.building.queue import ChunkQueue
-from forebay.building.run import BuildRun, Notices
+from forebay.building.run import BuildRun
 from forebay.building.task import BuildTask
 from forebay.building.writer import CacheWriter
 from forebay.cache.publish import Publication, Publisher, builder_versions, differing_versions
 from forebay.cache.reports import BuildReport
 from forebay.cache.source_check import source_changed
-from forebay.cache.state import LayerState, numbers
+from forebay.cache.state import numbers
 from forebay.engine.base import Died, Done, Event, Failed, MemoryGovernor
-from forebay.errors import (
-    BuildFailed,
-    BuildStopped,
-    ForebayError,
-)
+from forebay.errors import BuildFailed, BuildStopped, ForebayError
 from forebay.format import layout
 from forebay.format.generation import ChunkTable
 from forebay.recipe import versions_of
 from forebay.source import CHANGED_MEANWHILE
-from forebay.store.base import Store, disk_full, is_full, is_url, naming_full_disk
+from forebay.store.base import Store, disk_full, is_url, naming_full_disk
 from forebay.store.owners import this_process
 
 TICK_SECONDS = 0.5
-BIRTHS = 10  # workers in a row that end before they begin, once chunks were made; three before
-HOPELESS = 20  # chunks that failed with none made, or most of whose samples failed, end a build
+BIRTHS = 3  # workers in a row that end before they begin
+HOPELESS = 20  # chunks that failed with none made end a build
 
 
 def make(cache: CacheWriter, job: ChunkJob, wanted: Sequence[int]) -> BuildReport:
@@ -50,7 +46,7 @@ def make(cache: CacheWriter, job: ChunkJob, wanted: Sequence[int]) -> BuildRepor
                             work.step()
                 work.confirm_sources()
         except KeyboardInterrupt as error:
-            raise BuildStopped(cache.store.address, work.run.present + work.listed, work.run.total) from error
+            raise BuildStopped(cache.store.address, work.run.present + len(work.run.records), len(wanted)) from error
         finally:
             work.release()
     cache.notes += notes
@@ -61,64 +57,56 @@ class Work:
     """One run of `make`: queue, publisher, engine and counts."""
 
     def __init__(self, cache: CacheWriter, job: ChunkJob, wanted: Sequence[int]) -> None:
-        self.cache, self.job, self.wanted = cache, job, list(wanted)
-        index = cache.index
-        self._state: LayerState = index.state(job.layer)
-        self._plan = index.plan
-        todo = self.wanted if job.repairs else [chunk for chunk in self.wanted if self._state.todo[chunk]]
-        versions = builder_versions(versions_of(job.recipe))
+        self.cache, self.job, self.wanted = cache, job, wanted
+        self._plan, self._state = cache.index.plan, cache.index.state(job.layer)
+        self._todo = [chunk for chunk in wanted if chunk in job.repairs or self._state.todo[chunk]]
+        self._weights = self._plan.weights if job.source is not None else [0] * len(self._plan)
+        self._bytes_per_unit = self._plan.bytes_per_unit
+        weights = [int(self._weights[chunk]) for chunk in self._todo]
+        self.run = BuildRun(
+            total=len(wanted),
+            present=len(wanted) - len(self._todo),
+            source_bytes=int(self._bytes_per_unit * sum(weights)),
+            downloads=job.source is not None and (job.source.remote or is_url(str(self._plan.source.get("root", "")))),
+            memory_limit=cache.options.memory_limit,
+        )
+        self.publisher = self._publisher()
+        streams = self._plan.streams() if job.source is not None else {}
+        order = from_own_place(cache.store, self._todo)
+        self.queue = ChunkQueue(order, streams, job.folder, cache.claims, self._is_listed)
+        slots = cache.options.slots(cache.engine)
+        self._governor = MemoryGovernor(cache.options.memory_limit, slots, max(weights, default=0))
+
+    def _publisher(self) -> Publisher:
+        cache, job = self.cache, self.job
+        versions, newest = builder_versions(versions_of(job.recipe)), cache.index.newest
+        if newest is not None and self._todo and (other := differing_versions(newest.versions, versions)):
+            self._warn(f"chunks are made with other library versions than those that exist: {other}")
         about = Publication(
             layer=job.layer,
             fingerprint=job.fingerprint,
             plan=self._plan,
             versions=versions,
             max_failures=cache.options.max_failures,
-            checks_failures=not job.repairs,
+            checks_failures=not cache.is_repair,
             replaced={chunk: record.sha256 for chunk, record in job.repairs.items()},
         )
-        self.publisher = Publisher(cache.store, cache.claims, about, index.newest)
-        streams = self._plan.streams() if job.source is not None else {}
-        order = from_own_place(cache.store, todo)
-        is_listed = (lambda chunk: False) if job.repairs else self.publisher.lists
-        self.queue = ChunkQueue(order, streams, job.folder, cache.claims, is_listed)
-        self._bytes_per_unit = self._plan.bytes_per_unit
-        self.run = BuildRun(
-            total=len(self.wanted),
-            present=len(self.wanted) - len(todo),
-            source_bytes=int(self._bytes_per_unit * sum(map(self._weight, todo))),
-            downloads=job.source is not None and (job.source.remote or is_url(str(self._plan.source.get("root", "")))),
-            memory_limit=cache.options.memory_limit,
-        )
-        self._notices = Notices()
-        weights = self._plan.weights
-        heaviest = int(weights[todo].max()) if todo and job.source is not None else 0
-        options = cache.options
-        self._governor = MemoryGovernor(options.memory_limit, options.slots(cache.engine), heaviest)
-        self._todo = todo
-        if index.newest is not None and todo and (other := differing_versions(index.newest.versions, versions)):
-            self.run.note = f"chunks are made with other library versions than those that exist: {other}"
-            self.run.warnings.append(self.run.note)
+        return Publisher(cache.store, cache.claims, about, newest)
 
-    @property
-    def listed(self) -> int:
-        return len(self.run.records)
+    def _is_listed(self, chunk: int) -> bool:
+        return chunk not in self.job.repairs and self.publisher.lists(chunk)
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Start workers; they are gone at the end."""
-        cache, engine = self.cache, self.cache.engine
-        cache.start()
-        cache.heartbeat.layer = self.job.layer
+        self.cache.start()
+        self.cache.heartbeat.layer = self.job.layer
         self._start_engine()
         try:
-            self._governor.check_before(engine)
+            self._governor.check_before(self.cache.engine)
             yield
-        except OSError as error:
-            if is_full(error):  # no room even for a claim or a generation
-                raise disk_full(cache.store.address, self.needed_bytes(), cache.store.free_bytes() or 0) from error
-            raise
         finally:
-            engine.stop()
+            self.cache.engine.stop()
 
     def _start_engine(self) -> None:
         options, engine = self.cache.options, self.cache.engine
@@ -137,6 +125,7 @@ class Work:
         if queue.is_empty:
             return
         for event in engine.poll(TICK_SECONDS):
+            self._governor.take(event, 0 if event.chunk is None else int(self._weights[event.chunk]))
             self._take(event)
         self._governor.steer(engine, queue.left)
         if not queue.left:
@@ -144,24 +133,15 @@ class Work:
             self._warn(self._governor.warning(engine))
         if self.cache.heartbeat.take_silence():
             self._drop_lost_claims()
-        self.run.note = self.run.note or self._notices.look(queue.running, engine, is_starting)
+        self.run.note_stall(engine, is_working=bool(queue.running) or not is_starting)
         self.publisher.publish_if_due()
         self.cache.heartbeat.made = self.run.made
         self.cache.show(self.run.progress(self.job.recipe, queue, engine))
 
     def _take(self, event: Event) -> None:
-        weight = 0 if event.chunk is None else self._weight(event.chunk)
-        self._governor.take(event, weight)
         match event:
             case Done():
-                self.cache.clock.add("writing", event.writing_seconds)
-                made = msgspec.convert(event.record, MadeChunk)
-                self.queue.done(event.chunk)
-                self.run.add(made.record, made.adopted)
-                self.run.read_bytes += weight * self._bytes_per_unit
-                self.publisher.add(made.record, waits=self._waits(event.chunk))
-                if len(self.run.records) == HOPELESS:
-                    self._check_hopeless()
+                self._take_made(event)
             case Died():
                 self._take_death(event)
             case Failed(kind="disk-full"):
@@ -173,44 +153,38 @@ class Work:
                 self.queue.retry(event.chunk, event.reason)
             case Failed():
                 self.queue.give_up(event.chunk, event.reason)
-        self.run.note = next(reversed(self.queue.failed.values()), "") if isinstance(event, Failed) else self.run.note
+        if isinstance(event, Failed):
+            self.run.note = next(reversed(self.queue.failed.values()), "")
         if len(self.queue.failed) >= HOPELESS and not self.run.records:
             raise build_failed(self.cache.store.address, self.queue.failed)
 
-    def _check_hopeless(self) -> None:
-        """Stop early if most samples fail: the limit is exact only after the last chunk."""
-        records = self.run.records.values()
-        if 2 * sum(record.failures for record in records) > sum(record.samples for record in records):
-            self.publisher.publish()
-            self._check_limit()
-
-    def _check_limit(self) -> None:
-        """Raise if a segment stayed unpublished because of its failures."""
-        if over := self.publisher.over_limit:
-            raise too_many_failures(self.cache.store, self.job.folder, over[0], self.run.records)
+    def _take_made(self, event: Done) -> None:
+        self.cache.clock.add("writing", event.writing_seconds)
+        made = msgspec.convert(event.record, MadeChunk)
+        self.queue.done(event.chunk)
+        self.run.add(made.record, made.adopted)
+        self.run.read_bytes += self._weights[event.chunk] * self._bytes_per_unit
+        self.publisher.add(made.record, waits=self._waits(event.chunk))
 
     def _take_death(self, died: Died) -> None:
-        self._warn_death(died)
+        if died.began:
+            doing = "" if died.chunk is None else f" while making chunk {died.chunk}"
+            self.run.note = f"{died.worker} {died.reason}{doing}"
+            self.run.deaths.append(self.run.note)
+        else:
+            self.run.births_failed += 1
         self.queue.requeue(died.lost)
         if died.chunk is not None:
             self.queue.retry(died.chunk, f"a worker was lost: {died.reason}")
-        if not died.began:
-            self.run.births_failed += 1
-            if self.run.births_failed >= (BIRTHS if self.run.records else 3):
-                raise BuildFailed(
-                    f"workers for '{self.cache.store.address}' exit during start-up ({died.reason})",
-                    hint="see their output above, or build with --workers 0 to see the cause here",
-                )
-
-    def _warn_death(self, died: Died) -> None:
-        if died.began:
-            doing = "" if died.chunk is None else f" while making chunk {died.chunk}"
-            self.run.deaths.append(f"{died.worker} {died.reason}{doing}")
-            self.run.note = self.run.deaths[-1]
+        if self.run.births_failed >= BIRTHS:
+            raise BuildFailed(
+                f"workers for '{self.cache.store.address}' exit during start-up ({died.reason})",
+                hint="see their output above, or build with --workers 0 to see the cause here",
+            )
 
     def _take_moved(self, failed: Failed) -> None:
         """A source file changed while it was read: go on if its planned ranges have not changed."""
-        if self.job.repairs:
+        if self.cache.is_repair:
             self.queue.give_up(failed.chunk, failed.reason)
             return
         if set(failed.files.values()) != {CHANGED_MEANWHILE}:
@@ -225,9 +199,6 @@ class Work:
         """True if a source file of a chunk looks different from when it was planned."""
         now = self.job.now
         return bool(now) and any(part.file.path in now for part in self._plan.parts(chunk))
-
-    def _weight(self, chunk: int) -> int:
-        return int(self._plan.weights[chunk]) if self.job.source is not None else 0
 
     def _warn(self, warning: str) -> None:
         if warning:
@@ -266,28 +237,26 @@ class Work:
         left = [chunk for chunk in self._todo if chunk not in self.run.records]
         if self.run.records:
             return len(left) * self.run.written_bytes // len(self.run.records)
-        return sum(map(self._weight, left))
+        return sum(int(self._weights[chunk]) for chunk in left)
 
     def report(self) -> BuildReport:
         """What was done; raises if wanted chunks are missing, lost or over the failure limit."""
-        newest = self.publisher.newest
+        newest, store, folder = self.publisher.newest, self.cache.store, self.job.folder
         table = newest.table(self.job.layer) if newest is not None else ChunkTable.of([])
         report = build_report(self.cache, self.job, self.run, self.queue, self.publisher, table)
-        self._check_failed(table)
-        if self.job.source is not None and len(table) == int(self._state.planned.sum()):
-            check_something_made(self.cache.store, self.job.folder, table)
-        return report
-
-    def _check_failed(self, table: ChunkTable) -> None:
-        root = self.cache.store.address
-        self._check_limit()
+        if over := self.publisher.over_limit:
+            raise too_many_failures(store, folder, over[0], self.run.records)
         if self.queue.failed:
-            raise build_failed(root, self.queue.failed)
-        if not self.job.repairs and (lost := numbers(self._state.lost)):
+            raise build_failed(store.address, self.queue.failed)
+        if not self.cache.is_repair and (lost := numbers(self._state.lost)):
             chunks = [chunk for chunk in lost if chunk in set(self.wanted)] or lost
-            raise build_failed(root, dict.fromkeys(chunks, "its file is gone"), hint=f"run `forebay repair {root}`")
-        if self.job.source is not None and not int(table.rows.sum()) and self.run.records:
-            check_something_made(self.cache.store, self.job.folder, ChunkTable.of(self.run.records.values()))
+            hint = f"run `forebay repair {store.address}`"
+            raise build_failed(store.address, dict.fromkeys(chunks, "its file is gone"), hint=hint)
+        if self.job.source is not None:
+            is_whole = len(table) == int(self._state.planned.sum())
+            if is_whole or (self.run.records and not int(table.rows.sum())):
+                check_something_made(store, folder, table if is_whole else ChunkTable.of(self.run.records.values()))
+        return report
 
 
 def from_own_place(store: Store, chunks: Sequence[int]) -> list[int]:

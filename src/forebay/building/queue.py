@@ -36,7 +36,6 @@ class ChunkQueue:
         self._tried: dict[int, int] = {}  # chunk -> failures
         self._moved: dict[int, int] = {}  # chunk -> how often its source files changed while it was read
         self._slots: dict[int, int] = {}  # slot -> failures in a row
-        self._failed_on: dict[int, int] = {}  # chunk -> the slot on which it failed last
         self._held: dict[int, Claim] = {}  # chunks that other builders hold
         self.elsewhere: set[int] = set()  # chunks that living builders make; they list them
         self.listed_elsewhere = 0  # chunks that other builders listed meanwhile
@@ -68,7 +67,7 @@ class ChunkQueue:
         if self._is_sick(slot, slots):
             return None
         self._waiting.keep({*slots, *self._running.values()})
-        while (chunk := self._pick(slot, slots)) is not None:
+        while (chunk := self._pick(slot)) is not None:
             key = layout.claim(self._folder, chunk)
             if not self._claims.take(key):
                 holder = self._claims.holder(key)
@@ -93,7 +92,6 @@ class ChunkQueue:
         """A chunk could not be made: try it again after a pause, or give it up after some tries."""
         slot = self._running.pop(chunk, -1)
         self._slots[slot] = self._slots.get(slot, 0) + 1
-        self._failed_on[chunk] = slot
         self._tried[chunk] = self._tried.get(chunk, 0) + 1
         if self._tried[chunk] >= TRIES:
             self.give_up(chunk, f"{reason} ({TRIES} tries)")
@@ -132,16 +130,9 @@ class ChunkQueue:
                 continue
             del self._held[chunk]
 
-    def _pick(self, slot: int, slots: Collection[int]) -> int | None:
-        now = time.monotonic()
-        others = any(one != slot and not self._is_sick(one, slots) for one in slots)
-        due = [
-            chunk
-            for chunk, at in self._again.items()
-            if at <= now and not (others and self._failed_on.get(chunk) == slot)
-        ]
-        if due:
-            chunk = min(due, key=self._again.__getitem__)
+    def _pick(self, slot: int) -> int | None:
+        chunk = min(self._again, key=self._again.__getitem__, default=None)
+        if chunk is not None and self._again[chunk] <= time.monotonic():
             del self._again[chunk]
             return chunk
         return self._waiting.pop(slot)

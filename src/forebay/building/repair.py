@@ -5,15 +5,14 @@ unlisted file           ─▶ adopted or made again, as in `build`
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import cast
 
 from forebay.building.chunk_maker import ChunkJob
-from forebay.building.layers import restore_constants, source_for, stored_workers
-from forebay.building.listing import SourceListing
+from forebay.building.layers import restore_constants, source_for
 from forebay.building.make import make
 from forebay.building.options import BuildOptions
 from forebay.building.repair_run import RepairRun
@@ -21,9 +20,8 @@ from forebay.building.restore_documents import recipe_problem
 from forebay.building.restore_index import check_copy, restore_index
 from forebay.building.update import named_alike
 from forebay.building.writer import CacheWriter
-from forebay.cache.catalog import read_recipe_document, sound_record
+from forebay.cache.catalog import read_recipe_document
 from forebay.cache.copy import read_published
-from forebay.cache.publish import Publication, Publisher, builder_versions
 from forebay.cache.reports import Problem, RepairReport
 from forebay.cache.soundness import newest_sound, split_foreign
 from forebay.cache.state import Index, numbers
@@ -56,10 +54,9 @@ def repair(
         restore_index(run)
     except Damaged as error:
         raise _without_advice(error) from error
-    workers = stored_workers(run.store) if options.workers is None else options.workers
-    with CacheWriter(run.store, replace(options, workers=workers), is_repair=True) as cache:
-        for layer in sorted(cache.index.layers, key=cache.index.height):
-            _repair_layer(cache, run, layer)
+    index = Index.take(run.store)
+    for layer in sorted(index.layers, key=index.height):
+        _repair_layer(run, options, layer)
     newest, log = check_repaired(run), run.log
     return RepairReport(
         root=run.store.address,
@@ -81,24 +78,21 @@ def _without_advice(error: Damaged) -> Damaged:
     return Damaged(ADVICE.sub("", error.message), hint=hint)
 
 
-def _repair_layer(cache: CacheWriter, run: RepairRun, layer: str) -> None:
+def _repair_layer(run: RepairRun, options: BuildOptions, layer: str) -> None:
     """Put back the listed chunks of a layer that are damaged, and list or make again its unlisted files."""
-    index = cache.refresh()
+    index = Index.take(run.store)
     document, folder = index.recipe(layer), index.folder(layer)
     if document is None or folder is None:
         return
     listed = [(folder, record) for record in index.table(layer).records()]
-    checked, _ = check_all(listed, partial(check_chunk, cache.store, full=False), cache.options.on_progress)
+    checked, _ = check_all(listed, partial(check_chunk, run.store, full=False), options.on_progress)
     bad = {one.chunk: one for (_, one), problems in zip(listed, checked, strict=True) if problems != []}
     for chunk in [chunk for chunk, record in bad.items() if _from_copy(run, folder, record)]:
         del bad[chunk]
-    relisted = _sound_content(cache.store, document, bad)
-    _relist(cache, run, document, relisted, bad)
-    left = {chunk: record for chunk, record in bad.items() if chunk not in relisted}
-    if left:
-        _remake(cache, run, document, left)
-    if hmac_key() is None and index.sound_plan is not None:
-        _take_unlisted(cache, run, document)
+    is_readable = hmac_key() is None and index.sound_plan is not None
+    unlisted = numbers(index.state(layer).unlisted) if is_readable else []  # a killed repair or build left them
+    if bad or unlisted:
+        _remake(run, options, document, bad, unlisted)
 
 
 def _from_copy(run: RepairRun, folder: str, record: ChunkRecord) -> bool:
@@ -112,119 +106,62 @@ def _from_copy(run: RepairRun, folder: str, record: ChunkRecord) -> bool:
     return value is not None and run.write(record.key(folder), lambda: [value])
 
 
-def _sound_content(store: Store, document: RecipeDocument, bad: Mapping[int, ChunkRecord]) -> dict[int, ChunkRecord]:
-    """Sound files with the listed content in other bytes, as another library version writes it; none with a key."""
-    if hmac_key() is not None:
-        return {}
-    records = {chunk: sound_record(store, document, chunk) for chunk in bad}
-    return {
-        chunk: one
-        for chunk, one in records.items()
-        if one is not None and (one.content, one.ids, one.base) == _content(bad[chunk])
-    }
-
-
-def _content(record: ChunkRecord) -> tuple[bytes, bytes, bytes]:
-    return record.content, record.ids, record.base
-
-
-def _relist(
-    cache: CacheWriter,
-    run: RepairRun,
-    document: RecipeDocument,
-    records: Mapping[int, ChunkRecord],
-    listed: Mapping[int, ChunkRecord],
-) -> None:
-    """List the bytes that are there for the content that was published."""
-    if not records:
-        return
-    about = Publication(
-        layer=document.layer,
-        fingerprint=document.fingerprint,
-        plan=cache.index.plan,
-        versions=builder_versions({}),
-        checks_failures=False,
-        replaced={chunk: listed[chunk].sha256 for chunk in records},
-    )
-    with Publisher(cache.store, cache.claims, about, cache.index.newest) as publisher:
-        for record in records.values():
-            publisher.add(record)
-            run.log.replaced[record.key(layout.document_folder(document))] = (
-                "its file has the same content in other bytes"
-            )
-
-
-def _job(cache: CacheWriter, run: RepairRun, document: RecipeDocument) -> ChunkJob:
-    """The job of a layer; files of the source that changed fail only the chunks that need them."""
-    index, recipe = cache.refresh(), run.recipe_of(document)
-    if document.reads:
-        return cache.layer_job(cast(LayerRecipe, recipe), document.layer)
-    source = source_for(cache.store, run.source, run.allow_network, index.plan, "repair")
-    listing = SourceListing(named_alike(source, index.plan), cache.store)
-    fresh = source_check(index, listing.source, index.plan).freshness()
-    job = cache.layer_job(cast(LayerRecipe, recipe), document.layer)
-    return replace(job, source=listing.source, now=dict(fresh.now))
-
-
 def _remake(
-    cache: CacheWriter,
     run: RepairRun,
+    options: BuildOptions,
     document: RecipeDocument,
     bad: Mapping[int, ChunkRecord],
+    unlisted: Sequence[int],
 ) -> None:
-    """Make listed chunks again; one that would have other content stays listed as it is."""
-    folder = layout.document_folder(document)
-    reasons = _made(cache, run, document, list(bad), bad)
-    table = cache.refresh().table(document.layer)
+    """Make chunks as `build` does; a listed one that would have other content stays listed as it is."""
+    folder, log = layout.document_folder(document), run.log
+    reasons = _made(run, options, document, bad, unlisted)
+    table = Index.take(run.store).table(document.layer)
     for chunk, record in bad.items():
         key, at = record.key(folder), table.position(chunk)
         now = table.record(at) if at is not None else record
-        if chunk in reasons or check_chunk(cache.store, folder, now, False) != []:
-            run.log.failed[key] = reasons.get(chunk, "it was not made")
+        if chunk in reasons or check_chunk(run.store, folder, now, False) != []:
+            log.failed[key] = reasons.get(chunk, "it was not made")
         elif now.sha256 == record.sha256:
-            run.log.restored.append(key)
+            log.restored.append(key)
         else:
-            run.log.replaced[key] = "the same content came out as other bytes with the library versions installed now"
-
-
-def _take_unlisted(cache: CacheWriter, run: RepairRun, document: RecipeDocument) -> None:
-    """List unlisted files that fit the source, and make the others again: a killed repair or build left them."""
-    index, layer = cache.refresh(), document.layer
-    folder = layout.document_folder(document)
-    unlisted = [
-        chunk
-        for chunk in numbers(index.state(layer).unlisted)
-        if cache.claims.holder(layout.claim(folder, chunk)) is None
-    ]
-    if not unlisted:
-        return
-    reasons = _made(cache, run, document, unlisted, {})
-    table = cache.refresh().table(layer)
+            log.replaced[key] = "the file has the same content in other bytes, as another library version writes it"
     for chunk in unlisted:
         key = layout.chunk(folder, chunk)
         if table.position(chunk) is not None:
-            run.log.replaced.setdefault(key, "no generation listed it; it was compared with the source, or made again")
-        else:
-            run.log.failed[key] = f"no generation lists it: {reasons.get(chunk, 'it was not made')}"
+            log.replaced.setdefault(key, "no generation listed it; it was compared with the source, or made again")
+        elif chunk in reasons:  # else a living builder makes it
+            log.failed[key] = f"no generation lists it: {reasons[chunk]}"
 
 
 def _made(
-    cache: CacheWriter,
     run: RepairRun,
+    options: BuildOptions,
     document: RecipeDocument,
-    chunks: list[int],
-    repairs: Mapping[int, ChunkRecord],
+    bad: Mapping[int, ChunkRecord],
+    unlisted: Sequence[int],
 ) -> dict[int, str]:
-    """Make some chunks, all in the same way as `build`; returns why some could not be made."""
+    """Make chunks; returns why some could not be made. Changed source files fail only the chunks that need them."""
+    chunks = [*bad, *unlisted]
     try:
-        job = replace(_job(cache, run, document), repairs=dict(repairs))
-        if not repairs:
-            restore_constants(cache.store, job.recipe, document)
-        return dict(make(cache, job, chunks).failed)
+        recipe = run.recipe_of(document)
+        with CacheWriter(run.store, options.suited_to(recipe), is_repair=True) as cache:
+            job = replace(cache.layer_job(cast(LayerRecipe, recipe), document.layer), repairs=dict(bad))
+            if not document.reads:
+                job = _with_source(run, cache.index, job)
+            if not len(cache.index.table(document.layer)):
+                restore_constants(run.store, recipe, document)
+            return dict(make(cache, job, chunks).failed)
     except BuildFailed as error:
         return dict(error.facts.get("failed", {})) or dict.fromkeys(chunks, error.message)
     except ForebayError as error:
         return dict.fromkeys(chunks, f"{error.message}; {error.hint}" if error.hint else error.message)
+
+
+def _with_source(run: RepairRun, index: Index, job: ChunkJob) -> ChunkJob:
+    """The job of the base layer; files that look different and have the planned content are read as they look now."""
+    source = named_alike(source_for(run.store, run.source, run.allow_network, index.plan, "repair"), index.plan)
+    return replace(job, source=source, now=dict(source_check(index, source, index.plan).freshness().now))
 
 
 def check_repaired(run: RepairRun) -> Generation:

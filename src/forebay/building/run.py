@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,6 @@ from forebay.format.chunk import FAILED, ChunkRecord, is_counted_by_recipe
 from forebay.recipe import AnyRecipe, fields_of, hooks_of
 
 PHASES = ("listing", "planning", "making", "writing", "publishing")  # in the order of reports
-SLOW_SECONDS = 120.0  # on one chunk, until a notice
 STALL_SECONDS = 5.0  # without a worker that could begin a chunk, until a notice
 
 
@@ -60,6 +59,8 @@ class BuildRun:
     memory_limit: int | None = None
     sums: Counter[str] = field(default_factory=Counter)  # statistics of the chunks made
     reasons: Counter[str] = field(default_factory=Counter)  # why samples of them failed
+    ready: float = field(default_factory=time.monotonic)  # when a worker could last begin a chunk
+    stall_seconds: float = field(default_factory=lambda: STALL_SECONDS)  # without one, until the next note
 
     def add(self, record: ChunkRecord, adopted: bool) -> None:
         self.records[record.chunk] = record
@@ -75,6 +76,16 @@ class BuildRun:
         failed = {name: int(value) for name, value in numbers.items() if name.startswith(FAILED)}
         self.sums.update({name: value for name, value in numbers.items() if is_counted_by_recipe(name)})
         self.reasons.update({name.removeprefix(FAILED): count for name, count in failed.items()})
+
+    def note_stall(self, engine: Engine, is_working: bool) -> None:
+        """Note that no worker could begin a chunk, each time after twice as long."""
+        now = time.monotonic()
+        if is_working:
+            self.ready, self.stall_seconds = now, STALL_SECONDS
+        elif now - self.ready >= self.stall_seconds and not self.note:
+            self.stall_seconds *= 2
+            waiting = engine.usage().waiting or "they are still starting"
+            self.note = f"no worker has been ready for {now - self.ready:.0f} s: {waiting}"
 
     @property
     def made(self) -> int:
@@ -113,30 +124,3 @@ class BuildRun:
         )
         self.note = ""
         return progress
-
-
-class Notices:
-    """Notices about slow chunks and workers that do not start, each after twice the time of the one before."""
-
-    def __init__(self) -> None:
-        self._begun: dict[int, tuple[float, float]] = {}  # chunk -> when it began, after how long to notice
-        self._stalled = (time.monotonic(), STALL_SECONDS)
-
-    def look(self, running: Mapping[int, int], engine: Engine, is_starting: bool) -> str:
-        now = time.monotonic()
-        self._begun = {chunk: self._begun.get(chunk, (now, SLOW_SECONDS)) for chunk in running}
-        for chunk, (begun, pause) in self._begun.items():
-            if now - begun >= pause:
-                self._begun[chunk] = (begun, 2 * pause)
-                return f"chunk {chunk} has been running for {now - begun:.0f} s; Ctrl-C stops the build safely"
-        return self._stall(now, engine, bool(running) or not is_starting)
-
-    def _stall(self, now: float, engine: Engine, is_working: bool) -> str:
-        since, pause = self._stalled
-        if is_working:
-            self._stalled = (now, STALL_SECONDS)
-        elif now - since >= pause:
-            self._stalled = (since, 2 * pause)
-            waiting = engine.usage().waiting or "they are still starting"
-            return f"no worker has been ready for {now - since:.0f} s: {waiting}"
-        return ""

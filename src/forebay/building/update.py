@@ -4,7 +4,7 @@ from typing import cast
 
 import msgspec
 
-from forebay.building.layers import bind_layer, check_tagged, resolve_recipe, stored_recipe
+from forebay.building.layers import bind_layer, check_tagged, stored_recipe
 from forebay.building.listing import SourceListing
 from forebay.building.make import make
 from forebay.building.options import BuildOptions
@@ -14,15 +14,11 @@ from forebay.cache.catalog import unpublished
 from forebay.cache.plan import Plan
 from forebay.cache.reports import BuildReport
 from forebay.cache.state import Index, numbers
-from forebay.errors import BuildFailed, ForebayError
-from forebay.format import layout
+from forebay.errors import ForebayError
 from forebay.format.generation import ChunkTable
 from forebay.recipe import Recipe, hooks_of
 from forebay.source import Source
-from forebay.store.base import Store, index_corrupt, naming_full_disk, wait_until_listed
-
-ADDED = ("made", "made_rows", "written_bytes", "seconds")  # of the last segment, and of the new one
-TRIES = 100  # to append a segment, while others append theirs
+from forebay.store.base import Store, naming_full_disk
 
 
 def update(
@@ -37,51 +33,31 @@ def update(
         check_tagged(store)
         recipe = cast(Recipe, stored_recipe(store, base, "update", allow_network))
     with CacheWriter(store, options.suited_to(recipe, source), before=index) as cache:
-        listing = SourceListing(named_alike(source, cache.index.plan), cache.store)
-        recipe, notes = resolve_recipe(cache.store, listing, recipe, base)
-        bind_layer(cache.store, recipe, base)
-        cache.notes += [*notes, *listing.notes]
-        planner = Planner(
-            cache.store,
-            listing,
-            recipe,
-            cache.show_cut,
-            cache.warn,
-            options.max_failures,
-            options.memory_limit,
-        )
-        check_kind(cache.store, listing.source, cache.index.plan)
-        finished = _finish_last_segment(cache, planner, base)
+        planner = cache.planner(SourceListing(named_alike(source, cache.index.plan), cache.store), recipe, base)
+        bind_layer(cache.store, planner.recipe, base)
+        check_kind(cache.store, planner.source, cache.index.plan)
+        _begin_last_segment(cache, planner, base)
         before = cache.index.table(base)
-        with naming_full_disk(cache.store, listing.weight), cache.planning():
+        with naming_full_disk(cache.store, planner.listing.weight), cache.planning():
             append_new_files(cache, planner)
-        job = cache.base_job(listing, recipe, base, is_update=True)
+        job = cache.base_job(planner.listing, planner.recipe, base, is_update=True)
         report = make(cache, job, numbers(cache.index.state(base).planned))
-        grown = _update_notes(recipe, before, cache.refresh().table(base))
-        made = {name: getattr(report, name) + getattr(finished, name) for name in ADDED if finished is not None}
-        present = report.present - (finished.made if finished is not None else 0)
-        return msgspec.structs.replace(report, **made, present=present, notes=(*report.notes, *grown))
+        grown = _update_notes(planner.recipe, before, cache.refresh().table(base))
+        return msgspec.structs.replace(report, notes=(*report.notes, *grown))
 
 
 def append_new_files(cache: CacheWriter, planner: Planner) -> None:
     """Append a segment with everything new in the source; does nothing if there is nothing. Held: the plan's claim."""
-    for _ in range(TRIES):
-        index, plan = cache.index, cache.index.plan
-        if not plan.segments:
-            raise index_corrupt(cache.store.address, layout.plan_segment(0), "it is gone")
-        check_unsigned(cache, planner)
-        draft = planner.following(index, plan)
-        if draft is None:
-            return
-        cache.append(draft)
-        if cache.index.plan.last_digest == draft.segment.digest:
-            return
-        wait_until_listed(cache.store, layout.plan_segment(draft.segment.number))
-        cache.refresh()
-    raise ForebayError(
-        f"no segment can be appended to the plan of '{cache.store.address}': others append without a pause",
-        hint="run the same command again",
-    )
+    check_unsigned(cache, planner)
+    draft = planner.following(cache.index, cache.index.plan)
+    if draft is None:
+        return
+    cache.append(draft)
+    if cache.index.plan.last_digest != draft.segment.digest:
+        raise ForebayError(
+            f"another update extended the plan of '{cache.store.address}' meanwhile",
+            hint="run the same command again",
+        )
 
 
 def check_unsigned(cache: CacheWriter, planner: Planner) -> None:
@@ -94,24 +70,15 @@ def check_unsigned(cache: CacheWriter, planner: Planner) -> None:
         check_signed(cache.store, plan, number, draft)
 
 
-def _finish_last_segment(cache: CacheWriter, planner: Planner, base: str) -> BuildReport | None:
-    """Make what is left of the last segment; raises if nothing of it can be published."""
-    index = cache.index
-    last = index.plan.segments[-1] if index.plan.segments else None
-    todo = numbers(index.state(base).todo)
-    left = [chunk for chunk in todo if last is not None and chunk in last.chunk_numbers]
-    if last is None or not left or last.number == 0:
-        return None
-    check_unsigned(cache, planner)
-    report = None
-    try:
-        report = make(cache, cache.base_job(planner.listing, planner.recipe, base, is_update=True), left)
-    except BuildFailed:
-        listed = cache.refresh().state(base).listed
-        if not listed[last.first_chunk : last.first_chunk + len(last)].any():
-            raise
-    cache.refresh()
-    return report
+def _begin_last_segment(cache: CacheWriter, planner: Planner, base: str) -> None:
+    """Make the last segment if nothing of it is published yet; raises if nothing of it can be."""
+    last, state = cache.index.plan.segments[-1], cache.index.state(base)
+    own = slice(last.first_chunk, last.first_chunk + len(last))
+    if last.number and state.todo[own].any() and not state.listed[own].any():
+        check_unsigned(cache, planner)
+        job = cache.base_job(planner.listing, planner.recipe, base, is_update=True)
+        make(cache, job, list(last.chunk_numbers))
+        cache.refresh()
 
 
 def named_alike(source: Source, plan: Plan) -> Source:
@@ -122,9 +89,6 @@ def named_alike(source: Source, plan: Plan) -> Source:
 
 def _update_notes(recipe: Recipe, before: ChunkTable, after: ChunkTable) -> tuple[str, ...]:
     """What a recipe says of the rows that were added, by their sums."""
-    old, sums = before.totals(), dict[str, float]()
-    for name, value in after.totals().items():
-        known = old.get(name, 0)
-        if not isinstance(value, list) and not isinstance(known, list):
-            sums[name] = value - known
-    return hooks_of(recipe).grown(sums)
+    old = before.totals()
+    counted = {name: value for name, value in after.totals().items() if not isinstance(value, list)}
+    return hooks_of(recipe).grown({name: value - cast(float, old.get(name, 0)) for name, value in counted.items()})

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import cast
 
 from forebay.building.chunk_maker import ChunkJob
-from forebay.building.layers import bind_layer
+from forebay.building.layers import bind_layer, resolve_recipe
 from forebay.building.listing import SourceListing
 from forebay.building.options import BuildOptions
 from forebay.building.run import PhaseClock
-from forebay.building.segments import Draft, check_kind, check_signed, is_unsigned
+from forebay.building.segments import Draft, Planner, check_kind, check_signed, is_unsigned
 from forebay.cache.catalog import begin_cache, check_base_documents, read_cache_document
 from forebay.cache.claims import Claims
 from forebay.cache.heartbeat import Heartbeat
@@ -19,10 +19,7 @@ from forebay.cache.plan import Plan
 from forebay.cache.reports import Progress
 from forebay.cache.source_check import SourceCheck, reported, source_changed
 from forebay.cache.state import Index, numbers
-from forebay.errors import (
-    ForebayError,
-    RecipeInvalid,
-)
+from forebay.errors import ForebayError, RecipeInvalid
 from forebay.file_table import FileTable
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
@@ -42,7 +39,7 @@ class CacheWriter:
         self, store: Store, options: BuildOptions, is_repair: bool = False, before: Index | None = None
     ) -> None:
         self.store: Store = RetryingStore(store)
-        self._is_repair = is_repair  # which may find damaged documents
+        self.is_repair = is_repair  # which may find damaged documents
         self.options = options
         self.clock = PhaseClock()
         self.notes: list[str] = list(short_key_note(hmac_key()))
@@ -53,15 +50,13 @@ class CacheWriter:
         self._has_begun = False
 
     def __enter__(self) -> "CacheWriter":
-        self.engine = self.options.open_engine()
-        self._ending.callback(self.engine.close)
-        try:
+        with ExitStack() as ending:
+            self.engine = self.options.open_engine()
+            ending.callback(self.engine.close)
             self.refresh()
-            if self.index.newest is not None and not self._is_repair:
+            if self.index.newest is not None and not self.is_repair:
                 check_base_documents(self.store, self.index.newest)
-        except BaseException:
-            self.__exit__()
-            raise
+            self._ending = ending.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -105,6 +100,13 @@ class CacheWriter:
         wait_seconds = FOREVER if hmac_key() is None else 0.0
         with self.clock.during("planning"), self.claims.holding(layout.PLAN_CLAIM, wait_seconds, is_planned):
             yield self.refresh()
+
+    def planner(self, listing: SourceListing, recipe: Recipe, layer: str, is_part: bool = False) -> Planner:
+        """Plans the samples of a source, for the recipe with every choice made."""
+        resolved, notes = resolve_recipe(self.store, listing, recipe, layer)
+        self.notes += [*notes, *listing.notes]
+        limits = self.options.max_failures, self.options.memory_limit
+        return Planner(self.store, listing, resolved, self.show_cut, self.warn, *limits, is_part)
 
     def begin(self, layer: str, recipe: Recipe, draft: Draft) -> None:
         """Create the documents and the first segment of a cache; another planner may be first."""
@@ -160,7 +162,7 @@ class CacheWriter:
         if fresh.changed:
             raise source_changed(self.store.address, plan, reported(source, plan, fresh.changed))
         if not is_update:
-            self.notes += _same_source(self.store, plan, listing, set(fresh.missing))
+            self.notes += _absent_files(self.store, plan, listing)
         self.notes += _source_notes(self.store.address, listing.apart, plan, len(fresh.grown))
         return replace(job, now=dict(fresh.now))
 
@@ -213,25 +215,19 @@ class CacheWriter:
         return fresh.changed, fresh.now
 
 
-def _same_source(store: Store, plan: Plan, listing: SourceListing, missing: set[str]) -> list[str]:
-    """A build continues with a source that was planned: all files of a segment, except those that are gone."""
+def _absent_files(store: Store, plan: Plan, listing: SourceListing) -> list[str]:
+    """A note about planned files that are not in the source passed; raises if none is."""
     passed = FileTable.of(listing.files)
-    active = [segment for segment in plan.segments if segment.number not in plan.withdrawn]
-    for segment in active:
-        if len(active) == 1 and segment.files.same_paths(passed):
-            return []
-        away = {path for path in segment.files.paths() if passed.find(path) is None}
-        if len(away) < segment.file_count and away <= missing:
-            absent = f"{len(away):,} of {segment.file_count:,} planned file(s) are not in the source passed"
-            return [f"{absent} (the first is '{min(away)}'); their rows are kept"] if away else []
-    absent_paths = sorted(path for path in plan.files if passed.find(path) is None)
-    if active and absent_paths:
-        how = dict.fromkeys(absent_paths, "was planned and is not in the source passed")
-        advice = (
-            f"pass the source that the cache was built from, or add other files with `forebay update {store.address}`"
-        )
-        raise files_changed(store.address, how, advice)
-    return []
+    if len(plan.segments) == 1 and plan.segments[0].files.same_paths(passed):
+        return []
+    files = plan.files
+    absent = sorted(path for path in files if passed.find(path) is None)
+    if absent and len(absent) == len(files):
+        how = dict.fromkeys(absent, "was planned and is not in the source passed")
+        ways = "pass the source that the cache was built from, or add other files with"
+        raise files_changed(store.address, how, f"{ways} `forebay update {store.address}`")
+    of_all = f"{len(absent):,} of {len(files):,} planned file(s) are not in the source passed"
+    return [f"{of_all} (the first is '{absent[0]}'); their rows are kept"] if absent else []
 
 
 def _source_notes(root: str, files: Sequence[SourceFile], plan: Plan, grown: int) -> list[str]:

@@ -161,25 +161,6 @@ def test_what_a_dead_writer_left_is_gone_after_a_build_and_what_a_live_one_write
     assert (dead.exists(), live.exists()) == (False, True)
 
 
-@pytest.mark.parametrize("garbage", [b"", b"garbage", bytes(10_000)], ids=["empty", "short", "zeros"])
-def test_an_unlisted_file_that_is_no_sound_chunk_is_removed_and_made(tmp_path, file, garbage):
-    build(tmp_path / "other", file)
-    build(tmp_path / "cache", file, end_chunk=3)
-    (chunk_path(tmp_path / "cache", "obedient", 5)).write_bytes(garbage)
-    assert build(tmp_path / "cache", file).made == 4
-    assert chunk_digests(tmp_path / "cache") == chunk_digests(tmp_path / "other")
-
-
-def test_an_unlisted_chunk_with_one_wrong_byte_is_removed_and_made(tmp_path, file):
-    build(tmp_path / "other", file)
-    build(tmp_path / "cache", file, end_chunk=3)
-    content = bytearray((chunk_path(tmp_path / "other", "obedient", 5)).read_bytes())
-    content[-3] ^= 64
-    (chunk_path(tmp_path / "cache", "obedient", 5)).write_bytes(content)
-    build(tmp_path / "cache", file)
-    assert chunk_digests(tmp_path / "cache") == chunk_digests(tmp_path / "other")
-
-
 def test_what_another_builder_gave_up_during_the_run_is_not_waited_for(tmp_path, notes):
     file = write_orders(tmp_path / "source.txt", orders(30, c0="raise ValueError 99"))
     builders = [
@@ -433,21 +414,13 @@ def test_a_memory_limit_holds_in_this_process_and_is_never_passed_without_a_word
     assert run.stdout.split()[-1:] == [said], run.stdout + run.stderr
 
 
-def test_a_range_beyond_the_plan_is_refused_before_anything_is_made(tmp_path, notes):
-    write_orders(tmp_path / "source.txt", orders(3))
-    with pytest.raises(NotFound, match=r"(?s)start_chunk 3 is beyond the plan.* has 3 chunks"):
-        build(tmp_path / "cache", tmp_path / "source.txt", start_chunk=3)
-    assert makes(notes) == []
-    assert not (tmp_path / "cache").exists()
-
-
 @pytest.mark.parametrize("recipe", [ObedientRecipe(), DistinctRecipe()])
 def test_a_range_beyond_the_plan_leaves_a_new_root_free_for_another_source_and_recipe(tmp_path, recipe):
     source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(3)))
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "README").write_text("mine")
-    with pytest.raises(NotFound):
-        fb.build(tmp_path / "cache", source, recipe, workers=0, start_chunk=99)
+    with pytest.raises(NotFound, match=r"(?s)start_chunk 3 is beyond the plan.* has 3 chunks"):
+        fb.build(tmp_path / "cache", source, recipe, workers=0, start_chunk=3)
     assert list(tree(tmp_path / "cache")) == ["README"]
     (tmp_path / "other.txt").write_text("other\n" * 9)
     fb.build(tmp_path / "cache", fb.sources.lines(tmp_path / "other.txt"), fb.RawRecipe(), workers=0)
@@ -504,8 +477,6 @@ def zipped(lines: list[str]) -> bytes:
     [
         ({"recipe": 224}, "a recipe is needed, for instance .* not int"),
         ({"source": 224}, r"source must be paths, .* \(got int\)"),
-        ({"workers": -1}, r"workers must be a whole number of at least 0 \(got -1\)"),
-        ({"workers": "2"}, r"workers must be a whole number of at least 0 \(got '2'\)"),
     ],
 )
 def test_what_is_given_by_mistake_is_refused_before_anything_is_written(tmp_path, file, options, problem):
@@ -524,7 +495,9 @@ def test_progress_that_is_neither_a_choice_nor_a_function_is_refused(tmp_path, f
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize("what", ["garbage", "empty", "folder", "dangling link", "another chunk", "huge statistic"])
+@pytest.mark.parametrize(
+    "what", ["one wrong byte", "garbage", "empty", "folder", "dangling link", "another chunk", "huge statistic"]
+)
 def test_an_unlisted_file_that_is_no_sound_chunk_does_not_stop_a_build(tmp_path, what):
     source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(4)))
     root = tmp_path / "cache"
@@ -536,6 +509,11 @@ def test_an_unlisted_file_that_is_no_sound_chunk_does_not_stop_a_build(tmp_path,
             (path / "mine").write_text("mine")
         case "dangling link":
             path.symlink_to("nowhere")
+        case "one wrong byte":
+            fb.build(tmp_path / "other", source, ObedientRecipe(), workers=0)
+            content = bytearray(chunk_path(tmp_path / "other", "obedient", 2).read_bytes())
+            content[-3] ^= 64
+            path.write_bytes(content)
         case "another chunk":
             path.write_bytes((chunk_path(root, "obedient", 1)).read_bytes())
         case "huge statistic":

@@ -10,7 +10,7 @@ from tests.helpers.cache_files import layer_path
 
 import forebay as fb
 from forebay.building.cutting import cut_source
-from forebay.building.trial import CAP_BYTES, Trial, chunk_weight, sample_places, try_recipe
+from forebay.building.trial import CAP_BYTES, Trial, chunk_weight, sample_probes, try_recipe
 from forebay.recipe import ChunkTarget
 from forebay.source import Part, SourceFile
 
@@ -140,7 +140,7 @@ def test_a_trial_takes_a_small_share_of_a_large_source_and_repeats_itself(tmp_pa
 
 def test_a_trial_of_files_that_cannot_be_cut_takes_a_few_of_them():
     files = files_of([900_000] * 20)
-    places = sample_places(Cuttable(None), files, 512_000)
-    assert [part.file.path for parts in places for part in parts] == ["005", "015"]
-    assert len(sample_places(Cuttable(None), files_of([100_000] * 20), 512_000)) == 20
-    assert len(sample_places(Cuttable(None), files_of([900] * 20), 512)) == 20  # so little that all of it is tried
+    probes = sample_probes(Cuttable(None), files, 512_000)
+    assert [part.file.path for parts in probes for part in parts] == ["005", "015"]
+    assert len(sample_probes(Cuttable(None), files_of([100_000] * 20), 512_000)) == 20
+    assert len(sample_probes(Cuttable(None), files_of([900] * 20), 512)) == 20  # so little that all of it is tried

@@ -109,23 +109,6 @@ def test_inverse_build_plans_new_files_and_fills_gaps_from_the_far_end(tmp_path:
     assert numbers(other) == list(range(26))
 
 
-def test_build_finishes_next_to_an_update_that_extends_the_plan(tmp_path: Path) -> None:
-    root, source = tmp_path / "cache", fb.sources.lines(tmp_path / "raw")
-    write_lines(tmp_path / "raw/a.txt", 0, 20)
-    updates: list[int] = []
-
-    def extend(progress: fb.Progress) -> None:
-        if progress.phase == "building" and not updates:
-            updates.append(0)
-            write_lines(tmp_path / "raw/z.txt", 20, 6)
-            updates[0] = fb.update(root, source, recipe=LineRecipe(), workers=0).made
-
-    report = fb.build(root, source, LineRecipe(), workers=0, on_progress=extend)
-    assert (report.chunks, report.made + updates[0]) == (5, 7)
-    assert numbers(root) == list(range(26))
-    assert fb.status(root).complete
-
-
 def test_growing_twice_and_again_is_one_segment_each(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
     for number in range(3):
@@ -176,16 +159,6 @@ def test_a_file_whose_last_line_was_unfinished_has_changed(tmp_path: Path, suffi
     ):
         grown(root, path)
     assert tree(root) == before
-
-
-def test_a_file_that_is_one_sample_cannot_be_appended_to(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "raw/a.txt", 0, 10)
-    root = tmp_path / "cache"
-    fb.build(root, fb.sources.files(tmp_path / "raw"), fb.RawRecipe(), workers=0)
-    with open(path, "ab") as file:
-        file.write(b"more")
-    with pytest.raises(SourceChanged, match=r"'a\.txt' has 74 bytes, 70 were planned"):
-        fb.update(root, fb.sources.files(tmp_path / "raw"), workers=0)
 
 
 def test_another_folder_can_be_added_and_its_names_are_relative_to_the_first(tmp_path: Path) -> None:
@@ -282,13 +255,6 @@ def test_files_without_samples_are_not_reported_as_new(tmp_path: Path) -> None:
     (raw / "empty.txt").write_bytes(b"000008\n")
     assert fb.verify(root, source=source, full=True).sound
     assert grown(root, raw).rows == 6
-
-
-def test_a_new_file_without_samples_is_known_once_it_was_grown(tmp_path: Path) -> None:
-    root = number_cache(tmp_path)
-    (tmp_path / "raw/none.txt.gz").write_bytes(gzip.compress(b""))
-    assert grown(root, tmp_path / "raw").notes == ()
-    assert fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0).notes == ()
 
 
 def test_a_build_from_part_of_its_files_says_how_many_are_not_there(tmp_path: Path) -> None:

@@ -4,16 +4,13 @@ import dataclasses
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.helpers.cache_files import chunk_path, layer_path
-from tests.helpers.layer_recipes import number_cache, stored_cache, write_lines
+from tests.helpers.layer_recipes import write_lines
 
 import forebay as fb
-from forebay.columns import Column
-from forebay.errors import ChunkCorrupt, ForebayError, RecipeInvalid, SourceChanged
+from forebay.errors import ForebayError, RecipeInvalid, SourceChanged
 from forebay.format import layout
-from forebay.store import LocalStore
 
 
 def text_cache(folder: Path, lines: int = 300) -> tuple[Path, fb.Source]:
@@ -37,16 +34,6 @@ def test_a_kept_recipe_that_declares_other_columns_is_refused_even_without_a_gen
     recipe.write_text(text)
     with pytest.raises(ForebayError):
         fb.build(root, source, RECIPE, workers=0)
-
-
-def test_a_chunk_whose_columns_are_not_the_recipes_is_refused(tmp_path):
-    store = LocalStore(tmp_path)
-    stored_cache(store, [Column(name="n", dtype="int64", rows_per_block=4)], [{"n": np.arange(20)}])
-    cache = fb.open_cache(store)
-    other = (Column(name="n", dtype="int64", rows_per_block=5),)
-    cache._files["stored"] = dataclasses.replace(cache._files["stored"], columns=other)
-    with pytest.raises(ChunkCorrupt, match="not those that the layer's recipe declares"):
-        cache.read([0])
 
 
 def test_another_kind_of_source_is_refused(tmp_path):
@@ -145,13 +132,3 @@ def test_names_that_are_not_utf_8_are_names_like_any_other(tmp_path, name):
     assert fb.status(root).failed_samples[0].reason == "too-long"
     assert bytes(fb.open_cache(root)[0]["data"]) == b"short"
     assert fb.verify(root, full=True).sound
-
-
-def test_planning_many_small_files_looks_at_a_few(tmp_path):
-    root = number_cache(tmp_path)
-    assert fb.open_cache(root)
-    (tmp_path / "small").mkdir()
-    for number in range(3000):
-        (tmp_path / f"small/{number:05d}").write_bytes(b"ab")
-    report = fb.build(tmp_path / "many", fb.sources.files(tmp_path / "small"), fb.RawRecipe(), workers=0)
-    assert report.rows == 3000

@@ -6,6 +6,7 @@
 import errno
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -250,6 +251,29 @@ def test_repair_without_generations_reports_a_lost_segment_or_plans_it_again(tmp
     assert (content(damage.root) == damage.content) == has_source
     damage.repair("--from", damage.copy)
     damage.assert_whole()
+
+
+@pytest.mark.parametrize("with_key", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_repair_of_random_damages_loses_nothing_and_a_copy_brings_back_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, with_key: bool
+) -> None:
+    """One to three damages to any files of a base and an upper layer."""
+    if with_key:
+        monkeypatch.setenv(VARIABLE, "secret")
+    root, chosen = layered_cache(tmp_path), random.Random(seed)
+    fb.copy(root, tmp_path / "copy")
+    before, published = content(root), digests(root)
+    for _ in range(1 + seed % 3):
+        path = chosen.choice(sorted(path for path in root.rglob("*.*") if path.is_file()))
+        chosen.choice([flip, cut, Path.unlink])(path)
+    intact = {key: digest for key, digest in digests(root).items() if published.get(key) == digest}
+    with suppress(ForebayError):
+        fb.repair(root, recipe=LineRecipe(), workers=0)
+    assert {key: digests(root).get(key) for key in intact} == intact
+    assert not fb.repair(root, copy=tmp_path / "copy", recipe=LineRecipe(), workers=0).failed
+    assert content(root) == before
+    assert fb.verify(root).sound
 
 
 KILLED = """

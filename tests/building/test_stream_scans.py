@@ -4,7 +4,6 @@ import bz2
 import gzip
 import lzma
 import random
-import threading
 from collections import deque
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,7 @@ from forebay.source import SourceFile
 from forebay.sources import opening, pieces
 from forebay.sources.jsonl import LineSource
 from forebay.sources.opening import open_file
-from forebay.sources.pieces import _ends_in, _plain_cuts, _Search
+from forebay.sources.pieces import _plain_cuts, _Search
 from forebay.store import MemoryStore
 
 RECIPE = fb.RawRecipe(chunk_bytes=300)
@@ -125,33 +124,11 @@ def test_a_source_of_compressed_files_is_planned_as_if_they_were_cut_one_by_one(
     assert planned(LinesWithoutScans(lines.root, lines.patterns)) == at_once
 
 
-def flip(content: bytes) -> bytes:
-    return content[:-20] + bytes([content[-20] ^ 1]) + content[-19:]
-
-
 def test_a_planning_that_fails_leaves_nothing_behind(tmp_path, lines):
     (Path(lines.root) / "07.txt.gz").write_bytes(b"not gzip at all")
     with pytest.raises(SourceUnreadable, match=r"07\.txt\.gz"):
         fb.build(tmp_path / "cache", lines, RECIPE, workers=0)
     assert not (tmp_path / "cache").exists()
-
-
-class EndlessLines(LineSource):
-    """The scan of one file ends when the test says so."""
-
-    begun, ended = threading.Event(), threading.Event()
-
-    def sample_ends(self, file: SourceFile):
-        if file.path == "11.txt.gz":
-            self.begun.set()
-            assert self.ended.wait(60)
-        return super().sample_ends(file)
-
-
-@pytest.mark.parametrize("separator", [b"\n", b"--"])
-def test_the_last_sample_ends_with_its_block(separator):
-    assert _ends_in(b"a" + separator + b"b", separator).tolist() == [1 + len(separator), 2 + len(separator)]
-    assert _ends_in(b"a" + separator, separator).tolist() == [1 + len(separator)]
 
 
 @pytest.mark.parametrize("count", [1, 3])  # cut while it is decompressed; scanned by several threads

@@ -6,9 +6,9 @@ A worker adopts a file that an interrupted build left under the chunk's name, or
                  └─▶ anything else ─▶ made again, replaces the file
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import cast
@@ -143,7 +143,7 @@ class ChunkJob:
             return None
         try:
             record = examine_chunk(self.store, self.document, chunk)
-            is_own = record.failures == 0 and self._slice.made(record)
+            is_own = record.failures == 0 and self._slice.fits(record)
             return record if is_own else None
         except (Missing, Damaged, OSError, SourceUnreadable):
             return None
@@ -247,29 +247,22 @@ class BaseSlice:
         """The rows of some parts, and the digest of each; the files must look the same before and after."""
         # Sources keep files open by how they look: a file that was exchanged and put back is opened again.
         reading = [replace(part, file=self._reading(part.file)) for part in parts]
-        before = {} if self._source.reads_planned_files else self._checked_files(parts)
         samples = ChunkSamples(self._source, reading, duplicates)
-        try:
+        with self._unchanged(parts):
             rows = self._recipe.make(samples)
             samples.check_exhausted()
             if duplicates is not None and not duplicates.saw_what_was_planned():
                 changed = dict.fromkeys((part.file.path for part in parts), "has other samples than were planned")
                 raise files_changed(self._job.store.address, changed)
             sums = [part_sum(self._source, *one) for one in zip(parts, samples.digests, strict=True)]
-        except Exception:
-            self._check_unchanged(before)  # a changed file explains the error
-            raise
-        self._check_unchanged(before)
         return rows, samples, sums
 
-    def made(self, record: ChunkRecord) -> bool:
+    def fits(self, record: ChunkRecord) -> bool:
         """True if a sound file was made from what its slice of the source holds now."""
         key, parts = record.key(self._job.folder), self._plan.parts(record.chunk)
-        before = {} if self._source.reads_planned_files else self._checked_files(parts)
-        sums = ChunkFile(self._job.store.view(key), key).source_sums()
-        is_same = [part_sum(self._source, part) for part in parts] == list(sums)
-        self._check_unchanged(before)
-        return is_same
+        with self._unchanged(parts):
+            sums = ChunkFile(self._job.store.view(key), key).source_sums()
+            return [part_sum(self._source, part) for part in parts] == list(sums)
 
     def _numbered(self, failures: Sequence[Failure], parts: list[Part]) -> Sequence[Failure]:
         return self._source.with_lines(failures, parts) if hooks_of(self._recipe).numbers_lines else failures
@@ -283,18 +276,29 @@ class BaseSlice:
             raise RecipeInvalid(f"chunk {chunk} is planned without duplicates, but its recipe has no `identity`")
         return DuplicateFilter(identity, planned)
 
-    def _checked_files(self, parts: list[Part]) -> dict[str, SourceFile]:
-        """The files to read as they look now; raises if one does not look as expected.
+    @contextmanager
+    def _unchanged(self, parts: list[Part]) -> Iterator[None]:
+        """The files look as expected before they are read, and the same afterwards: a change explains any error.
 
         Looking after reading is not enough: a folder or a link on the way may have led elsewhere.
         """
+        if self._source.reads_planned_files:
+            yield
+            return
         files = {part.file.path: self._source.look(part.file.path) for part in parts}
         wait_until_settled(files.values())
         for part in parts:
             self._source.check_beside(part.file, files[part.file.path])
-            if not files[part.file.path].same_identity(self._expected(part.file)):
-                raise files_changed(self._job.store.address, {part.file.path: CHANGED_MEANWHILE})
-        return files
+            self._check_look(part.file.path, files[part.file.path], self._expected(part.file))
+        try:
+            yield
+        finally:
+            for path, file in files.items():
+                self._check_look(path, self._source.look(path), file)
+
+    def _check_look(self, path: str, now: SourceFile, before: SourceFile) -> None:
+        if not now.same_identity(before):
+            raise files_changed(self._job.store.address, {path: CHANGED_MEANWHILE})
 
     def _reading(self, planned: SourceFile) -> SourceFile:
         """The file as it looks now. Outside of buckets its etag describes a line or sidecar: it must be as planned."""
@@ -306,12 +310,6 @@ class BaseSlice:
         if len(self._plan.segments) > 1:  # a later segment may have it with a newer look
             planned = self._plan.files[planned.path]
         return self._job.now.get(planned.path, planned)
-
-    def _check_unchanged(self, before: Mapping[str, SourceFile]) -> None:
-        """After reading: a file that changed meanwhile must not leave a chunk."""
-        for path, file in before.items():
-            if not self._source.look(path).same_identity(file):
-                raise files_changed(self._job.store.address, {path: CHANGED_MEANWHILE})
 
 
 class LayerSlice:
@@ -338,7 +336,7 @@ class LayerSlice:
             base=record.ids.hex(),
         )
 
-    def made(self, record: ChunkRecord) -> bool:
+    def fits(self, record: ChunkRecord) -> bool:
         """True if a sound file was made from the base chunk that is listed."""
         base = published_record(self._pinned, self._pinned.base, record.chunk)
         return base is not None and (record.base, record.rows) == (base.ids, base.rows)

@@ -62,7 +62,6 @@ def estimate_build(
 def _scaled(trial: Trial, total: int, chunks: int) -> dict[str, Any]:
     """The fields of an estimate that come from the trial, for a source that weighs `total`."""
     reason, _, example = trial.reasons.most_frequent() if trial.failures else ("", 0, "")
-    counted = trial.made.statistics if trial.made else {}
     return {
         "sampled_weight": trial.weight if trial.samples else 0,
         "rows": round(trial.scaled(trial.rows, total)),
@@ -70,7 +69,9 @@ def _scaled(trial: Trial, total: int, chunks: int) -> dict[str, Any]:
         "stored_bytes": round(trial.scaled(trial.stored_bytes, total) + chunks * trial.head_bytes),
         "failures": round(trial.scaled(trial.failures, total)),
         "statistics": {
-            name: round(trial.scaled(value, total)) for name, value in counted.items() if not isinstance(value, list)
+            name: round(trial.scaled(value, total))
+            for name, value in trial.statistics.items()
+            if not isinstance(value, list)
         },
         "failure_reason": reason,
         "failure_example": example,

@@ -277,10 +277,10 @@ def source_for(store: Store, source: Source | None, allow_network: bool, plan: P
             f"the source of '{store.address}' is '{remote}'; forebay contacts no machine that only a cache names",
             hint=f"allow it with `forebay {verb} {store.address} --allow-network`",
         )
-    return source or _kept(plan.described, allow_network)  # which says what is in the way
+    return source or _described(plan.described, allow_network)  # which says what is in the way
 
 
-def _kept(description: Mapping[str, Any], allow_network: bool) -> Source:
+def _described(description: Mapping[str, Any], allow_network: bool) -> Source:
     """A source that only the cache names: its folders are walked only if that is allowed."""
     source = reopen_source(description)
     return source.without_gone() if allow_network else source.unwalked()
@@ -296,7 +296,7 @@ def reopened(allow_network: bool, description: Mapping[str, Any]) -> Source | No
     try:
         if remote_source(description) and not allow_network:
             return None
-        return _kept(description, allow_network)
+        return _described(description, allow_network)
     except _CANNOT_OPEN:
         return None
 

@@ -44,7 +44,7 @@ def _planned_files(source: Source, plan: Plan) -> Iterator[SourceFile]:
 
 
 class SourceListing:
-    """A source and its files, found by one walk, when first asked for.
+    """A source and its files, listed by one walk, when first asked for.
 
     It says which files there are, and how each looked at that moment. A plan that is older can be compared with that;
     files that differ, and all files of a newer plan, are looked at again.
@@ -55,7 +55,7 @@ class SourceListing:
         self.seconds = 0.0  # that it took
 
     @cached_property
-    def _found(self) -> Listing:
+    def _listing(self) -> Listing:
         started = time.perf_counter()
         try:
             if self._store is not None and not self.source.is_walked():
@@ -66,17 +66,17 @@ class SourceListing:
 
     @property
     def files(self) -> Sequence[SourceFile]:
-        return self._found.files
+        return self._listing.files
 
     @property
     def walked(self) -> Sequence[SourceFile]:
-        """The files as they were found; none where the source was not walked."""
+        """The files as they were listed; none where the source was not walked."""
         return self.files if self.source.is_walked() else ()
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What to say about the source: how it reads what was named, and the files that it does not read."""
-        left_out = not_read(self._found.left_out)
+        left_out = not_read(self._listing.left_out)
         return (*self.source.notes(self.walked), *([left_out] if left_out else []))
 
     @cached_property

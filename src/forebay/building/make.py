@@ -3,28 +3,32 @@
 build, update, repair ─▶ CacheWriter ─▶ job ─▶ make: claim ─▶ engine ─▶ publish ─▶ BuildReport
 """
 
+import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import msgspec
 
 from forebay.building.chunk_maker import ChunkJob, MadeChunk
 from forebay.building.layers import released
-from forebay.building.outcome import build_failed, build_report, check_something_made, too_many_failures
 from forebay.building.queue import ChunkQueue
 from forebay.building.run import BuildRun
+from forebay.building.segments import all_failed, nothing_to_build
 from forebay.building.task import BuildTask
 from forebay.building.writer import CacheWriter
-from forebay.cache.publish import Publication, Publisher, builder_versions, differing_versions
+from forebay.cache.catalog import open_chunk
+from forebay.cache.publish import OverLimit, Publication, Publisher, builder_versions, differing_versions
 from forebay.cache.reports import BuildReport
 from forebay.cache.source_check import source_changed
 from forebay.cache.state import numbers
 from forebay.engine.base import Died, Done, Event, Failed, MemoryGovernor
-from forebay.errors import BuildFailed, BuildStopped, ForebayError
+from forebay.errors import BuildFailed, BuildStopped, ForebayError, TooManyFailures
+from forebay.failure_reasons import Reasons
 from forebay.format import layout
+from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable
-from forebay.recipe import versions_of
+from forebay.recipe import fields_of, hooks_of, versions_of
 from forebay.source import CHANGED_MEANWHILE
 from forebay.store.base import Store, disk_full, is_url, naming_full_disk
 from forebay.store.owners import this_process
@@ -32,6 +36,7 @@ from forebay.store.owners import this_process
 TICK_SECONDS = 0.5
 BIRTHS = 3  # workers in a row that end before they begin
 HOPELESS = 20  # chunks that failed with none made end a build
+RETRY_HINT = "run the same command again to retry; all others are kept"
 
 
 def make(cache: CacheWriter, job: ChunkJob, wanted: Sequence[int]) -> BuildReport:
@@ -72,7 +77,7 @@ class Work:
         )
         self.publisher = self._publisher()
         streams = self._plan.streams() if job.source is not None else {}
-        order = from_own_place(cache.store, self._todo)
+        order = from_own_start(cache.store, self._todo)
         self.queue = ChunkQueue(order, streams, job.folder, cache.claims, self._is_listed)
         slots = cache.options.slots(cache.engine)
         self._governor = MemoryGovernor(cache.options.memory_limit, slots, max(weights, default=0))
@@ -243,7 +248,7 @@ class Work:
         """What was done; raises if wanted chunks are missing, lost or over the failure limit."""
         newest, store, folder = self.publisher.newest, self.cache.store, self.job.folder
         table = newest.table(self.job.layer) if newest is not None else ChunkTable.of([])
-        report = build_report(self.cache, self.job, self.run, self.queue, self.publisher, table)
+        report = self._report(table)
         if over := self.publisher.over_limit:
             raise too_many_failures(store, folder, over[0], self.run.records)
         if self.queue.failed:
@@ -258,8 +263,47 @@ class Work:
                 check_something_made(store, folder, table if is_whole else ChunkTable.of(self.run.records.values()))
         return report
 
+    def _notes(self) -> Iterator[str]:
+        if elsewhere := len(self.queue.elsewhere):
+            yield f"other builders are making and will publish {elsewhere:,} chunk(s)"
+        if withdrawn := len(self.publisher.withdrawn):
+            yield f"{withdrawn:,} chunk(s) were withdrawn meanwhile and are not listed"
 
-def from_own_place(store: Store, chunks: Sequence[int]) -> list[int]:
+    def _report(self, table: ChunkTable) -> BuildReport:
+        run, queue, recipe, totals = self.run, self.queue, self.job.recipe, table.summary()
+        seconds, newest = time.monotonic() - run.started, self.publisher.newest
+        self.cache.clock.add("publishing", self.publisher.seconds)
+        counts = {"chunks": totals.chunks, "rows": totals.rows, "bytes": totals.size}
+        return BuildReport(
+            root=self.cache.store.address,
+            layer=self.job.layer,
+            chunks=run.total,
+            made=run.made,
+            present=run.present + len(run.adopted) + queue.listed_elsewhere + len(queue.elsewhere),
+            failed=dict(queue.failed),
+            rows=totals.rows,
+            failures=totals.failures,
+            samples=totals.samples,
+            written_bytes=run.written_bytes,
+            seconds=seconds,
+            generation=None if newest is None else newest.number,
+            deaths=tuple(run.deaths),
+            notes=(*self.cache.notes, *run.warnings, *self._notes()),
+            made_statistics=dict(run.sums),
+            statistics=dict(totals.statistics),
+            figures=hooks_of(recipe).figures(fields_of(recipe), totals.statistics, counts) if totals.chunks else {},
+            reasons=dict(run.reasons.most_common()),
+            made_rows=run.rows,
+            made_failures=run.failures,
+            phases=dict(self.cache.clock.seconds),
+            adopted=len(run.adopted),
+            made_elsewhere=queue.listed_elsewhere + len(queue.elsewhere),
+            layer_reasons=dict(totals.reasons),
+            tokens_per_second=run.sums["tokens"] / max(seconds, 1e-9) if run.sums["tokens"] else None,
+        )
+
+
+def from_own_start(store: Store, chunks: Sequence[int]) -> list[int]:
     """Chunks in the order in which this builder makes them.
 
     In a bucket, where requests are billed, builders begin at different chunks: one that another builder claimed first
@@ -268,3 +312,54 @@ def from_own_place(store: Store, chunks: Sequence[int]) -> list[int]:
     share = 0.0 if store.local_path("") is not None else zlib.crc32(str(this_process()).encode()) / 2**32
     at = int(share * len(chunks))
     return [*chunks[at:], *chunks[:at]]
+
+
+def limit_hint(root: str, segment: int) -> str:
+    """What to do about a segment over its limit."""
+    ways = "fix the cause and run the same command again, or raise --max-failures"
+    return f"{ways}, or give the segment up with `forebay clean {root} --unpublished`" if segment else ways
+
+
+def build_failed(root: str, failed: Mapping[int, str], hint: str = RETRY_HINT) -> BuildFailed:
+    shown = "; ".join(f"chunk {chunk}: {reason}" for chunk, reason in list(failed.items())[:3])
+    more = f" (and {len(failed) - 3} more)" if len(failed) > 3 else ""
+    return BuildFailed(
+        f"{len(failed)} chunk(s) of '{root}' could not be built: {shown}{more}",
+        hint=hint,
+        root=root,
+        failed=dict(failed),
+    )
+
+
+def too_many_failures(store: Store, folder: str, over: OverLimit, built: Mapping[int, ChunkRecord]) -> TooManyFailures:
+    """The error for a segment over its limit: its chunks are kept, and the next build tries again."""
+    root, records = store.address, (built[chunk] for chunk in over.chunks if chunk in built)
+    failed = next((record for record in records if record.failures), None)
+    reasons = ", ".join(f"{count:,} x {reason}" for reason, count in list(over.reasons.items())[:3])
+    advice = ""
+    if failed is not None:
+        failures = Reasons(open_chunk(store, folder, failed).failures())
+        reasons, advice = f"{reasons}, e.g. {failures.most_frequent()[-1]}", f"; {failures.advice()}"
+    return TooManyFailures(
+        f"{over.failures:,} of {over.samples:,} samples of segment {over.segment} failed ({reasons});"
+        f" {over.limit:,.0f} may fail{advice}; its {len(over.chunks):,} new chunk(s) are kept and not published",
+        hint=limit_hint(root, over.segment),
+        root=root,
+        failures=over.failures,
+        samples=over.samples,
+        limit=over.limit,
+        reasons=dict(over.reasons),
+    )
+
+
+def check_something_made(store: Store, folder: str, table: ChunkTable) -> None:
+    """Raise if a base layer has no row."""
+    samples, failures = (int(table.numbers[name].sum()) for name in ("samples", "failures"))
+    if int(table.rows.sum()):
+        return
+    if not samples:
+        raise nothing_to_build(store.address, "the source has no samples")
+    if not failures:
+        raise nothing_to_build(store.address, f"the recipe made no row of {samples:,} sample(s)")
+    reasons = Reasons(one for record in table.records() for one in open_chunk(store, folder, record).failures())
+    raise all_failed(store.address, failures, *reasons.most_frequent(), hint=reasons.advice())

@@ -113,7 +113,7 @@ def _is_sound(store: Store, key: str) -> bool:
 
 
 def check_copy(store: Store, copy: Store | None) -> None:
-    """Raise unless a copy is another place that has a cache."""
+    """Raise unless a copy is another folder or bucket with a cache."""
     if copy is None:
         return
     if is_within(copy, store) and is_within(store, copy):
@@ -331,6 +331,6 @@ def _delete_damaged(run: RepairRun, here: Known, number: int) -> None:
         try:
             if not _is_sound(run.store, key) and not _is_sound(run.store, key):
                 run.store.delete(key)
-                run.log.replaced[key] = f"it could not be read; generation {number} stands in its place"
+                run.log.replaced[key] = f"it could not be read; generation {number} replaces it"
         except OSError as error:
             run.log.failed[key] = f"it could not be read again, and was left: {message_of(error)}"

@@ -172,8 +172,8 @@ class Placement:
     def _place_chunks(self, layer: str, records: Sequence[ChunkRecord]) -> list[ChunkRecord]:
         folder, placed = self.old.published.folder(layer), list[ChunkRecord]()
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            places = pool.map(lambda record: self._place(record.key(folder), record.sha256), records)
-            for done, (record, is_placed) in enumerate(zip(records, places, strict=True), 1):
+            outcomes = pool.map(lambda record: self._place(record.key(folder), record.sha256), records)
+            for done, (record, is_placed) in enumerate(zip(records, outcomes, strict=True), 1):
                 placed += [record] if is_placed else []
                 self.cache.show(Progress(phase="copying", done=done, total=len(records)))
         return placed

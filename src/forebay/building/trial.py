@@ -4,11 +4,12 @@ source  ├──▪────▪────▪────▪────▪
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from math import ceil
+from typing import Any
 
 import numpy as np
 
@@ -23,21 +24,21 @@ from forebay.source import Part, Sample, Source, SourceFile, Unit
 CAP_BYTES = 128 * 1024 * 1024
 DEFAULT_CHUNK_BYTES = 32 * 1024 * 1024
 DEFAULT_CHUNK_SAMPLES = 1000
-SAMPLE_PLACES = 24
+SAMPLE_PROBES = 24
 MOST_BUDGETS = 4
 TRIAL_BYTES = 96 * 1024 * 1024  # of rows that a trial makes
-SPREAD = 4  # places are tried in this many rounds
-MOST_FILES_PER_PLACE = 1000
+SPREAD = 4  # probes are tried in this many rounds
+MOST_FILES_PER_PROBE = 1000
 WITHOUT_LOOKUPS = 1.1  # how much more of a stream is read for the same: nothing is looked up in it
 SAMPLE_WEIGHT = {"bytes": 4 * 1024 * 1024, "samples": 512}
-LITTLE_WEIGHT = {"bytes": 64 * 1024, "samples": 24}  # tried at every place whatever its share of the source
+LITTLE_WEIGHT = {"bytes": 64 * 1024, "samples": 24}  # tried at every probe whatever its share of the source
 HEADS = 16
 HEAD_WEIGHT = {"bytes": 16 * 1024, "samples": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a recipe made of a small part of the source."""
+    """The rows of a small part of the source."""
 
     weight: int
     seconds: float  # to read, make, encode and hash it
@@ -47,7 +48,7 @@ class Trial:
     raw_bytes: int
     head_bytes: int  # every chunk has a header
     stored_bytes: int  # index and data, which grow with the rows
-    made: Rows | None = None
+    statistics: Mapping[str, Any] = field(default_factory=dict)  # of its rows
     reasons: Reasons = field(default_factory=Reasons)  # why samples failed
 
     @property
@@ -75,7 +76,7 @@ def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budg
     The build then reports the chunks that fail and makes the others; errors of the recipe or the source are raised.
     """
     budget = budget or _planning_budget(source, sum(map(source.weight, files)), recipe)
-    return _try_places(source, sample_places(source, files, budget), recipe)
+    return _try_probes(source, sample_probes(source, files, budget), recipe)
 
 
 def _planning_budget(source: Source, total: int, recipe: Recipe) -> int:
@@ -83,12 +84,12 @@ def _planning_budget(source: Source, total: int, recipe: Recipe) -> int:
     if source.unit == "bytes":
         return SAMPLE_WEIGHT["bytes"]
     most = min(SAMPLE_WEIGHT["samples"], hooks_of(recipe).judged_by or SAMPLE_WEIGHT["samples"])
-    return min(most, max(SAMPLE_PLACES, total // 4))
+    return min(most, max(SAMPLE_PROBES, total // 4))
 
 
-def _try_places(source: Source, places: Sequence[list[Part]], recipe: Recipe) -> Trial:
+def _try_probes(source: Source, probes: Sequence[list[Part]], recipe: Recipe) -> Trial:
     started = time.perf_counter()
-    tried = _tried(source, recipe, places)
+    tried = _tried(source, recipe, probes)
     if not tried:
         return Trial(1, 0.0, 0, 0, 0.0, 0, 0, 0)
     rows = join_rows([rows for _, _, rows in tried], recipe.columns())
@@ -108,20 +109,20 @@ def _try_places(source: Source, places: Sequence[list[Part]], recipe: Recipe) ->
         raw_bytes=sum(column.nbytes for column in rows.columns.values()),
         head_bytes=len(encoded.buffers[0]),
         stored_bytes=encoded.size - len(encoded.buffers[0]),
-        made=rows,
+        statistics=rows.statistics,
         reasons=Reasons(failures),
     )
 
 
-def _tried(source: Source, recipe: Recipe, places: Sequence[list[Part]]) -> list[tuple[list[Part], ChunkSamples, Rows]]:
-    """The rows of each place; places are tried spread over the source, while their rows fit into memory."""
+def _tried(source: Source, recipe: Recipe, probes: Sequence[list[Part]]) -> list[tuple[list[Part], ChunkSamples, Rows]]:
+    """The rows of each probe; probes are tried spread over the source, while their rows fit into memory."""
     tried: dict[int, tuple[list[Part], ChunkSamples, Rows]] = {}
     failed: Exception | None = None
     size_bytes = 0
-    for at in sorted(range(len(places)), key=lambda at: (at % SPREAD, at)):
+    for at in sorted(range(len(probes)), key=lambda at: (at % SPREAD, at)):
         if size_bytes >= TRIAL_BYTES:
             break
-        samples = ChunkSamples(source, places[at], preview=True)
+        samples = ChunkSamples(source, probes[at], preview=True)
         try:
             rows = recipe.make(samples)
         except SourceInvalid as error:
@@ -132,7 +133,7 @@ def _tried(source: Source, recipe: Recipe, places: Sequence[list[Part]]) -> list
             failed = RecipeInvalid(f"the recipe '{recipe.kind}' fails on all it was tried on: {error!r}")
             failed.__cause__ = error
         else:
-            tried[at] = places[at], samples, rows
+            tried[at] = probes[at], samples, rows
             size_bytes += sum(column.nbytes for column in rows.columns.values())
     if failed is not None and not tried:
         raise failed
@@ -156,44 +157,44 @@ def sample_heads(source: Source, files: Sequence[SourceFile]) -> Iterator[Sample
                 yield from ChunkSamples(source, [Part(files[index], 0, stop)], preview=True)
 
 
-def sample_places(source: Source, files: Sequence[SourceFile], budget: int) -> list[list[Part]]:
+def sample_probes(source: Source, files: Sequence[SourceFile], budget: int) -> list[list[Part]]:
     """Small parts at 24 offsets, evenly by weight; no two overlap.
 
     A stream is only read from its beginning: the offsets in it make one part there, as long as all of them.
     """
     weights = np.fromiter(map(source.weight, files), np.int64, len(files))
-    ends, piece = np.cumsum(weights), ceil(budget / SAMPLE_PLACES)
+    ends, piece = np.cumsum(weights), ceil(budget / SAMPLE_PROBES)
     offsets: dict[int, list[int]] = {}  # file -> offsets in it
-    for place in range(SAMPLE_PLACES):
-        at = int(ends[-1]) * (2 * place + 1) // (2 * SAMPLE_PLACES)
+    for probe in range(SAMPLE_PROBES):
+        at = int(ends[-1]) * (2 * probe + 1) // (2 * SAMPLE_PROBES)
         index = min(int(np.searchsorted(ends, at, side="right")), len(weights) - 1)
         offsets.setdefault(index, []).append(at - int(ends[index] - weights[index]))
-    places: list[list[Part]] = []
+    probes: list[list[Part]] = []
     passed: dict[str, int] = {}  # file -> where the last part of it ends
     for index, in_file in offsets.items():
         for parts in _in_file(source, files, index, in_file, piece):
             fresh = [part for part in parts if part.start >= passed.get(part.file.path, 0)]
             passed |= {part.file.path: part.stop for part in fresh}
-            places += [fresh] if fresh else []
-    return _within(places, max(budget, LITTLE_WEIGHT[source.unit]))
+            probes += [fresh] if fresh else []
+    return _within(probes, max(budget, LITTLE_WEIGHT[source.unit]))
 
 
-def _within(places: list[list[Part]], budget: int) -> list[list[Part]]:
-    """The places, or two of them and more up to a few budgets where a source cannot be cut into small parts."""
-    weight = sum(part.weight for parts in places for part in parts)
-    most = max(2, int(len(places) * MOST_BUDGETS * budget / max(1, weight)))
-    if len(places) <= most:
-        return places
-    return [places[(2 * at + 1) * len(places) // (2 * most)] for at in range(most)]
+def _within(probes: list[list[Part]], budget: int) -> list[list[Part]]:
+    """The probes, or two of them and more up to a few budgets where a source cannot be cut into small parts."""
+    weight = sum(part.weight for parts in probes for part in parts)
+    most = max(2, int(len(probes) * MOST_BUDGETS * budget / max(1, weight)))
+    if len(probes) <= most:
+        return probes
+    return [probes[(2 * at + 1) * len(probes) // (2 * most)] for at in range(most)]
 
 
 def _in_file(
     source: Source, files: Sequence[SourceFile], index: int, offsets: Sequence[int], piece: int
 ) -> Iterator[list[Part]]:
-    """The parts of the places that fall into one file."""
+    """The parts of the probes that fall into one file."""
     file = files[index]
     if source.weight(file) <= piece:
-        yield _whole_files(source, files[index : index + MOST_FILES_PER_PLACE], piece)
+        yield _whole_files(source, files[index : index + MOST_FILES_PER_PROBE], piece)
     elif file.stream:
         yield _piece(source, file, 0, int(piece * len(offsets) * WITHOUT_LOOKUPS))
     else:

@@ -14,7 +14,6 @@ from forebay.cache.catalog import unpublished
 from forebay.cache.plan import Plan
 from forebay.cache.reports import BuildReport
 from forebay.cache.state import Index, numbers
-from forebay.errors import ForebayError
 from forebay.format.generation import ChunkTable
 from forebay.recipe import Recipe, hooks_of
 from forebay.source import Source
@@ -36,28 +35,24 @@ def update(
         planner = cache.planner(SourceListing(named_alike(source, cache.index.plan), cache.store), recipe, base)
         bind_layer(cache.store, planner.recipe, base)
         check_kind(cache.store, planner.source, cache.index.plan)
-        _begin_last_segment(cache, planner, base)
+        before_update = _make_last_segment(cache, planner, base)
         before = cache.index.table(base)
         with naming_full_disk(cache.store, planner.listing.weight), cache.planning():
             append_new_files(cache, planner)
         job = cache.base_job(planner.listing, planner.recipe, base, is_update=True)
         report = make(cache, job, numbers(cache.index.state(base).planned))
         grown = _update_notes(planner.recipe, before, cache.refresh().table(base))
-        return msgspec.structs.replace(report, notes=(*report.notes, *grown))
+        made, present = report.made + before_update, report.present - before_update
+        return msgspec.structs.replace(report, made=made, present=present, notes=(*report.notes, *grown))
 
 
 def append_new_files(cache: CacheWriter, planner: Planner) -> None:
     """Append a segment with everything new in the source; does nothing if there is nothing. Held: the plan's claim."""
     check_unsigned(cache, planner)
-    draft = planner.following(cache.index, cache.index.plan)
-    if draft is None:
-        return
-    cache.append(draft)
-    if cache.index.plan.last_digest != draft.segment.digest:
-        raise ForebayError(
-            f"another update extended the plan of '{cache.store.address}' meanwhile",
-            hint="run the same command again",
-        )
+    while (draft := planner.following(cache.index, cache.index.plan)) is not None:
+        cache.append(draft)  # or reads the segment of an update that was first
+        if cache.index.plan.last_digest == draft.segment.digest:
+            return
 
 
 def check_unsigned(cache: CacheWriter, planner: Planner) -> None:
@@ -70,15 +65,17 @@ def check_unsigned(cache: CacheWriter, planner: Planner) -> None:
         check_signed(cache.store, plan, number, draft)
 
 
-def _begin_last_segment(cache: CacheWriter, planner: Planner, base: str) -> None:
-    """Make the last segment if nothing of it is published yet; raises if nothing of it can be."""
+def _make_last_segment(cache: CacheWriter, planner: Planner, base: str) -> int:
+    """Make the last segment if nothing of it is published yet; raises if nothing of it can be. Returns its chunks."""
     last, state = cache.index.plan.segments[-1], cache.index.state(base)
     own = slice(last.first_chunk, last.first_chunk + len(last))
-    if last.number and state.todo[own].any() and not state.listed[own].any():
-        check_unsigned(cache, planner)
-        job = cache.base_job(planner.listing, planner.recipe, base, is_update=True)
-        make(cache, job, list(last.chunk_numbers))
-        cache.refresh()
+    if not last.number or not state.todo[own].any() or state.listed[own].any():
+        return 0
+    check_unsigned(cache, planner)
+    job = cache.base_job(planner.listing, planner.recipe, base, is_update=True)
+    report = make(cache, job, list(last.chunk_numbers))
+    cache.refresh()
+    return report.made
 
 
 def named_alike(source: Source, plan: Plan) -> Source:

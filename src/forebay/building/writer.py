@@ -189,28 +189,28 @@ class CacheWriter:
             known=self.index.plan,
         )
 
-    def recheck(self, job: ChunkJob, files: Sequence[str], made: Mapping[int, ChunkRecord]) -> ChunkJob:
+    def recheck(self, job: ChunkJob, files: Sequence[str], records: Mapping[int, ChunkRecord]) -> ChunkJob:
         """The job after source files changed while they were read; raises if their planned ranges did."""
         plan, source = self.index.plan, cast(Source, job.source)
-        changed, now = self._compared(job, [plan.files[path] for path in files if path in plan.files], made)
+        changed, now = self._compared(job, [plan.files[path] for path in files if path in plan.files], records)
         if changed:
             raise source_changed(self.store.address, plan, reported(source, plan, changed))
         others = {path: file for path, file in job.now.items() if path not in files}  # one may look as planned again
         return replace(job, now={**others, **now})
 
-    def changed_since(self, job: ChunkJob, made: Mapping[int, ChunkRecord]) -> Mapping[str, str]:
+    def changed_since(self, job: ChunkJob, records: Mapping[int, ChunkRecord]) -> Mapping[str, str]:
         """The files of some chunks that do not have the planned content now -> how they differ."""
-        if job.source is None or not made:
+        if job.source is None or not records:
             return {}
-        parts = (part for chunk in made for part in self.index.plan.parts(chunk))
+        parts = (part for chunk in records for part in self.index.plan.parts(chunk))
         files = {part.file.path: job.now.get(part.file.path, part.file) for part in parts}
-        return self._compared(job, list(files.values()), made)[0]
+        return self._compared(job, list(files.values()), records)[0]
 
     def _compared(
-        self, job: ChunkJob, files: Sequence[SourceFile], made: Mapping[int, ChunkRecord]
+        self, job: ChunkJob, files: Sequence[SourceFile], records: Mapping[int, ChunkRecord]
     ) -> tuple[Mapping[str, str], Mapping[str, SourceFile]]:
         source, table = cast(Source, job.source), Index.take(self.store, self.index).table(job.layer)
-        check = SourceCheck(self.store, source, self.index.plan, job.folder, table, made)
+        check = SourceCheck(self.store, source, self.index.plan, job.folder, table, records)
         fresh = check.compared(differing_files(source, files))
         return fresh.changed, fresh.now
 

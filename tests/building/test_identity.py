@@ -1,6 +1,5 @@
 """A cache goes on with what it began with: the same recipe, kind of source, files and chunks."""
 
-import dataclasses
 import shutil
 from pathlib import Path
 

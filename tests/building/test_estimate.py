@@ -1,31 +1,15 @@
 """Estimating: what a build will take, from a small sample."""
 
 import gzip
-import json
-import os
-import time
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from tests.helpers.layer_recipes import LineRecipe, tree, write_lines
+from tests.helpers.layer_recipes import LineRecipe, write_lines
 
 import forebay as fb
 from forebay.building.estimate import SAMPLED_SHARE
 from forebay.errors import SourceNotFound
-
-
-class SlowStart(LineRecipe, frozen=True, kw_only=True):
-    """A recipe that takes a while to load, and notes in which process and how long."""
-
-    kind: ClassVar[str] = "slow-start"
-
-    notes: str
-
-    def preload(self) -> None:
-        started = time.perf_counter()
-        time.sleep(0.2)
-        Path(self.notes).write_text(json.dumps([os.getpid(), time.perf_counter() - started]))
 
 
 @pytest.mark.slow
@@ -82,14 +66,6 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
     estimate = fb.estimate(fb.sources.lines(tmp_path / "raw"), LineRecipe(chunk_rows=100), into=SmallStore())
     assert (estimate.fits, estimate.free_bytes) == (False, 1000)
     assert estimate.stored_bytes > 1000
-
-
-def test_an_estimate_writes_nothing_and_needs_no_place(tmp_path: Path) -> None:
-    write_lines(tmp_path / "raw/a.txt", 0, 100)
-    before = tree(tmp_path)
-    estimate = fb.estimate(fb.sources.lines(tmp_path / "raw"), LineRecipe())
-    assert (estimate.free_bytes, estimate.fits) == (None, True)
-    assert tree(tmp_path) == before
 
 
 def test_no_files_are_no_source(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -90,12 +89,6 @@ def test_constants_of_each_layer_are_kept_once_and_checked(tmp_path: Path) -> No
     (constants_path(root, "length")).unlink()
     with pytest.raises(IndexCorrupt, match="it is gone"):
         cache.constants("length")
-
-
-def test_a_layer_without_constants_has_none(tmp_path: Path) -> None:
-    root = number_cache(tmp_path)
-    fb.build(root, None, AdditionLayer(name="more"), workers=0)
-    assert fb.open_cache(root).constants("addition") == {}
 
 
 def test_constants_left_by_a_layer_that_never_began_do_not_survive(tmp_path: Path) -> None:
@@ -234,25 +227,6 @@ def test_of_two_layers_with_one_column_name_that_begin_at_once_at_most_one_stays
         assert fb.open_cache(root, layers=[layer]).read([5])["times"].tolist() == [5 * times]
 
 
-def test_a_layer_that_another_has_begun_is_listed_once_it_has_a_chunk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = number_cache(tmp_path)
-    kept, keep = [], layers.restore_constants
-
-    def build_another_meanwhile(*asked: Any) -> None:
-        keep(*asked)
-        if not kept:  # the recipe of 'a' is there, and it could still be withdrawn
-            kept.append(True)
-            fb.build(root, None, AdditionLayer(name="sum"), workers=0, layer="other")
-            assert sorted(fb.open_cache(root).generation.layers) == ["numbers", "other"]
-
-    monkeypatch.setattr(layers, "restore_constants", build_another_meanwhile)
-    fb.build(root, None, LengthLayer(times=2), workers=0, layer="a")
-    assert fb.open_cache(root, layers=["a"]).read([5])["times"].tolist() == [10]
-    assert sorted(fb.open_cache(root).generation.layers) == ["a", "numbers", "other"]
-
-
 def test_a_cache_whose_layers_share_a_column_name_is_not_read_until_one_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,12 +256,6 @@ def test_a_layer_name_that_is_no_name_is_refused(tmp_path: Path) -> None:
     for name in ("../up", "a/b", "-x", "ä"):
         with pytest.raises(RecipeInvalid, match="is not a valid layer name"):
             fb.build(root, None, LengthLayer(), layer=name, workers=0)
-
-
-def test_another_recipe_for_a_layer_names_the_fields_that_differ(tmp_path: Path) -> None:
-    root = layered_cache(tmp_path)
-    with pytest.raises(RecipeMismatch, match=r"(?s)layer 'length' .*differs in: times: "):
-        fb.build(root, None, LengthLayer(times=3), workers=0)
 
 
 def test_a_layer_on_no_cache_is_an_error_that_leaves_nothing(tmp_path: Path) -> None:

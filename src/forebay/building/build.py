@@ -1,6 +1,5 @@
 """Build a layer: plan a new cache or bind a recipe, then make what is missing."""
 
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import cast
@@ -54,7 +53,6 @@ def build(
 ) -> BuildReport:
     """Make what is missing of a layer, in an inclusive range of chunks; plan it first if it is new."""
     check_range(start_chunk, end_chunk)
-    refuse_tier(store)
     check_layer_name(layer)
     check_recipe(recipe)
     with CacheWriter(store, options.suited_to(recipe, source)) as cache, released(recipe):
@@ -105,7 +103,7 @@ def _plan(
 ) -> None:
     """Plan a new cache, or compare the recipe and the source with the one that exists."""
     cache.knows_walk = bool(cache.index.plan.segments)
-    if cache.knows_walk and mode == "forward" and old is None and not is_unsigned(cache.index, cache.index.plan):
+    if cache.knows_walk and mode == "forward" and old is None and not is_unsigned(cache.index):
         _bind_base(cache, planner, layer)
         return
     with naming_full_disk(cache.store, planner.listing.weight), cache.planning() as index:
@@ -167,16 +165,6 @@ def check_start(store: Store, start_chunk: int | None, planned: int) -> None:
 def check_is_recipe(recipe: object) -> None:
     if not isinstance(recipe, Recipe | LayerRecipe):
         raise TypeError(f"a recipe is needed, for instance fb.ImageRecipe(size=224), not {type(recipe).__name__}")
-
-
-def refuse_tier(store: Store) -> None:
-    """A cache among the files of a tier would be neither."""
-    folder = store.local_path("")
-    if folder is not None and all(os.path.isfile(os.path.join(folder, name)) for name in ("data.mdb", "users")):
-        raise ForebayError(
-            f"'{store.address}' holds a tier (data.mdb), which CachedImages fills",
-            hint="build the cache into another folder",
-        )
 
 
 def replace_layers(store: Store, recipes: Mapping[str, AnyRecipe]) -> tuple[str, ...]:

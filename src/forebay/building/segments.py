@@ -7,14 +7,12 @@ from forebay.building.cutting import OnCut, cut_source, limited_chunks, wait_unt
 from forebay.building.dedup import deduplicate
 from forebay.building.listing import SourceListing, check_readable
 from forebay.building.trial import Trial, chunk_weight, try_recipe
-from forebay.cache.identities import load_identities
 from forebay.cache.plan import Plan
 from forebay.cache.segment import Segment, decode_segment
 from forebay.cache.source_check import SourceCheck, reported, source_changed
 from forebay.cache.state import Index
 from forebay.errors import (
     BuildFailed,
-    Damaged,
     ForebayError,
     RecipeInvalid,
     SourceChanged,
@@ -43,8 +41,8 @@ class Draft:
         """Make it part of the plan; False if another planner was first. The identities are written before it."""
         number, digest = self.segment.number, self.segment.identities
         key = layout.identities(number, digest)
-        if self.identities and not store.create(key, self.identities) and not _are_sound(store, self.segment):
-            store.replace(key, self.identities)
+        if self.identities:
+            store.replace(key, self.identities)  # named by their digest: whatever is there should have the same bytes
         segment_key = layout.plan_segment(number)
         created = store.create(segment_key, self.segment.encode())
         if not created and self.identities:
@@ -52,14 +50,6 @@ class Draft:
             if first.identities != digest:
                 store.delete(key)
         return created
-
-
-def _are_sound(store: Store, segment: Segment) -> bool:
-    try:
-        load_identities(store, segment)
-    except Damaged:
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +211,9 @@ def check_kind(store: Store, source: Source, plan: Plan) -> None:
             )
 
 
-def is_unsigned(index: Index, plan: Plan) -> bool:
+def is_unsigned(index: Index) -> bool:
     """True if a key is in use and the plan has segments that no tagged generation covers."""
-    return hmac_key() is not None and len(plan.segments) > (len(index.newest.plan) if index.newest else 0)
+    return hmac_key() is not None and len(index.plan.segments) > (len(index.newest.plan) if index.newest else 0)
 
 
 def check_signed(store: Store, plan: Plan, number: int, draft: Draft | None) -> None:

@@ -58,7 +58,7 @@ def append_new_files(cache: CacheWriter, planner: Planner) -> None:
 def check_unsigned(cache: CacheWriter, planner: Planner) -> None:
     """With a key, plan the segments again that no tagged generation covers, and compare."""
     index, plan = cache.index, cache.index.plan
-    if not is_unsigned(index, plan):
+    if not is_unsigned(index):
         return
     for number in range(len(index.newest.plan) if index.newest is not None else 0, len(plan.segments)):
         draft = planner.following(index, plan.first(number)) if number else planner.first()

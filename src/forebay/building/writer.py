@@ -127,7 +127,7 @@ class CacheWriter:
         else:
             wait_until_listed(self.store, layout.plan_segment(number))
             self.refresh()
-        if is_unsigned(self.index, self.index.plan):
+        if is_unsigned(self.index):
             check_signed(self.store, self.index.plan, number, draft)
 
     def check_base(self, base: str, layer: str) -> None:

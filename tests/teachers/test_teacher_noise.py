@@ -40,10 +40,10 @@ def test_it_is_standard_normal() -> None:
     assert abs(np.corrcoef(drawn[:, 0::4].ravel(), drawn[:, 1::4].ravel())[0, 1]) < 0.02
 
 
-def test_the_lines_of_the_guide_draw_the_same_noise() -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "guide-teachers.md").read_text()
+def test_the_lines_of_the_format_draw_the_same_noise() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
     names: dict[str, Any] = {}
-    exec(re.search(r"### How noise is drawn.*?```python\n(.*?)```", guide, re.DOTALL)[1], names)  # type: ignore[index]
+    exec(re.search(r"## Noise of teachers.*?```python\n(.*?)```", page, re.DOTALL)[1], names)  # type: ignore[index]
     for seed, sample, bucket, shape, purpose in (
         (0, b"a.jpg", 0, (4, 8, 8), "noise"),
         (7, b"prompts.txt@812", 9, (3, 5), "latents"),

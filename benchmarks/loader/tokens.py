@@ -1,6 +1,7 @@
 """Token batches: the loader next to memmap, LitData and Hugging Face Datasets on the same rows of 2,048 GPT-2 tokens.
 
-Global shuffle, batches of 32, everything in the page cache. Peers yield int64 tokens alone.
+The default shuffle (global for `none`, windows for zstd), batches of 32, everything in the page cache. Peers shuffle
+all rows and yield int64 tokens alone.
 """
 
 from collections.abc import Iterator
@@ -73,7 +74,7 @@ OPTIONS = {
 
 
 def _batches(cache: fb.Cache, name: str) -> Iterator[object]:
-    shuffle = "window" if "window" in name else "global"
+    shuffle = "window" if "window" in name else "auto"
     collate = TokenBatch(cache, **OPTIONS[name])
     loader = Loader(cache, global_batch_size=BATCH, seed=0, shuffle=shuffle, collate=collate)
     return forever(lambda: iter(loader))

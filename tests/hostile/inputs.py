@@ -61,7 +61,7 @@ def _dictionary(folder: Path, root: Path) -> Commands:
 
 
 def _one_cell(folder: Path, root: Path) -> Commands:
-    size = 400 << 20
+    size = 300 << 20
     text = pa.StringArray.from_buffers(1, pa.py_buffer(struct.pack("<ii", 0, size)), pa.py_buffer(b"y" * size))
     table = pa.table({"text": text})
     path = folder / "a.parquet"

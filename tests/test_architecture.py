@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"errors", "recipe", "store"},
     "building": INDEX | {"read", "engine", "kinds"},
     "hub": {"errors", "store"},
-    "sources": WORDS | {"kernels", "hub", "store"},  # of store, the objects of a bucket
+    "sources": WORDS | {"exports", "kernels", "hub", "store"},  # of store, the objects of a bucket
     "raw": WORDS,
     "tokens": WORDS | {"kernels", "hub", "format"},  # reads its constants as tensors
     "masks": {"kernels", "errors"},

@@ -385,10 +385,7 @@ def test_a_cache_in_place_of_a_file(tmp_path: Path):
 def test_a_parquet_file_without_the_column_says_which_flag_names_it(tmp_path: Path):
     (tmp_path / "a.parquet").write_bytes(shard(["one"], column="content"))
     ran = run("estimate", "tokens", tmp_path / "a.parquet", code=1)
-    assert (
-        "it has no column 'text'; it has: 'id', 'content', 'url'; a build names the one that holds the text (--text"
-        in ran.err
-    )
+    assert "it has no column 'text'; it has: 'id', 'content', 'url'; name the one with the text (--text" in ran.err
 
 
 def test_copying_onto_another_cache_is_refused(tmp_path: Path):

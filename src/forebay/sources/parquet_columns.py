@@ -1,4 +1,4 @@
-"""Types of Parquet columns, and their values as documents.
+"""Types of Parquet columns, and their values as documents. The only source module that imports pyarrow.
 
 Text is stored as strings, as bytes, or as indices into a dictionary.
 """
@@ -13,12 +13,15 @@ from forebay.sources.paths import empty, too_large
 try:
     import pyarrow as pa
     import pyarrow.compute as pc
+    from pyarrow.parquet import ParquetFile
 except ModuleNotFoundError as missing:
     raise LibraryMissing(
         "reading Parquet files needs 'pyarrow', which is not installed",
         hint="pip install 'forebay[tokens]'",
         extra="tokens",
     ) from missing
+
+__all__ = ["ParquetFile", "documents", "holds_bytes", "holds_json", "holds_text", "pa", "pc"]
 
 
 def holds_text(kind: pa.DataType) -> bool:

@@ -12,7 +12,7 @@ Several parts may be in one row group, so digests are cached while the file is u
 import os
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from io import FileIO, RawIOBase
@@ -22,26 +22,14 @@ import numpy as np
 import xxhash
 
 from forebay.columns import Array
-from forebay.errors import LibraryMissing, SourceUnreadable
+from forebay.errors import SourceUnreadable
 from forebay.source import Failure, Part, Sample, SourceFile, settling_seconds, source_unreadable
 from forebay.sources.bucket_files import entry_of
 from forebay.sources.compression import most_unpacked
 from forebay.sources.opening import check_planned, hashed_range, open_planned
+from forebay.sources.parquet_columns import ParquetFile, documents, holds_text, pa, pc
 from forebay.sources.paths import MAX_SAMPLE_BYTES
 from forebay.store.base import is_url
-
-try:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    from pyarrow.parquet import ParquetFile
-except ModuleNotFoundError as missing:
-    raise LibraryMissing(
-        "reading Parquet files needs 'pyarrow', which is not installed",
-        hint="pip install 'forebay[tokens]'",
-        extra="tokens",
-    ) from missing
-
-from forebay.sources.parquet_columns import documents, holds_text
 
 Span = tuple[int, int]
 State = tuple[int, ...]
@@ -99,10 +87,22 @@ class ParquetRows:
 
     def check_text(self, column: str) -> "ParquetRows":
         """The file itself, if it has a text column of this name."""
+        return self.check_column(column, holds_text, "text", "--text, text=")
+
+    def check_column(
+        self, column: str, is_usable: Callable[[pa.DataType], bool], content: str, option: str
+    ) -> "ParquetRows":
+        """The file itself, if it has one column of this name with usable values; closed otherwise."""
         try:
-            problem = _type_problem(self.schema, column)
-            if problem:
+            names = self.schema.names
+            if names.count(column) != 1:
+                known = ", ".join(f"'{name}'" for name in names)
+                count = f"{names.count(column)} columns" if column in names else "no column"
+                problem = f"it has {count} '{column}'; it has: {known}; name the one with the {content} ({option})"
                 raise source_unreadable(self.path, problem)
+            kind = self.schema.field(column).type
+            if not is_usable(kind):
+                raise source_unreadable(self.path, f"its column '{column}' holds {kind}, not {content}")
         except SourceUnreadable:
             self.close()
             raise
@@ -286,17 +286,6 @@ def understood(path: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise source_unreadable(path, f"it is not a sound Parquet file: {error or 'rows are missing'}") from error
-
-
-def _type_problem(schema: pa.Schema, column: str) -> str:
-    if column not in schema.names:
-        known = ", ".join(f"'{name}'" for name in schema.names)
-        named = "a build names the one that holds the text (--text, text=)"
-        return f"it has no column '{column}'; it has: {known}; {named}"
-    if schema.names.count(column) > 1:
-        return f"it has {schema.names.count(column)} columns '{column}'"
-    kind = schema.field(column).type
-    return "" if holds_text(kind) else f"its column '{column}' holds {kind}, not text"
 
 
 def row_digest(path: str, column: str | None, start: int, stop: int) -> int:

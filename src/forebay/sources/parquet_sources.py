@@ -168,27 +168,22 @@ def parquet_images(
 
 @lru_cache(maxsize=4)
 def _opened_images(path: str, file: SourceFile, column: str) -> ParquetRows:
-    rows = open_parquet(path, file)
-    problem = _column_problem(rows.schema, column)
-    if problem:
+    rows = open_parquet(path, file).check_column(column, _holds_images, "bytes of images", "--image, image=")
+    names = rows.schema.names
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
         rows.close()
+        problem = (
+            f"it has {names.count(repeated)} columns '{repeated}'; metadata has each name once, rename one of them"
+        )
         raise source_unreadable(path, problem)
     return rows
 
 
-def _column_problem(schema: Any, column: str) -> str:
-    names = schema.names
-    if names.count(column) != 1:
-        known, count = ", ".join(f"'{name}'" for name in names), names.count(column)
-        how_many = f"{count} columns" if count else "no column"
-        return f"it has {how_many} '{column}'; it has: {known}; name the one that holds the images (--image, image=)"
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        return f"it has {names.count(twice[0])} columns '{twice[0]}'; metadata has each name once, rename one of them"
-    kind = schema.field(column).type
+def _holds_images(kind: Any) -> bool:
+    """Whether values of a type are bytes, or structs with bytes."""
     fields = [kind.field(index) for index in range(kind.num_fields)]
-    in_struct = any(field.name == "bytes" and holds_bytes(field.type) for field in fields)
-    return "" if holds_bytes(kind) or in_struct else f"its column '{column}' holds {kind}, not bytes of images"
+    return holds_bytes(kind) or any(field.name == "bytes" and holds_bytes(field.type) for field in fields)
 
 
 def _metadata_columns(schema: Any, image: str) -> list[str]:

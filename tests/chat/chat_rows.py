@@ -12,6 +12,14 @@ import forebay as fb
 from forebay.masks.train_on import KINDS
 
 
+def user(content: str) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str, **fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **fields}
+
+
 @dataclass(frozen=True)
 class Labelled:
     """One document: its tokens, and the kind and the message of each."""

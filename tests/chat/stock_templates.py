@@ -67,31 +67,6 @@ CHATML = Stock(
     tokens={"eos_token": "<|im_end|>"},
 )
 
-ZEPHYR = Stock(
-    "zephyr",
-    f"""{{% for message in messages %}}
-{{% if message['role'] == 'assistant' %}}
-{{{{ '<|assistant|>\n' }}}}{GEN}{{{{ message['content'] + eos_token }}}}{END}{{{{ '\n' }}}}
-{{%- else %}}
-{{{{ '<|' + message['role'] + '|>\n' + message['content'] + eos_token + '\n' }}}}
-{{%- endif %}}
-{{% endfor %}}
-{{% if add_generation_prompt %}}{{{{ '<|assistant|>\n' }}}}{{% endif %}}""",
-    ("<s>", "</s>"),
-    framed(lambda role: f"<|{role}|>\n", "</s>", "\n"),
-    tokens={"eos_token": "</s>"},
-)
-
-PHI4 = Stock(
-    "phi-4",
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '<|im_sep|>' }}"
-    f"{{% if message['role'] == 'assistant' %}}{GEN}{{{{ message['content'] + '<|im_end|>' }}}}{END}"
-    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant<|im_sep|>' }}{% endif %}",
-    ("<|im_start|>", "<|im_sep|>", "<|im_end|>"),
-    framed(lambda role: f"<|im_start|>{role}<|im_sep|>", "<|im_end|>"),
-)
-
 PHI3 = Stock(
     "phi-3",
     "{% for message in messages %}{{ '<|' + message['role'] + '|>\n' }}"
@@ -101,35 +76,6 @@ PHI3 = Stock(
     ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>"),
     framed(lambda role: f"<|{role}|>\n", "<|end|>", "\n", tail="<|endoftext|>"),
     tokens={"eos_token": "<|endoftext|>"},
-)
-
-COMMAND_R = Stock(
-    "command-r",
-    "{{ bos_token }}{% for message in messages %}"
-    "{% set name = {'system': 'SYSTEM', 'user': 'USER', 'assistant': 'CHATBOT'}[message.role] %}"
-    "{{ '<|START_OF_TURN_TOKEN|><|' + name + '_TOKEN|>' }}"
-    f"{{% if message.role == 'assistant' %}}{GEN}{{{{ message.content.strip() ~ '<|END_OF_TURN_TOKEN|>' }}}}{END}"
-    "{% else %}{{ message.content.strip() ~ '<|END_OF_TURN_TOKEN|>' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}{% endif %}",
-    (
-        "<BOS_TOKEN>",
-        "<|START_OF_TURN_TOKEN|>",
-        "<|END_OF_TURN_TOKEN|>",
-        "<|SYSTEM_TOKEN|>",
-        "<|USER_TOKEN|>",
-        "<|CHATBOT_TOKEN|>",
-    ),
-    framed(
-        lambda role: (
-            "<|START_OF_TURN_TOKEN|><|"
-            + {"system": "SYSTEM", "user": "USER", "assistant": "CHATBOT"}[role]
-            + "_TOKEN|>"
-        ),
-        "<|END_OF_TURN_TOKEN|>",
-        bos="<BOS_TOKEN>",
-        strip=True,
-    ),
-    tokens={"bos_token": "<BOS_TOKEN>"},
 )
 
 GLM4 = Stock(
@@ -548,6 +494,6 @@ def _harmony(messages: Messages, turn: int) -> list[Piece]:
 
 
 STOCK = (
-    CHATML, ZEPHYR, PHI3, PHI4, COMMAND_R, GLM4, LLAMA2, MISTRAL, TEKKEN, GEMMA2, GEMMA3, LLAMA3, QWEN25, QWEN3, R1,
+    CHATML, PHI3, GLM4, LLAMA2, MISTRAL, TEKKEN, GEMMA2, GEMMA3, LLAMA3, QWEN25, QWEN3, R1,
     HARMONY,
 )  # fmt: skip

@@ -227,22 +227,6 @@ def test_a_cache_is_packed_again_without_its_source(stock: Stock, tmp_path: Path
 
 
 @pytest.mark.parametrize("stock", [CHATML, HARMONY], ids=lambda stock: stock.name)
-def test_conversations_of_a_cache_one_by_one_are_those_of_its_batches(stock: Stock, tmp_path: Path) -> None:
-    source = write_chats(tmp_path / "chats.jsonl", 20)
-    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model", stock), sequence_length=512, chunk_rows=8)
-    fb.build(tmp_path / "cache", fb.sources.lines(source), recipe, workers=0)
-    again, recipe = repack(tmp_path / "cache", sequence_length=600)
-    parts = [Part(file, 0, again.weight(file)) for file in again.files()]
-    batched = ChunkSamples(again, parts)
-    rows = [recipe.make(each) for each in (batched, [one for part in parts for one in samples_of(again, part)])]
-    assert batched.count == sum(part.weight for part in parts) == 20
-    assert json.dumps(rows[0].statistics) == json.dumps(rows[1].statistics)
-    for name, column in rows[0].columns.items():
-        both = [each.values if isinstance(each, fb.Ragged) else each for each in (column, rows[1].columns[name])]
-        np.testing.assert_array_equal(*both)
-
-
-@pytest.mark.parametrize("stock", [CHATML, HARMONY], ids=lambda stock: stock.name)
 def test_a_chunk_packed_again_has_the_rows_of_a_build_from_the_conversations(stock: Stock, tmp_path: Path) -> None:
     source = write_chats(tmp_path / "chats.jsonl", 40)
     recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model", stock), sequence_length=512)

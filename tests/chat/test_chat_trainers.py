@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.chat.preference_caches import chat_cache, chatml, gpt2, llama, preference_cache, write_lines
+from tests.chat.preference_caches import chat_cache, chatml, llama, preference_cache, write_lines
 
 import forebay as fb
 from forebay.chat import prepared, trainers, write_dpo, write_sft
@@ -212,17 +212,3 @@ def test_an_error_of_a_cache_is_reported_although_an_earlier_file_was_left_unfin
 def _damaged(*chunks: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield from chunks
     raise ValueError("damaged")
-
-
-def test_gpt2_also_has_the_loss_of_the_loader(chat: fb.Cache, tmp_path: Path, processor: Any) -> None:
-    write_sft(chat, tmp_path / "sft.arrow")
-    data = datasets.Dataset.from_file(str(tmp_path / "sft.arrow")).select(range(2))
-    model = gpt2()
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    arguments = trl.SFTConfig(**settings(tmp_path, 2), dataset_kwargs={"skip_prepare_dataset": True})
-    trainer = trl.SFTTrainer(model, args=arguments, train_dataset=data, processing_class=processor)
-    batch = our_batch(chat)
-    assert int((batch["seq_lens"][0] > 0).sum()) == 2
-    assert first_loss(trainer) == pytest.approx(loss_of(model.eval(), batch, 1), abs=1e-6)

@@ -1,31 +1,19 @@
 """Templates and conversations that could get a wrong mask without a word: each is masked right, or refused."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chat.chat_rows import labelled_documents
+from tests.chat.chat_rows import assistant, labelled_documents, user
 from tests.chat.stock_templates import CHATML, GLM4, HARMONY, LLAMA3, PHI3, QWEN3, STOCK, Stock
-from tests.chat.test_filled_layouts import taking_apart
+from tests.chat.test_filled_layouts import compare
 from tests.chat.test_layouts import made, only_failure, recipe_of
 from tokenizers import Tokenizer
 
-import forebay as fb
-from forebay.chat import ChatRecipe
-from forebay.chat import recipe as recipe_module
 from forebay.chat.rendering import ChatTemplate
 from forebay.chat.template import TemplateSource
 from forebay.errors import RecipeInvalid
-
-
-def user(content: str) -> dict[str, Any]:
-    return {"role": "user", "content": content}
-
-
-def assistant(content: str, **more: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": content, **more}
 
 
 def chatml(answer: str, prompt: str = "") -> str:
@@ -239,43 +227,6 @@ def test_most_stock_templates_only_write_contents() -> None:
     assert exact == []
 
 
-@pytest.mark.parametrize("stock", STOCK, ids=lambda stock: stock.name)
-def test_filled_layouts_are_what_taking_apart_gives(
-    stock: Stock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For contents that templates strip, look for, or take apart."""
-    texts = [
-        "Hello",
-        'say "x"',
-        " padded ",
-        "\n\nlines\n",
-        "ünï",
-        "<think>",
-        "a</think>b",
-        "<think>\na\n</think>\n\nb",
-        "x" * 99,
-    ]
-    chats = [[user("Hi" + one[:1]), assistant(one), user(other), assistant(other)] for one in texts for other in texts]
-    chats += [[*chats[0][:1], assistant("", tool_calls=[CALL]), {"role": "tool", "content": text}, assistant("!")]
-              for text in texts] if stock.tools else []  # fmt: skip
-    recipe = recipe_of(tmp_path, stock, sequence_length=2048)
-    compare_filled_with_taken_apart(recipe, chats, monkeypatch)
-
-
-def compare_filled_with_taken_apart(
-    recipe: ChatRecipe, chats: list[list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    filled = made(recipe, *chats)
-    with monkeypatch.context() as patched:
-        patched.setattr(recipe_module, "_open_layouts", taking_apart)
-        apart = made(recipe, *chats)
-    assert filled.failures == apart.failures
-    for name, column in filled.columns.items():
-        both = [each.values if isinstance(each, fb.Ragged) else each for each in (column, apart.columns[name])]
-        assert both[0].tolist() == both[1].tolist()
-    assert json.dumps(filled.statistics) == json.dumps(apart.statistics)
-
-
 def test_contents_that_are_written_as_json_are_never_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of a shape is the same as JSON, the next ones are not."""
     template = CHATML.plain().replace(
@@ -284,7 +235,7 @@ def test_contents_that_are_written_as_json_are_never_filled_in(tmp_path: Path, m
     texts = ["plain", 'a "quoted" text', "two\nlines", "back\\slash", " plain"]
     chats = [[user(one), assistant(other)] for one in texts for other in texts]
     assert "tojson" in template
-    compare_filled_with_taken_apart(recipe_of(tmp_path, CHATML, template), chats, monkeypatch)
+    compare(recipe_of(tmp_path, CHATML, template), [{"messages": chat} for chat in chats], monkeypatch)
 
 
 def test_white_space_has_no_layout_where_the_template_does_not_strip(tmp_path: Path) -> None:

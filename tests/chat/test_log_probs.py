@@ -400,10 +400,3 @@ def test_a_student_comes_to_the_teacher_with_the_loss_of_stored_tokens(chat: fb.
     assert all(np.isfinite(losses))
     assert losses[-1] < losses[0] * 0.7
     assert logits.shape[-1] == VOCABULARY
-
-
-def test_a_teacher_that_needs_no_ids_reads_none(models: Path) -> None:
-    recipe = TeacherRecipe(teacher=LogProbs(model=str(models / "llama")))
-    assert recipe.reads == ("tokens", "seq_lens")
-    assert recipe.ids == ""
-    assert [column.ragged for column in recipe.columns()] == [True]

@@ -184,14 +184,10 @@ def test_a_template_that_does_not_end_is_stopped_at_the_time_limit(text: str) ->
         "{{ 'a' * 1000000000 }}",
         "{{ 'a' * 10 ** 30 }}",
         "{% set ns = namespace(x='aa') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-        "{% set ns = namespace(x='aa') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-        "{% set ns = namespace(x='aa') %}{% for i in range(60) %}{% set ns.x = ns.x.replace('a', 'aa') %}{% endfor %}",
-        "{% set ns = namespace(x=['a']) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
         _NESTED + "{{ ns.x }}",
         _NESTED + "{{ ns.x | tojson }}",
         "{{ range(90000) | list | tojson(indent='x' * 1000000) }}",
         "{{ range(90000) | list | tojson(separators=('x' * 1000000, ':')) }}",
-        "{{ 'a'.format() }}{{ '%1000000000d' % 1 }}",
     ],
 )
 def test_a_template_that_grows_without_end_is_stopped_at_the_memory_limit(text: str) -> None:
@@ -220,17 +216,6 @@ def test_filters_of_jinja_work_and_random_ones_are_rejected() -> None:
     assert rendered("{{ 'x' | center(3) }}{{ '%s' | format(1) }}{{ '{}'.format(2) }}") == " x 12"
     with pytest.raises(ModelUnusable, match="it uses the filter 'random', and the same conversation must always"):
         rendered("{{ [1, 2] | random }}")
-
-
-def test_slices_calls_and_filters_of_ordinary_templates_are_as_ever() -> None:
-    assert rendered("{{ messages[1:] | map(attribute='content') | list }}") == "['Hello']"
-    assert rendered("{{ messages[::-1][0]['content'][:-1] }}{{ 'a b'.split() }}{{ 'a,b,c'.split(',', 1)[-1] }}") == (
-        "Hell['a', 'b']b,c"
-    )
-    assert rendered("{{ {'b': 1, 'a': 2} | dictsort }}{{ {'b': 1} | items | list }}{{ [3, 1] | sort | first }}") == (
-        "[('a', 2), ('b', 1)][('b', 1)]1"
-    )
-    assert rendered("{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | join }}") == "Hi"
 
 
 def test_a_template_that_is_no_template_is_refused() -> None:

@@ -235,6 +235,24 @@ def test_a_token_that_no_file_names_is_not_left_out() -> None:
     assert ChatTemplate(source, {"bos_token": "<s>"}).render([{"role": "user", "content": "a"}], None) == "<s>a"
 
 
+def test_an_interrupted_render_leaves_no_answer_for_the_next_one() -> None:
+    hanging = ChatTemplate(TemplateSource("t", _NESTED + _NESTED.replace("ns", "os") + "{{ ns.x == os.x }}"))
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            hanging.render(ASKED, None)
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    started = time.monotonic()
+    assert rendered("{{ messages[0].content }}") == "Hi"
+    assert time.monotonic() - started < 10
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_build_whose_template_hangs_ends_at_a_signal_and_so_does_its_child(
     number: signal.Signals, tmp_path: Path

@@ -31,18 +31,18 @@ IN_MEMORY_BYTES = 4 << 30  # of chunks of a cache without a tier
 THREADS = 32  # the chunks of a first batch are fetched in one round trip; `AHEAD_BYTES` bounds what they hold
 _FIRST_ROWS, _LOCATED_ROWS = 64, 4096  # located at once: few at first, because a batch waits for them
 
-Place = tuple[int, int]  # epoch, position
+Cursor = tuple[int, int]  # epoch, position
 
 
 class Need(NamedTuple):
     """A chunk, and the first place of an epoch that needs it."""
 
-    place: Place
+    cursor: Cursor
     source: int  # index into `Stream.caches`
     chunk: int  # position of the chunk in its cache
 
 
-def chunks_needed(stream: Stream, ranks: Ranks, start: Place, end: Callable[[int], int]) -> Iterator[Need]:
+def chunks_needed(stream: Stream, ranks: Ranks, start: Cursor, end: Callable[[int], int]) -> Iterator[Need]:
     """Yield the chunks that a rank needs from a place on, in order, each once in an epoch.
 
     `end(epoch)` is the position at which an epoch ends; an epoch without positions ends the sequence.
@@ -80,8 +80,8 @@ def _first_uses(
     positions, sources, chunks = positions[is_new], sources[is_new], chunks[is_new]
     _, firsts = np.unique(chunks * len(stream.caches) + sources, return_index=True)
     firsts.sort()
-    found = zip(positions[firsts].tolist(), sources[firsts].tolist(), chunks[firsts].tolist(), strict=True)
-    return list(found)
+    uses = zip(positions[firsts].tolist(), sources[firsts].tolist(), chunks[firsts].tolist(), strict=True)
+    return list(uses)
 
 
 def allow_passing(stream: Stream, columns: Sequence[str], ranks: Ranks, ahead_bytes: int) -> None:
@@ -114,26 +114,26 @@ class ChunkAhead:
         stream: Stream,
         columns: Sequence[str],
         ranks: Ranks,
-        start: Place,
+        start: Cursor,
         end: Callable[[int], int],
         ahead_bytes: int = AHEAD_BYTES,
     ) -> None:
-        self.stream, self.place = stream, start
+        self.stream, self.cursor = stream, start
         self._columns, self._end, self._start, self._limit = columns, end, start, ahead_bytes
         self._sizes = [cache.chunk_bytes(columns) for cache in stream.caches]
         needs = chunks_needed(stream, ranks, start, end)
         self._queue = Ahead(needs, self._open, self._fits, THREADS, "fetch")
 
-    def follows(self, stream: Stream, place: Place) -> bool:
+    def follows(self, stream: Stream, cursor: Cursor) -> bool:
         """Whether this runs ahead of that place, in this process: not if the rows of that epoch were not known."""
-        if not self._queue.is_running or self.stream is not stream or place < self.place:
+        if not self._queue.is_running or self.stream is not stream or cursor < self.cursor:
             return False
-        return place[0] == self._start[0] or self._end(place[0]) > 0
+        return cursor[0] == self._start[0] or self._end(cursor[0]) > 0
 
-    def reached(self, place: Place) -> None:
+    def reached(self, cursor: Cursor) -> None:
         """Batches are made up to a place: chunks needed later are ahead of them."""
-        self.place = place
-        self._queue.release(lambda need: need.place < place)
+        self.cursor = cursor
+        self._queue.release(lambda need: need.cursor < cursor)
 
     def stop(self) -> None:
         self._queue.stop(wait=False)  # a fetch under way ends by itself
@@ -146,11 +146,11 @@ class ChunkAhead:
 
     def _fits(self, need: Need, pending: Sequence[Slot[Need, Need]]) -> bool:
         """Whether a chunk may be fetched now: in the next epoch at the latest, and within the limit, or alone."""
-        if need.place[0] > self.place[0] + 1:
+        if need.cursor[0] > self.cursor[0] + 1:
             return False
-        ahead = [slot.task for slot in pending if slot.task.place > self.place]
+        ahead = [slot.task for slot in pending if slot.task.cursor > self.cursor]
         taken = sum(self._size(each) for each in ahead)
-        return need.place <= self.place or not ahead or taken + self._size(need) <= self._limit
+        return need.cursor <= self.cursor or not ahead or taken + self._size(need) <= self._limit
 
     def _size(self, need: Need) -> int:
         return int(self._sizes[need.source][need.chunk])
@@ -164,15 +164,15 @@ class Fetcher:
         self._ahead: ChunkAhead | None = None
         self._stop: Callable[[], object] | None = None
 
-    def reach(self, stream: Stream, place: Place, end: Callable[[int], int]) -> None:
+    def reach(self, stream: Stream, cursor: Cursor, end: Callable[[int], int]) -> None:
         """Fetch the chunks that follow a place."""
         if not any(cache.is_remote for cache in stream.caches):
             return
-        if self._ahead is not None and self._ahead.follows(stream, place):
-            self._ahead.reached(place)
+        if self._ahead is not None and self._ahead.follows(stream, cursor):
+            self._ahead.reached(cursor)
             return
         if self._stop is not None:
             self._stop()
         allow_passing(stream, self._columns, self._ranks, self._bytes)
-        self._ahead = ChunkAhead(stream, self._columns, self._ranks, place, end, self._bytes)
+        self._ahead = ChunkAhead(stream, self._columns, self._ranks, cursor, end, self._bytes)
         self._stop = weakref.finalize(self, self._ahead.stop)

@@ -84,9 +84,9 @@ class StreamSpan:
     def state(self) -> dict[str, Any]:
         return {"start": self.start, "first_pass": self.first_pass, **self.stream.state()}
 
-    def following(self, place: int, newer: CacheStream) -> "StreamSpan":
-        """Return the span of a newer stream, which begins where the pass that contains `place` ends."""
-        passes = -(-(place - self.start) // self.stream.size(0))
+    def following(self, index: int, newer: CacheStream) -> "StreamSpan":
+        """Return the span of a newer stream, which begins where the pass that contains `index` ends."""
+        passes = -(-(index - self.start) // self.stream.size(0))
         return StreamSpan(self.start + passes * self.stream.size(0), self.first_pass + passes, newer)
 
 
@@ -181,15 +181,15 @@ class Mixture:
         return self.epoch_rows
 
     def locate(self, epoch: int, positions: Numbers) -> Located:
-        sources, places = self._shares.locate(positions + epoch * self.epoch_rows)
-        rows, epochs = np.empty_like(places), np.empty_like(places)
+        sources, indices = self._shares.locate(positions + epoch * self.epoch_rows)
+        rows, epochs = np.empty_like(indices), np.empty_like(indices)
         for source in np.unique(sources).tolist():
             here = np.flatnonzero(sources == source)
             starts = [span.start for span in self._spans[source]]
-            numbers = np.searchsorted(starts, places[here], side="right") - 1
+            numbers = np.searchsorted(starts, indices[here], side="right") - 1
             for number in np.unique(numbers).tolist():
                 chosen, span = here[numbers == number], self._spans[source][number]
-                own, within = np.divmod(places[chosen] - span.start, span.stream.size(0))
+                own, within = np.divmod(indices[chosen] - span.start, span.stream.size(0))
                 epochs[chosen] = own + span.first_pass
                 for each in np.unique(own).tolist():
                     now = own == each
@@ -203,8 +203,8 @@ class Mixture:
                 f"pass one weight per cache: {len(self.streams)} (got {len(weights)}); 0 leaves a cache out"
             )
         start = epoch * self.epoch_rows + position
-        kept = [phase for phase in self.phases if phase.start < start]
-        return Mixture(self._spans, [*kept, Phase(start, _plain(weights))], self.epoch_rows, self.seed, self._asked)
+        earlier = [phase for phase in self.phases if phase.start < start]
+        return Mixture(self._spans, [*earlier, Phase(start, _plain(weights))], self.epoch_rows, self.seed, self._asked)
 
     def state(self) -> dict[str, Any]:
         return {
@@ -222,10 +222,10 @@ class Mixture:
         check_fields("'stream' of the state", state, MixtureState)
         self._refuse_other(state)
         phases = [Phase(start, tuple(weights)) for start, weights in state["phases"]]
-        places = ChangingShares(phases).counts(epoch * state["epoch_rows"] + position).tolist()
+        indices = ChangingShares(phases).counts(epoch * state["epoch_rows"] + position).tolist()
         spans = [
-            _resumed_spans(stream, then["spans"], place)
-            for stream, then, place in zip(self.streams, state["mixture"], places, strict=True)
+            _resumed_spans(stream, then["spans"], index)
+            for stream, then, index in zip(self.streams, state["mixture"], indices, strict=True)
         ]
         return Mixture(spans, phases, state["epoch_rows"], self.seed, self._asked)
 
@@ -249,17 +249,17 @@ class Mixture:
         return ", ".join(dict.fromkeys(cache.root for cache in self.caches))
 
 
-def _resumed_spans(newest: CacheStream, states: Sequence[Mapping[str, Any]], place: int) -> tuple[StreamSpan, ...]:
+def _resumed_spans(newest: CacheStream, states: Sequence[Mapping[str, Any]], index: int) -> tuple[StreamSpan, ...]:
     """Return the spans of one cache from a place on, then a span of the rows that the cache has now."""
-    begun = [state for state in states if state["start"] <= place]
-    planned = [state for state in states if state["start"] > place]
+    begun = [state for state in states if state["start"] <= index]
+    planned = [state for state in states if state["start"] > index]
     spans = []
     for state in (begun[-1], *planned):
         start, first = state["start"], state["first_pass"]
-        spans.append(StreamSpan(start, first, newest.restored(state, first, int(start < place))))
+        spans.append(StreamSpan(start, first, newest.restored(state, first, int(start < index))))
     if spans[-1].stream.generations == (newest.cache.generation.number,):
         return tuple(spans)
-    following = spans[0].following(place, newest.on_newest_rows())
+    following = spans[0].following(index, newest.on_newest_rows())
     return (following,) if following.start == spans[0].start else (spans[0], following)
 
 
@@ -272,17 +272,17 @@ def _stream(each: Ingredient, shuffle: Shuffle | None, seed: int, window: Window
 
 def _weights(ingredients: Sequence[Ingredient], sizes: Sequence[int]) -> tuple[tuple[float, ...], int]:
     """Return the weights, and the number of rows of an epoch."""
-    given = [(each.weight, each.repeat) for each in ingredients]
-    weights = [weight for weight, repeat in given if weight is not None and repeat is None]
-    repeats = [repeat for weight, repeat in given if repeat is not None and weight is None]
-    if given and len(weights) == len(given):
+    pairs = [(each.weight, each.repeat) for each in ingredients]
+    weights = [weight for weight, repeat in pairs if weight is not None and repeat is None]
+    repeats = [repeat for weight, repeat in pairs if repeat is not None and weight is None]
+    if pairs and len(weights) == len(pairs):
         return _plain(weights), sum(sizes)
-    if given and len(repeats) == len(given):
+    if pairs and len(repeats) == len(pairs):
         rows = [round(Fraction(str(repeat)) * size) for repeat, size in zip(repeats, sizes, strict=True)]
         return tuple(rows), sum(rows)
-    if not given:
+    if not pairs:
         raise ValueError("a mixture needs at least one cache: Mixture.of([Ingredient(cache, weight=1.0)])")
-    raise ValueError(f"pass caches that all have a weight, or all a repeat; (weight, repeat) are {given}")
+    raise ValueError(f"pass caches that all have a weight, or all a repeat; (weight, repeat) are {pairs}")
 
 
 def _asked(

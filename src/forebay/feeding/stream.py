@@ -324,16 +324,16 @@ class CacheStream:
 
     def _equal_generations(self, state: Mapping[str, Any]) -> list[int]:
         """Find the generations whose chunks equal those of the state, for a cache that was built again."""
-        found: dict[str, int] = {}
+        generations: dict[str, int] = {}
         numbers = [number for number in generation_numbers(self.cache.store) if number <= self.cache.generation.number]
         for number in sorted(numbers, reverse=True):
-            if found.keys() >= set(state["chunks"]):
+            if generations.keys() >= set(state["chunks"]):
                 break
-            found.setdefault(generation_of(self.cache, number).content_digest, number)
-        if not found.keys() >= set(state["chunks"]):
+            generations.setdefault(generation_of(self.cache, number).content_digest, number)
+        if not generations.keys() >= set(state["chunks"]):
             then_and_now = {name: (state.get(name), self.state()[name]) for name in ("cache_id", "chunks")}
             raise state_mismatch(self.cache.root, then_and_now)
-        return [found[digest] for digest in state["chunks"]]
+        return [generations[digest] for digest in state["chunks"]]
 
     def _refuse_other(self, state: Mapping[str, Any], mine: Mapping[str, Any], names: Sequence[str]) -> None:
         differs = {name: (state.get(name), mine[name]) for name in names if state.get(name) != mine[name]}

@@ -155,7 +155,7 @@ class _Job:
         first, end = dict[int, int](), [len(self.cache), 0]  # of the first epoch, and of none after it
         for rank in self._ranks_of(node):
             for need in chunks_needed(self.stream, Ranks(rank, self.world_size), (0, 0), end.__getitem__):
-                first[need.chunk] = min(need.place[1], first.get(need.chunk, need.place[1]))
+                first[need.chunk] = min(need.cursor[1], first.get(need.chunk, need.cursor[1]))
         return sorted(first, key=first.__getitem__)
 
     def _ranks_of(self, node: int) -> range:

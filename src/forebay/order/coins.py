@@ -89,7 +89,7 @@ def row_keys(chunks: ArrayLike, rows: ArrayLike) -> Words:
     return np.asarray(chunks).astype(np.uint64) << _HALF | np.asarray(rows).astype(np.uint64)
 
 
-def sample_keys(ids: Iterable[bytes]) -> Words:
+def sample_keys(ids: Iterable[bytes | memoryview]) -> Words:
     """Return the hashes of sample ids.
 
     >>> Coins(seed=0, epoch=3, rows=sample_keys([b"1.jpg", b"2.jpg"])).flip("flip").tolist()

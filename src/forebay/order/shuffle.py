@@ -68,22 +68,22 @@ def permute_each(indices: Numbers, which: Numbers, sizes: Numbers, keys: Words) 
     used, at = distinct(which, len(sizes))
     sizes, shuffles = sizes[used], list(zip(sizes[used].tolist(), keys[used].tolist(), strict=True))
     if sizes.max(initial=0) > SORTED:
-        placed = np.empty_like(indices)
+        result = np.empty_like(indices)
         for number, (size, key) in enumerate(shuffles):
             alike = at == number
-            placed[alike] = permute(indices[alike], size, key)
-        return placed
+            result[alike] = permute(indices[alike], size, key)
+        return result
     sorted_shuffles = [_shuffle(size, key) for size, key in shuffles]
     starts = (np.cumsum(sizes) - sizes)[at]
-    found: Numbers = np.concatenate([*sorted_shuffles, np.empty(0, np.uint16)])[starts + indices].astype(np.int64)
-    return found
+    placed: Numbers = np.concatenate([*sorted_shuffles, np.empty(0, np.uint16)])[starts + indices].astype(np.int64)
+    return placed
 
 
 def distinct(numbers: Numbers, limit: int) -> tuple[Numbers, Numbers]:
     """Return `np.unique(numbers, return_inverse=True)` of numbers below a limit; without sorting, if that is small."""
     if limit > 4 * len(numbers) + SORTED:
-        found, which = np.unique(numbers, return_inverse=True)
-        return found, which
+        values, which = np.unique(numbers, return_inverse=True)
+        return values, which
     is_used = np.zeros(limit, np.bool_)
     is_used[numbers] = True
     return np.flatnonzero(is_used), (np.cumsum(is_used) - 1)[numbers]

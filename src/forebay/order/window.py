@@ -224,8 +224,8 @@ def _turns(lanes: int) -> Numbers:
     turned = np.zeros_like(numbers)
     for bit in range(bits):
         turned |= (numbers >> bit & 1) << (bits - 1 - bit)
-    found: Numbers = turned[turned < lanes]
-    return found
+    order: Numbers = turned[turned < lanes]
+    return order
 
 
 def _lane_edges(rows: int, lanes: int) -> Numbers:
@@ -306,8 +306,8 @@ def shuffle_quality(order: Order, counts: Numbers, unit: int, batch_size: int, e
 
     def unit_of(rows: Numbers) -> Numbers:
         chunk = chunk_of(rows)
-        found: Numbers = first_unit[chunk] + (rows - edges[chunk]) // unit
-        return found
+        number: Numbers = first_unit[chunk] + (rows - edges[chunk]) // unit
+        return number
 
     return ShuffleQuality(
         chunks=_mean([len(np.unique(chunk_of(rows))) for rows in batches]) / _expected_distinct(counts, size),

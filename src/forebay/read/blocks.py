@@ -36,10 +36,10 @@ class Checks:
         self._unchecked = int(self.first[-1])
         self._lock = threading.Lock()
 
-    def numbers(self, place: RowLocations) -> Blocks:
+    def numbers(self, locations: RowLocations) -> Blocks:
         """The block number of every row."""
-        blocks = place.rows // self.block_rows
-        blocks += self.first[place.positions]
+        blocks = locations.rows // self.block_rows
+        blocks += self.first[locations.positions]
         return blocks
 
     def find(self, number: int) -> tuple[int, int]:
@@ -47,11 +47,11 @@ class Checks:
         position = int(self.first.searchsorted(number, side="right")) - 1
         return position, number - int(self.first[position])
 
-    def ensure(self, place: RowLocations) -> None:
+    def ensure(self, locations: RowLocations) -> None:
         """Check the blocks of these rows that are not checked yet."""
         if not self._unchecked:
             return
-        blocks = self.numbers(place)
+        blocks = self.numbers(locations)
         fresh = np.unique(blocks[self._are_fresh(blocks)])
         positions = self.first.searchsorted(fresh, side="right") - 1
         for position, chosen in by_position(positions):

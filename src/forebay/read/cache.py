@@ -236,13 +236,13 @@ class Cache:
         self._check_slices(slices, len(numbers))
         pieces: list[dict[str, Array | Ragged]] = []
         for at in range(0, max(1, len(numbers)), step):  # at most an eighth of the maps: none is closed while in use
-            place = self._place(numbers[at : at + step])
+            locations = self._locate(numbers[at : at + step])
             parts = {name: Slices(part.starts[at : at + step], part.length) for name, part in slices.items()}
             piece: dict[str, Array | Ragged] = {}
             while len(piece) < len(wanted):
                 try:
                     for name in wanted:
-                        piece[name] = self._readers.reader(name).read(place, parts.get(name))
+                        piece[name] = self._readers.reader(name).read(locations, parts.get(name))
                 except ChunkCorrupt as error:  # of a remote copy, which is fetched anew
                     self._drop_copy(error)
                     piece.clear()
@@ -256,14 +256,14 @@ class Cache:
         Rows of a ragged column are not copied: they are views of mapped files or of decoded blocks.
         """
         numbers, reader, step = _whole_numbers(rows), self._readers.reader(column), self._step
-        self._place(numbers)  # rows are checked before the first is read
+        self._locate(numbers)  # rows are checked before the first is read
         return self._views(numbers, reader, step)
 
     def _views(self, numbers: NDArray[np.int64], reader: ColumnReader, step: int) -> Iterator[Array]:
         done = 0
         while done < len(numbers):
             try:
-                for view in reader.views(self._place(numbers[done : done + step])):
+                for view in reader.views(self._locate(numbers[done : done + step])):
                     yield view
                     done += 1
             except ChunkCorrupt as error:
@@ -290,7 +290,7 @@ class Cache:
 
     def chunk_positions(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Which chunk each row is in, as an index into `chunk_numbers`."""
-        return self._place(rows).positions
+        return self._locate(rows).positions
 
     def chunk_bytes(self, columns: Sequence[str]) -> NDArray[np.int64]:
         """The size of each chunk of the rows, in the layers of these columns together."""
@@ -317,9 +317,9 @@ class Cache:
 
     def row_ids(self, rows: ArrayLike) -> list[RowId]:
         """The permanent names of some rows."""
-        place = self._place(_whole_numbers(rows))
-        chunks = self._chunks[place.positions].tolist()
-        return [RowId(chunk, row) for chunk, row in zip(chunks, place.rows.tolist(), strict=True)]
+        locations = self._locate(_whole_numbers(rows))
+        chunks = self._chunks[locations.positions].tolist()
+        return [RowId(chunk, row) for chunk, row in zip(chunks, locations.rows.tolist(), strict=True)]
 
     def statistics(self) -> BlockStatistics:
         """Hits, misses and size of the cache of decoded blocks."""
@@ -369,12 +369,12 @@ class Cache:
             raise IndexError(f"there is no row {number}; '{self.root}' has {count:,} rows")
         return number % count
 
-    def _place(self, numbers: Numbers) -> RowLocations:
+    def _locate(self, numbers: Numbers) -> RowLocations:
         numbers = np.ascontiguousarray(numbers)
-        place = RowLocations(np.empty_like(numbers), np.empty_like(numbers))
-        if not kernels.locate_rows(*place, numbers, self._starts):
+        locations = RowLocations(np.empty_like(numbers), np.empty_like(numbers))
+        if not kernels.locate_rows(*locations, numbers, self._starts):
             raise self._no_row(numbers)
-        return place
+        return locations
 
     def _no_row(self, numbers: NDArray[np.int64]) -> IndexError:
         wrong = numbers[(numbers < 0) | (numbers >= len(self))][0]
@@ -394,11 +394,11 @@ class Cache:
         if isinstance(columns, str):  # a string would be iterated letter by letter
             raise TypeError(f"columns must be a list of names (got {columns!r}); pass [{columns!r}]")
         names = None if columns is None else tuple(columns)
-        found = self._requested.get(names)
-        if found is None:
+        wanted = self._requested.get(names)
+        if wanted is None:
             assert names is not None
-            found = self._requested[names] = list(dict.fromkeys([*names, *self._bits_of(names)]))
-        return found
+            wanted = self._requested[names] = list(dict.fromkeys([*names, *self._bits_of(names)]))
+        return wanted
 
     def _absent_as_nan(self, read: dict[str, Array | Ragged]) -> dict[str, Array | Ragged]:
         """Replace the floats of rows that a layer does not have; ragged rows of them are empty, integers are 0."""
@@ -427,10 +427,10 @@ class Cache:
         return column.item_bytes * int(offsets[-1]) / (len(offsets) - 1)
 
     def _find(self, name: str) -> tuple[str, Column]:
-        found = self._columns.get(name)
-        if found is None:
+        home = self._columns.get(name)
+        if home is None:
             raise not_found("column", name, self.root, self.columns)
-        return found
+        return home
 
     def _layer(self, layer: str) -> str:
         if layer not in self.generation.recipes:

@@ -9,14 +9,14 @@ Addresses are compared with their tensor before anything is read, although a chu
 mapped file may change later.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forebay import kernels
-from forebay.columns import Array, Column, Ragged, join
+from forebay.columns import Array, Column, Ragged
 from forebay.format.chunk_file import ChunkFile
 from forebay.format.codecs import CodecError
 from forebay.read.blocks import BlockCache, Checks, DecodedBlock
@@ -34,9 +34,9 @@ class Slices(NamedTuple):
 
 
 class ColumnReader(Protocol):
-    def read(self, place: RowLocations, part: Slices | None = None) -> Array | Ragged: ...
+    def read(self, locations: RowLocations, part: Slices | None = None) -> Array | Ragged: ...
 
-    def views(self, place: RowLocations) -> Iterator[Array]:
+    def views(self, locations: RowLocations) -> Iterator[Array]:
         """The rows one by one, each checked when it is yielded; ragged rows are not copied."""
         ...
 
@@ -68,34 +68,34 @@ class FixedReader:
         tables = (self._table.bases, self._table.sizes, max(1, stride))
         self._tables = (*tables, checks.first, checks.bits, checks.block_rows)
 
-    def read(self, place: RowLocations, part: Slices | None = None) -> Array:
+    def read(self, locations: RowLocations, part: Slices | None = None) -> Array:
         shape, starts = self._shape, None
         if part is not None:
             shape = (part.length, *shape[1:])
             starts = part.starts * (self._stride // max(1, self._shape[0]))
-        out = np.empty((len(place.rows), *shape), self._dtype)
+        out = np.empty((len(locations.rows), *shape), self._dtype)
         if not out.nbytes:
             return out
         raw = out.reshape(-1).view(np.uint8)
         with self._maps.reading():
-            if kernels.read_rows(raw, *place, starts, self._tables):
-                self._maps.touch(place.positions)
+            if kernels.read_rows(raw, *locations, starts, self._tables):
+                self._maps.touch(locations.positions)
             else:
-                addresses = self._addresses(place, starts, out.nbytes // len(out))
+                addresses = self._addresses(locations, starts, out.nbytes // len(out))
                 kernels.gather(raw, addresses, np.full(len(out), out.nbytes // len(out)))
         return out
 
-    def views(self, place: RowLocations) -> Iterator[Array]:
-        yield from self.read(place)
+    def views(self, locations: RowLocations) -> Iterator[Array]:
+        yield from self.read(locations)
 
-    def _addresses(self, place: RowLocations, starts: Numbers | None, item: int) -> Numbers:
+    def _addresses(self, locations: RowLocations, starts: Numbers | None, item: int) -> Numbers:
         """Where items are, after mapping their chunks and checking their blocks."""
-        bases = self._table.mapped(place.positions)
-        offsets = place.rows * self._stride + (0 if starts is None else starts)
-        inside = (offsets >= 0) & (offsets + item <= self._table.sizes[place.positions])
+        bases = self._table.mapped(locations.positions)
+        offsets = locations.rows * self._stride + (0 if starts is None else starts)
+        inside = (offsets >= 0) & (offsets + item <= self._table.sizes[locations.positions])
         if not inside.all():
-            raise self._checks.outside(int(place.positions[~inside][0]))
-        self._checks.ensure(place)
+            raise self._checks.outside(int(locations.positions[~inside][0]))
+        self._checks.ensure(locations)
         addresses: Numbers = bases + offsets
         return addresses
 
@@ -113,31 +113,30 @@ class RaggedReader:
         self._edges = _edges_reader(column, maps, checks)
         self._table = TensorTable(maps, checks.chunks, lambda file: file.flat(column.name))
 
-    def read(self, place: RowLocations, part: Slices | None = None) -> Ragged:
+    def read(self, locations: RowLocations, part: Slices | None = None) -> Ragged:
         _check_fixed(self._column, part)
         with self._maps.reading():
-            bases, starts, stops = self._located(place)
+            bases, starts, stops = self._located(locations)
             return _gathered(self._column, bases, starts, stops)
 
-    def views(self, place: RowLocations) -> Iterator[Array]:
+    def views(self, locations: RowLocations) -> Iterator[Array]:
         """Rows as views of the mapped files; a view keeps its map open."""
         with self._maps.reading():
-            _, starts, stops = self._located(place)
-            flats = {
-                position: self._maps.get(position).flat(self._column.name) for position in set(place.positions.tolist())
-            }
-        for position, start, stop in zip(place.positions.tolist(), starts.tolist(), stops.tolist(), strict=True):
+            _, starts, stops = self._located(locations)
+            positions = locations.positions.tolist()
+            flats = {position: self._maps.get(position).flat(self._column.name) for position in set(positions)}
+        for position, start, stop in zip(positions, starts.tolist(), stops.tolist(), strict=True):
             yield flats[position][start:stop]
 
-    def _located(self, place: RowLocations) -> tuple[Numbers, Numbers, Numbers]:
+    def _located(self, locations: RowLocations) -> tuple[Numbers, Numbers, Numbers]:
         """The address of value 0 of each row's chunk, and the values of the row; checked, and in bounds."""
-        starts, stops = self._edges.read(place).T
-        bases = self._table.mapped(place.positions)
+        starts, stops = self._edges.read(locations).T
+        bases = self._table.mapped(locations.positions)
         inside = (starts >= 0) & (starts <= stops)
         if self._column.item_bytes:
-            inside &= stops <= self._table.sizes[place.positions] // self._column.item_bytes
+            inside &= stops <= self._table.sizes[locations.positions] // self._column.item_bytes
         if not inside.all():
-            raise self._checks.outside(int(place.positions[~inside][0]))
+            raise self._checks.outside(int(locations.positions[~inside][0]))
         return bases, starts, stops
 
 
@@ -150,11 +149,11 @@ class CompressedReader:
         self._number = blocks.new_column()
         self._edges = _edges_reader(column, maps, checks) if column.has_offsets else None
 
-    def read(self, place: RowLocations, part: Slices | None = None) -> Array | Ragged:
+    def read(self, locations: RowLocations, part: Slices | None = None) -> Array | Ragged:
         """Copy rows block by block where their blocks take more than half of the block cache, else all at once."""
         _check_fixed(self._column, part)
-        self._checks.ensure(place)
-        numbers, which = _by_last_use(self._checks.numbers(place))
+        self._checks.ensure(locations)
+        numbers, which = _by_last_use(self._checks.numbers(locations))
         pieces: list[tuple[Numbers, Array | Ragged]] = []
         held, held_bytes, first = list[DecodedBlock](), 0, 0
         for at, number in enumerate(numbers.tolist()):
@@ -162,36 +161,38 @@ class CompressedReader:
             held_bytes += held[-1].nbytes
             if held_bytes > self._blocks.limit // 2 or at + 1 == len(numbers):
                 rows = np.flatnonzero((which >= first) & (which <= at))
-                pieces.append((rows, self._copied(place.at(rows), which[rows] - first, held)))
+                pieces.append((rows, self._copied(locations.at(rows), which[rows] - first, held)))
                 held, held_bytes, first = [], 0, at + 1
-        values = _in_order(pieces) if pieces else self._copied(place, which, held)
+        values = self._copied(locations, which, held) if not pieces else pieces[0][1]
+        if len(pieces) > 1:
+            values = merged_rows(pieces, len(which), values)
         return values if part is None else _sliced(values, part)
 
-    def views(self, place: RowLocations) -> Iterator[Array]:
+    def views(self, locations: RowLocations) -> Iterator[Array]:
         """Rows as views of decoded blocks."""
-        self._checks.ensure(place)
-        starts, stops = self._values(place)
-        for at, number in enumerate(self._checks.numbers(place).tolist()):
+        self._checks.ensure(locations)
+        starts, stops = self._values(locations)
+        for at, number in enumerate(self._checks.numbers(locations).tolist()):
             block = self._blocks.get(self._number, number, self._decode)
             low, high = int(starts[at]) - block.first, int(stops[at]) - block.first
             if not 0 <= low <= high <= len(block.values):
-                raise self._checks.outside(int(place.positions[at]))
+                raise self._checks.outside(int(locations.positions[at]))
             yield block.values[low] if self._edges is None else block.values[low:high]
 
-    def _values(self, place: RowLocations) -> tuple[Numbers, Numbers]:
+    def _values(self, locations: RowLocations) -> tuple[Numbers, Numbers]:
         if self._edges is None:
-            return place.rows, place.rows + 1
-        starts, stops = self._edges.read(place).T
+            return locations.rows, locations.rows + 1
+        starts, stops = self._edges.read(locations).T
         return starts, stops
 
-    def _copied(self, place: RowLocations, which: Numbers, held: list[DecodedBlock]) -> Array | Ragged:
+    def _copied(self, locations: RowLocations, which: Numbers, held: list[DecodedBlock]) -> Array | Ragged:
         """Rows, each from the block `held[which[i]]`."""
-        starts, stops = self._values(place)
+        starts, stops = self._values(locations)
         facts = np.array([(block.address, block.first, len(block.values)) for block in held], np.int64).reshape(-1, 3)
         addresses, firsts, counts = facts[which].T
         inside = (starts >= firsts) & (starts <= stops) & (stops <= firsts + counts)
         if not inside.all():
-            raise self._checks.outside(int(place.positions[~inside][0]))
+            raise self._checks.outside(int(locations.positions[~inside][0]))
         values = _gathered(self._column, addresses - firsts * self._column.item_bytes, starts, stops)
         return values if self._edges is not None else values.values
 
@@ -212,7 +213,7 @@ class CompressedReader:
 def _by_last_use(numbers: Numbers) -> tuple[Numbers, Numbers]:
     """Return distinct numbers, those needed last at the end, which an LRU cache keeps longest; and where each is.
 
-    >>> [found.tolist() for found in _by_last_use(np.array([7, 3, 7, 5]))]
+    >>> [numbers.tolist() for numbers in _by_last_use(np.array([7, 3, 7, 5]))]
     [[3, 7, 5], [1, 0, 1, 2]]
     """
     distinct, after, which = np.unique(numbers[::-1], return_index=True, return_inverse=True)
@@ -232,15 +233,31 @@ def _gathered(column: Column, bases: Numbers, starts: Numbers, stops: Numbers) -
     return Ragged(values, ends)
 
 
-def _in_order(pieces: list[tuple[Numbers, Array | Ragged]]) -> Array | Ragged:
-    """Join pieces of rows, and put every row where it belongs."""
-    if len(pieces) == 1:
-        return pieces[0][1]
-    order = np.argsort(np.concatenate([rows for rows, _ in pieces]))
-    joined = join([values for _, values in pieces])
-    if isinstance(joined, Ragged):
-        return Ragged.of([joined[row] for row in order.tolist()], joined.values.dtype, joined.values.shape[1:])
-    return joined[order]
+def merged_rows(pieces: Sequence[tuple[Numbers, Array | Ragged]], count: int, like: Array | Ragged) -> Array | Ragged:
+    """Put rows where they belong among `count`; others are NaN, 0 or empty.
+
+    >>> pieces = [(np.array([0, 2]), Ragged.of_bytes([b"ab", b"c"])), (np.array([1]), Ragged.of_bytes([b"d"]))]
+    >>> merged = merged_rows(pieces, 3, pieces[0][1])
+    >>> merged.values.tobytes(), merged.offsets.tolist()
+    (b'abdc', [0, 2, 3, 4])
+    """
+    if not isinstance(like, Ragged):
+        merged = np.full((count, *like.shape[1:]), np.nan if like.dtype.kind in "fV" else 0, like.dtype)
+        for at, values in pieces:
+            merged[at] = values
+        return merged
+    ragged = [(at, rows) for at, rows in pieces if isinstance(rows, Ragged)]
+    offsets = np.zeros(count + 1, np.int64)
+    for at, rows in ragged:
+        offsets[at + 1] = rows.lengths
+    np.cumsum(offsets, out=offsets)
+    values = np.empty((int(offsets[-1]), *like.values.shape[1:]), like.values.dtype)
+    for at, rows in ragged:
+        # A value moves by as much as its row does.
+        moves = np.repeat(offsets[at] - rows.offsets[:-1].astype(np.int64), rows.lengths.astype(np.int64))
+        first, last = int(rows.offsets[0]), int(rows.offsets[-1])
+        values[np.arange(first, last) + moves] = rows.values[first:last]
+    return Ragged(values, offsets)
 
 
 def _check_fixed(column: Column, part: Slices | None) -> None:
@@ -262,26 +279,26 @@ class DictionaryReader:
     ) -> None:
         self._column, self._values, self._index, self._checks, self._rows = column, values, index, checks, rows
 
-    def read(self, place: RowLocations, part: Slices | None = None) -> Array | Ragged:
+    def read(self, locations: RowLocations, part: Slices | None = None) -> Array | Ragged:
         _check_fixed(self._column, part)
-        values = self._values.read(self._holders(place))
+        values = self._values.read(self._holders(locations))
         assert isinstance(values, Ragged)
         if self._column.ragged:
             return values
         lengths = values.lengths
         if (lengths > 1).any():
-            raise self._checks.outside(int(place.positions[lengths > 1][0]))
-        found = np.zeros((len(values), *self._column.shape), self._column.array_dtype)
-        found[lengths == 1] = values.values
-        return found
+            raise self._checks.outside(int(locations.positions[lengths > 1][0]))
+        expanded = np.zeros((len(values), *self._column.shape), self._column.array_dtype)
+        expanded[lengths == 1] = values.values
+        return expanded
 
-    def views(self, place: RowLocations) -> Iterator[Array]:
-        read = self.read(place)
+    def views(self, locations: RowLocations) -> Iterator[Array]:
+        read = self.read(locations)
         yield from (read[row] for row in range(len(read)))
 
-    def _holders(self, place: RowLocations) -> RowLocations:
-        rows = np.asarray(self._index.read(place)).astype(np.int64)
-        outside = rows >= self._rows[place.positions]
+    def _holders(self, locations: RowLocations) -> RowLocations:
+        rows = np.asarray(self._index.read(locations)).astype(np.int64)
+        outside = rows >= self._rows[locations.positions]
         if outside.any():
-            raise self._checks.outside(int(place.positions[outside][0]))
-        return RowLocations(place.positions, rows)
+            raise self._checks.outside(int(locations.positions[outside][0]))
+        return RowLocations(locations.positions, rows)

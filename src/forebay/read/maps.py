@@ -161,18 +161,18 @@ class Maps:
                     self._flights.pop(position, None)
 
     def put(self, position: int, opened: ChunkFile) -> ChunkFile:
-        """Keep an open file, and return the one that is kept: another thread may have been faster."""
+        """Keep an open file, and return the one that stays open: another thread may have been faster."""
         with self._lock:
             self._clock += 1
             self._touched[position] = self._clock
-            kept = self._files.setdefault(position, opened)
+            file = self._files.setdefault(position, opened)
             is_full = len(self._files) > self.limit
             if self._is_passing is not None and self._is_passing(position):
-                self._passing[position] = len(kept.view)
+                self._passing[position] = len(file.view)
                 self._close_passing(position)
         if is_full:
             self._budget.share()
-        return kept
+        return file
 
     def forget_threads(self) -> None:
         """Free the locks that threads of the parent of a forked process may have held."""

@@ -21,9 +21,10 @@ from forebay.cache.catalog import presence_name
 from forebay.columns import Array, Columns, Ragged
 from forebay.errors import ForebayError, not_found
 from forebay.order.coins import Coins, row_keys, sample_keys
-from forebay.order.selected_rows import Selection
+from forebay.order.selected_rows import Selection, sample_names
 from forebay.order.shuffle import Numbers, Words, key_of
 from forebay.read.cache import Cache
+from forebay.read.columns import merged_rows
 from forebay.read.views import Plan, View
 
 Weights = NDArray[np.float32]
@@ -145,7 +146,11 @@ class RowReader:
             if len(self.caches) == 1:
                 return Table(columns | viewed, located)
             pieces.append((at, columns | source.lacking(some, self.like)))
-        return Table({name: _merged(name, pieces, like, located) for name, like in self.like.items()} | viewed, located)
+        merged = {
+            name: merged_rows([(at, part[name]) for at, part in pieces if name in part], len(located.rows), like)
+            for name, like in self.like.items()
+        }
+        return Table(merged | viewed, located)
 
     def check(self, selections: Sequence[Selection | None]) -> None:
         """Raise where a selected row has no value for a column of integers; the rows of remote caches are not read."""
@@ -201,12 +206,12 @@ class _Source(NamedTuple):
         """Return the columns that were asked for, with presence bits, and those of views."""
         cache = self.cache
         _check_present(cache, self.integers, rows, stored)
-        found = {name: values for name, values in stored.items() if name in self.asked or name.endswith(".present")}
+        read = {name: values for name, values in stored.items() if name in self.asked or name.endswith(".present")}
         for view, plan in plans:
             sliced = cache.read(rows, list(plan.slices), plan.slices) if plan.slices else {}
-            found |= {name: values for name, values in sliced.items() if name.endswith(".present")}
-            found |= view.make(cache, {**stored, **found, **sliced}, plan)
-        return found | {name: _row_names(name, cache, rows) for name in self.named}
+            read |= {name: values for name, values in sliced.items() if name.endswith(".present")}
+            read |= view.make(cache, {**stored, **read, **sliced}, plan)
+        return read | {name: _row_names(name, cache, rows) for name in self.named}
 
     def lacking(self, coins: Coins, like: Columns) -> dict[str, Array | Ragged]:
         """Return what views say of rows whose cache lacks what they read."""
@@ -265,51 +270,15 @@ def _no_integer(problem: str, name: str, dtype: np.dtype[Any], other: str) -> Va
 def _common(name: str, caches: Sequence[Cache], empty: Sequence[Columns]) -> Array | Ragged:
     """Return a column without rows of the type that all caches' rows fit in."""
     pairs = [(cache, columns[name]) for cache, columns in zip(caches, empty, strict=True) if name in columns]
-    first, *_ = found = [values.values if isinstance(values, Ragged) else values for _, values in pairs]
-    for (cache, values), other in zip(pairs, found, strict=True):
+    first, *_ = arrays = [values.values if isinstance(values, Ragged) else values for _, values in pairs]
+    for (cache, values), other in zip(pairs, arrays, strict=True):
         if other.shape != first.shape or isinstance(values, Ragged) != isinstance(pairs[0][1], Ragged):
             raise ValueError(
                 f"rows of '{name}' are {first.dtype} {first.shape[1:]} in '{pairs[0][0].root}' and {other.dtype} "
                 f"{other.shape[1:]} in '{cache.root}'; build the layer with the same options in both caches"
             )
-    values = np.empty(first.shape, np.result_type(*found))
+    values = np.empty(first.shape, np.result_type(*arrays))
     return Ragged(values, np.zeros(1, np.int64)) if isinstance(pairs[0][1], Ragged) else values
-
-
-def _merged(
-    name: str, pieces: Sequence[tuple[Numbers, Columns]], like: Array | Ragged, located: Located
-) -> Array | Ragged:
-    """Put the rows of all caches in their places."""
-    found, count = [(at, columns[name]) for at, columns in pieces if name in columns], len(located.rows)
-    if isinstance(like, Ragged):
-        ragged = [(at, values) for at, values in found if isinstance(values, Ragged)]
-        return _merged_ragged(ragged, count, like.values)
-    merged = np.full((count, *like.shape[1:]), np.nan if like.dtype.kind in "fV" else 0, like.dtype)
-    for at, values in found:
-        merged[at] = values
-    return merged
-
-
-def _merged_ragged(pieces: Sequence[tuple[Numbers, Ragged]], count: int, like: Array) -> Ragged:
-    """Put ragged rows in their places.
-
-    >>> pieces = [(np.array([0, 2]), Ragged.of_bytes([b"ab", b"c"])), (np.array([1]), Ragged.of_bytes([b"d"]))]
-    >>> merged = _merged_ragged(pieces, 3, np.empty(0, "u1"))
-    >>> merged.values.tobytes(), merged.offsets.tolist()
-    (b'abdc', [0, 2, 3, 4])
-    """
-    offsets = np.zeros(count + 1, np.int64)
-    for at, piece in pieces:
-        offsets[at + 1] = piece.lengths
-    np.cumsum(offsets, out=offsets)
-    values = np.empty((int(offsets[-1]), *like.shape[1:]), like.dtype)
-    for at, piece in pieces:
-        lengths = piece.lengths.astype(np.int64)
-        # A value moves by as much as its row does.
-        moves = np.repeat(offsets[at] - piece.offsets[:-1].astype(np.int64), lengths)
-        first, last = int(piece.offsets[0]), int(piece.offsets[-1])
-        values[np.arange(first, last) + moves] = piece.values[first:last]
-    return Ragged(values, offsets)
 
 
 def row_coins(caches: Sequence[Cache], seed: int, epoch: int, located: Located) -> Coins:
@@ -332,8 +301,4 @@ def row_hashes(cache: Cache, rows: Numbers) -> Words:
     if not column:
         chunks = cache.chunk_positions(rows)
         return row_keys(cache.chunk_numbers[chunks], rows - cache.chunk_starts[chunks])
-    ids = cache.read(rows, [column])[column]
-    if not isinstance(ids, Ragged):
-        return sample_keys(each.tobytes() for each in ids)
-    content, offsets = ids.values.tobytes(), (ids.offsets * (ids.values.nbytes // max(1, len(ids.values)))).tolist()
-    return sample_keys(content[start:stop] for start, stop in pairwise(offsets))
+    return sample_keys(sample_names(cache.read(rows, [column])[column]))

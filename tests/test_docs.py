@@ -18,7 +18,7 @@ import forebay as fb
 ROOT = Path(__file__).parent.parent
 TUTORIALS = sorted((ROOT / "docs").glob("tutorial*.md"))  # each begins in an empty folder
 DOCUMENTS = sorted((ROOT / "docs" / "documents").glob("*.md"))
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *DOCUMENTS]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 REMOTE = ROOT / "docs" / "guide-remote.md"  # its blocks need servers: tests/remote/test_remote_guide.py runs them
 CHAT = ROOT / "docs" / "guide-chat.md"  # its commands need what its blocks wrote
 MASKS = ROOT / "docs" / "guide-masks.md"  # tests/masks/test_guide.py runs its blocks
@@ -49,9 +49,9 @@ def _run(command: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data_and_caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data, images and token caches of the names that the pages use; one of the caches has grown."""
-    root = tmp_path_factory.mktemp("made")
+    root = tmp_path_factory.mktemp("data_and_caches")
     write_photographs(root / "photos")
     for name in ("part-0", "part-1", "new/part-2"):
         file = root / "data" / f"{name}.jsonl"
@@ -71,9 +71,9 @@ def _one_core(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of one's own with all of that."""
-    monkeypatch.chdir(shutil.copytree(made, tmp_path, dirs_exist_ok=True))
+def folder(data_and_caches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of these data and caches, as the current folder."""
+    monkeypatch.chdir(shutil.copytree(data_and_caches, tmp_path, dirs_exist_ok=True))
     return tmp_path
 
 
@@ -118,7 +118,7 @@ def _run_page(page: Path) -> None:
                 _run(command)
 
 
-def test_links_between_pages_lead_somewhere() -> None:
+def test_links_between_pages_are_valid() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
@@ -128,17 +128,17 @@ ARCHITECTURE = ROOT / "docs" / "architecture.md"
 PACKAGE = ROOT / "src" / "forebay"
 
 
-def test_the_architecture_names_every_room_and_its_door() -> None:
+def test_the_architecture_lists_every_package_and_its_first_module() -> None:
     rows = dict(re.findall(r"^\| `(\w+)/` \|.*\| `([\w/]+\.py)`", ARCHITECTURE.read_text(), re.MULTILINE))
     assert set(rows) == {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    for room, door in rows.items():
-        assert (PACKAGE / room / door).is_file(), f"{room}/{door}"
+    for package, module in rows.items():
+        assert (PACKAGE / package / module).is_file(), f"{package}/{module}"
 
 
-def test_the_architecture_says_where_to_change_things_as_it_is() -> None:
-    found = re.findall(r"^\| .* \| `([\w/]+\.py)` \| `(\w+)`", ARCHITECTURE.read_text(), re.MULTILINE)
-    assert len(found) >= 10
-    for file, name in found:
+def test_where_to_change_things_names_existing_definitions() -> None:
+    rows = re.findall(r"^\| .* \| `([\w/]+\.py)` \| `(\w+)`", ARCHITECTURE.read_text(), re.MULTILINE)
+    assert len(rows) >= 10
+    for file, name in rows:
         defined = re.search(rf"^(def |class )?{name}\b", (PACKAGE / file).read_text(), re.MULTILINE)
         assert defined, f"{file} defines no {name}"
 
@@ -154,7 +154,7 @@ def test_the_write_path_of_the_architecture_has_names_that_exist() -> None:
 
 
 @pytest.mark.parametrize("page", [*DOCUMENTS, TRAINERS], ids=lambda page: page.name)
-def test_the_tests_that_a_page_names_exist(page: Path) -> None:
+def test_tests_named_on_a_page_exist(page: Path) -> None:
     named = re.findall(r"`(?:tests/)?([\w/]+\.py)::(\w+)`", page.read_text())
     assert named
     for file, name in named:
@@ -162,7 +162,7 @@ def test_the_tests_that_a_page_names_exist(page: Path) -> None:
         assert f"def {name}(" in path.read_text(), f"{file}::{name}"
 
 
-def test_every_promise_names_tests_that_exist() -> None:
+def test_every_guarantee_names_existing_tests() -> None:
     rows = re.findall(r"^\| ([1-9])\. .*$", ARCHITECTURE.read_text(), re.MULTILINE)
     assert rows == list("123456789")
     for file in re.findall(r"`(tests/[\w/.]+)`", ARCHITECTURE.read_text()):

@@ -2,7 +2,7 @@
 
     python tools/check_wheel.py dist/forebay-0.1.0-cp311-abi3-manylinux_2_17_x86_64.whl --extras core,tokens,images
 
-A wheel whose tag PyPI refuses is an error. Prints one line per environment; exit code 1 where one fails.
+A wheel whose tag PyPI rejects is an error. Prints one line per environment; exit code 1 where one fails.
 `--constraint` fixes the versions, without it they are the newest. An environment is removed before the next is made.
 """
 
@@ -25,7 +25,7 @@ def main() -> int:
     parser.add_argument("--extras", default=",".join(EXTRAS), help=f"Of: {', '.join(EXTRAS)}.")
     parser.add_argument("--constraint", type=Path, help="A file with the versions to install.")
     arguments = parser.parse_args()
-    if problem := refused_by_pypi(arguments.wheel.name):
+    if problem := rejected_by_pypi(arguments.wheel.name):
         parser.error(problem)
     extras = arguments.extras.split(",")
     unknown = sorted(set(extras) - set(EXTRAS))
@@ -35,12 +35,12 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def refused_by_pypi(name: str) -> str:
-    """Why PyPI refuses a wheel of this name, or '': a bare linux tag does not say which C library the wheel needs."""
+def rejected_by_pypi(name: str) -> str:
+    """Why PyPI rejects a wheel of this name, or '': a bare linux tag lacks the version of the C library."""
     platforms = name.removesuffix(".whl").rpartition("-")[2].split(".")
     bare = [platform for platform in platforms if platform.startswith("linux_")]
     return (
-        f"PyPI refuses the tag '{bare[0]}' of '{name}'; `make wheel` names it manylinux with auditwheel" if bare else ""
+        f"PyPI rejects the tag '{bare[0]}' of '{name}'; `make wheel` names it manylinux with auditwheel" if bare else ""
     )
 
 

@@ -1,7 +1,7 @@
 """A few real calls on an installed forebay: `python smoke.py EXTRA`, run by check_wheel.py in a clean environment.
 
-Whatever the extra, the core builds, reads and verifies, in Python and on the command line; and every public name is
-either there or says in one line which extra brings it.
+With every extra, the core builds, reads and verifies, in Python and on the command line, and every public name either
+exists or raises an error with the extra to install.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import forebay as fb
 
-ROOMS = (
+MODULES = (
     "forebay",
     "forebay.images",
     "forebay.masks",
@@ -50,25 +50,25 @@ def core(folder: Path) -> None:
 
 
 def public_names() -> None:
-    """Each is there, or its error names the extra to install."""
-    for room in ROOMS:
+    """Check that each exists, or that its error has the command to install it."""
+    for owner in MODULES:
         try:
-            module = import_module(room)
+            module = import_module(owner)
         except ImportError as error:
-            names_an_extra(room, error)
+            names_an_extra(owner, error)
             continue
         for name in module.__all__:
-            if (room, name) != ("forebay", "testing"):  # contracts to inherit, for pytest
+            if (owner, name) != ("forebay", "testing"):  # contracts to inherit, for pytest
                 try:
                     getattr(module, name)
                 except (ImportError, fb.errors.ForebayError) as error:
-                    names_an_extra(f"{room}.{name}", error)
+                    names_an_extra(f"{owner}.{name}", error)
 
 
 def names_an_extra(what: str, error: Exception) -> None:
     message = str(error)
     assert "pip install 'forebay[" in message, f"{what}: {type(error).__name__}: {message}"
-    assert "\n" not in message, f"{what}: more than one line: {message}"
+    assert message.count("\n") <= 1, f"{what}: more than a line and a hint: {message}"
 
 
 def tokens(folder: Path) -> None:
@@ -119,19 +119,19 @@ def viewer(folder: Path) -> None:
 
 def torch(folder: Path) -> None:
     """Batches of a cache, and attention over packed documents."""
-    library, room = import_module("torch"), import_module("forebay.torch")
-    attention = room.PackedSelfAttention(dim=32, n_head=2)
+    library, module = import_module("torch"), import_module("forebay.torch")
+    attention = module.PackedSelfAttention(dim=32, n_head=2)
     lengths = library.tensor([[40, 24], [64, 0]], dtype=library.int32)
     assert attention(library.randn(2, 64, 32), lengths).shape == (2, 64, 32)
-    dataset = room.CacheDataset(fb.open_cache(folder / "raw"))
+    dataset = module.CacheDataset(fb.open_cache(folder / "raw"))
     assert len(dataset) == 500
 
 
 def teachers(folder: Path) -> None:
     """Every teacher can be imported; none is run."""
-    room = import_module("forebay.torch.teachers")
-    for name in room.__all__:
-        getattr(room, name)
+    module = import_module("forebay.torch.teachers")
+    for name in module.__all__:
+        getattr(module, name)
 
 
 def onnx(folder: Path) -> None:

@@ -29,8 +29,8 @@ import forebay as fb
 from forebay.compat.tinyflux import TrainerConfig, compute_lune_loss, compute_sol_loss
 from forebay.masks import latent_weights
 from forebay.teachers import GeometricSol, TeacherRecipe
-from forebay.torch import Ingredient, Loader, Mixture, Present, StoredBatch, Timed, distill
-from forebay.torch.distill import LogitNormalTimes, TeacherRows
+from forebay.torch import Ingredient, Loader, Mixture, Present, StoredBatch, Timed
+from forebay.torch.distill import LogitNormalTimes, TeacherRows, spatial_weights
 
 SIZE, LATENT, CHANNELS = 32, 16, 4  # pixels, cells of latents on a side, and their channels
 STATES, POOLED, WORDS = 24, 32, 12  # widths of text states and of pooled text, and tokens of a prompt
@@ -58,6 +58,16 @@ def draw_images(folder: Path, count: int, offset: int) -> None:
         image.save(folder / f"{number:04d}.png")
         caption = {"caption": f"a {ink} {shape} on {ground}"}
         (folder / f"{number:04d}.json").write_text(json.dumps(caption))
+
+
+def shifted(times: Tensor, shift: float) -> Tensor:
+    """Return times moved towards the data, away from both ends."""
+    return (shift * times / (1 + (shift - 1) * times)).clamp(1e-4, 1 - 1e-4)
+
+
+def min_snr_weight(times: Tensor, gamma: float) -> Tensor:
+    """Return `min(SNR, γ) / SNR` with SNR = (t / (1 − t))², which weights times near the data, the easy ones, less."""
+    return (gamma * ((1 - times) / times).square()).clamp(max=1.0)
 
 
 def save_models(folder: Path) -> None:
@@ -162,7 +172,7 @@ class Student(nn.Module):
         own_lune, own_sol = self.lune_predictor(time, pooled, lune), self.sol_prior(time, pooled, *sol)
         condition = self.condition(torch.cat([time, pooled], dim=-1)) + own_lune.signal
         cells, text = packed(x), self.text(states)
-        places = distill.spatial_weights(own_sol.spatial, (LATENT // 2, LATENT // 2)).flatten(1).unsqueeze(-1)
+        places = spatial_weights(own_sol.spatial, (LATENT // 2, LATENT // 2)).flatten(1).unsqueeze(-1)
         tokens = torch.cat([text, (self.image(cells) + self.places) * (1 + self.attends * (places - 1))], dim=1)
         for block in self.blocks:
             tokens = block(tokens, condition)
@@ -221,20 +231,17 @@ class Training:
         if self.teaches:
             times, (lune, stats, spatial) = batch["lune.t"], self.taught(batch)
         else:
-            times = distill.sample_times(len(data), shift=self.config.shift, generator=generator)
+            times = shifted(torch.sigmoid(torch.randn(len(data), generator=generator)), self.config.shift)
             lune = stats = spatial = None
         noise = torch.randn(data.shape, generator=generator)
-        x = distill.interpolate(data, noise, times)
+        wide = times.view(-1, 1, 1, 1)
+        x = (1 - wide) * noise + wide * data  # noise at t = 0, data at t = 1
         text = [batch[name].float() for name in TEXT_COLUMNS]
         predicted, own = self.student(x, times, *text, lune, (stats, spatial))
-        parts = {
-            "flow": distill.flow_loss(
-                predicted,
-                distill.velocity(data, noise),
-                weights=self.config.loss_weights(spatial, content(batch), (LATENT, LATENT)),
-                row_weights=distill.min_snr_weight(times, self.config.min_snr_gamma),
-            )
-        }
+        errors = (predicted.float() - (data - noise)).square().mean(dim=1)  # of the velocity, (rows, height, width)
+        weights = self.config.loss_weights(spatial, content(batch), (LATENT, LATENT))
+        losses = (errors if weights is None else errors * weights).mean(dim=(1, 2))
+        parts = {"flow": (losses * min_snr_weight(times, self.config.min_snr_gamma)).mean()}
         loss = parts["flow"]
         if lune is not None and stats is not None and spatial is not None:
             parts["lune"] = compute_lune_loss(own["lune"], lune, self.config.lune_loss_mode)

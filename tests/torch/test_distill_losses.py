@@ -11,9 +11,7 @@ from forebay.torch.distill import (
     TeacherRows,
     Warmup,
     feature_loss,
-    flow_loss,
     loss_weights,
-    min_snr_weight,
     sol_loss,
     spatial_weights,
 )
@@ -98,10 +96,6 @@ def test_shapes_that_would_broadcast_are_an_error() -> None:
         feature_loss(drawn(2, 4), drawn(4))
     with pytest.raises(ValueError, match=r"present must be bool \(2,\)"):
         feature_loss(drawn(2, 4), drawn(2, 4), present=torch.ones(2))
-    with pytest.raises(ValueError, match=r"weights must have the shape \(2, 4, 4\)"):
-        flow_loss(drawn(2, 3, 4, 4), drawn(2, 3, 4, 4), weights=torch.ones(4, 4))
-    with pytest.raises(ValueError, match=r"row_weights must have the shape \(2,\) \(got \(2, 1\)\)"):
-        flow_loss(drawn(2, 3, 4, 4), drawn(2, 3, 4, 4), row_weights=torch.ones(2, 1))
 
 
 def test_float16_features_are_compared_in_float32() -> None:
@@ -141,25 +135,6 @@ def test_a_row_without_a_map_weighs_its_places_alike_and_padding_weighs_nothing(
     assert torch.allclose(weights[1, 16:], torch.tensor(64 / 48))
     assert weights[0, 16:].std() > 0.1
     assert loss_weights() is None
-
-
-def test_the_flow_loss_counts_places_and_rows_by_their_weights() -> None:
-    predicted, target = drawn(2, 3, 4, 4), drawn(2, 3, 4, 4, seed=1)
-    errors = (predicted - target).square()
-    assert flow_loss(predicted, target).item() == pytest.approx(errors.mean().item())
-    flat = predicted.flatten(1), target.flatten(1)  # velocities need not be images
-    assert flow_loss(*flat).item() == pytest.approx(errors.mean().item())
-    left = torch.zeros(2, 4, 4)
-    left[:, :, :2] = 2  # mean 1
-    of_rows = torch.tensor([1.0, 0.0])
-    expected = errors[0, :, :, :2].mean() / 2
-    assert flow_loss(predicted, target, weights=left, row_weights=of_rows).item() == pytest.approx(expected.item())
-
-
-def test_min_snr_is_as_the_document_says_and_finite_at_both_ends() -> None:
-    weights = min_snr_weight(torch.tensor([0.0, 1e-30, 0.5, 0.9, 1.0]))
-    assert weights.tolist() == pytest.approx([1, 1, 1, 0.0617284, 0])
-    assert min_snr_weight(torch.tensor([0.9]), gamma=81).item() == pytest.approx(1)
 
 
 def test_weights_of_teachers_warm_up() -> None:

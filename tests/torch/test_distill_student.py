@@ -1,20 +1,15 @@
-"""Flow matching helpers, and the modules of examples/teacher_predictors.py."""
+"""Times of flow matching, and the modules of examples/teacher_predictors.py."""
 
 import math
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from forebay.torch.distill import (
-    TeacherRows,
-    interpolate,
-    sample_times,
-    shift_times,
-    sol_loss,
-    velocity,
-)
+from forebay.order.coins import Coins
+from forebay.torch.distill import LogitNormalTimes, TeacherRows, sol_loss
 
 PREDICTORS = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "teacher_predictors.py"))
 LunePredictor, SolPrior, embed_times = (PREDICTORS[name] for name in ("LunePredictor", "SolPrior", "embed_times"))
@@ -22,54 +17,16 @@ LunePredictor, SolPrior, embed_times = (PREDICTORS[name] for name in ("LunePredi
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_x_t_is_noise_at_0_and_data_at_1_and_goes_straight_along_the_velocity() -> None:
-    data, noise = torch.randn(3, 2, 4, 4), torch.randn(3, 2, 4, 4)
-    times = torch.tensor([0.0, 1.0, 0.25])
-    x = interpolate(data, noise, times)
-    assert torch.equal(x[0], noise[0])
-    assert torch.equal(x[1], data[1])
-    assert torch.allclose(x[2], 0.75 * noise[2] + 0.25 * data[2])
-    later = interpolate(data, noise, torch.tensor([0.5, 1.0, 0.5]))
-    assert torch.allclose(x[2] + 0.25 * velocity(data, noise)[2], later[2], atol=1e-6)
-
-
-def test_following_the_velocity_from_noise_ends_at_the_data() -> None:
-    data, noise = torch.randn(2, 3), torch.randn(2, 3)
-    x = noise.clone()
-    for _ in range(10):
-        x += velocity(data, noise) / 10
-    assert torch.allclose(x, data, atol=1e-5)
-
-
-def test_a_shift_moves_times_towards_the_data_keeps_their_order_and_is_undone_by_its_inverse() -> None:
-    times = torch.linspace(0, 1, 101, dtype=torch.float64)
-    shifted = shift_times(times)
-    assert shifted[50].item() == 0.75
-    assert (shifted.diff() > 0).all()
-    assert (shifted[1:-1] > times[1:-1]).all()
-    assert torch.allclose(shift_times(shifted, 1 / 3), times)
-    assert torch.equal(shift_times(times, 1.0), times)
-    with pytest.raises(ValueError, match="shift must be more than 0"):
-        shift_times(times, 0)
-
-
-@pytest.mark.parametrize(("distribution", "quartiles"), [("logit_normal", (-0.6745, 0.0, 0.6745)), ("uniform", None)])
-def test_sampled_times_follow_their_distribution(distribution: str, quartiles: tuple[float, ...] | None) -> None:
-    generator = torch.Generator().manual_seed(0)
-    times = sample_times(100_000, distribution=distribution, generator=generator)  # type: ignore[arg-type]
-    plain = torch.sigmoid(torch.tensor(quartiles)) if quartiles else torch.tensor([0.25, 0.5, 0.75])
-    found = torch.quantile(times, torch.tensor([0.25, 0.5, 0.75]))
-    assert found.tolist() == pytest.approx(shift_times(plain).tolist(), abs=0.01)
+def test_times_are_logit_normal_and_shifted_towards_the_data() -> None:
+    coins = Coins(0, 0, np.arange(100_000, dtype=np.uint64))
+    times = torch.from_numpy(LogitNormalTimes(shift=3.0)(coins))
+    plain = torch.sigmoid(torch.tensor([-0.6745, 0.0, 0.6745]))
+    quartiles = torch.quantile(times, torch.tensor([0.25, 0.5, 0.75]))
+    assert quartiles.tolist() == pytest.approx((3 * plain / (1 + 2 * plain)).tolist(), abs=0.01)
     assert times.dtype == torch.float32
-    assert times.min() >= 1e-4
-    assert times.max() <= 1 - 1e-4
-
-
-def test_a_seed_gives_the_same_times_and_an_unknown_distribution_is_an_error() -> None:
-    one, other = (sample_times(5, generator=torch.Generator().manual_seed(3)) for _ in range(2))
-    assert torch.equal(one, other)
-    with pytest.raises(ValueError, match="distribution must be 'logit_normal' or 'uniform'"):
-        sample_times(5, distribution="cubic")  # type: ignore[arg-type]
+    assert 1e-4 <= times.min() <= times.max() <= 1 - 1e-4
+    with pytest.raises(ValueError, match="shift must be more than 0"):
+        LogitNormalTimes(shift=0)
 
 
 def test_embedded_times_are_told_apart() -> None:

@@ -28,7 +28,6 @@ from forebay.read.rows import Located, RowReader
 from forebay.store import open_store
 from forebay.store.memory import MemoryStore
 from forebay.torch.batches import to_array, to_tensor
-from forebay.torch.distill.flow import MIN_SNR_GAMMA, SHIFT
 from forebay.torch.distill.losses import LossMode, Warmup, feature_loss, loss_weights
 from forebay.torch.distill.timed_features import (
     Targets,
@@ -197,8 +196,8 @@ class TrainerConfig:
     sol_warmup_steps: int = 2000
     sol_dropout: float = 0.1
     use_spatial_weighting: bool = False
-    min_snr_gamma: float = MIN_SNR_GAMMA
-    shift: float = SHIFT
+    min_snr_gamma: float = 5.0
+    shift: float = 3.0
     seed: int = 0
 
     def lune(self, step: int) -> float:

@@ -138,7 +138,7 @@ class Loader:
         steps = 1 if micro_batches is None else micro_batches
         self.global_batch_size = checked_batch_size(global_batch_size, self.ranks.world_size, steps)
         self._micro_batches, self._micro_size = micro_batches, self.global_batch_size // steps
-        self.drop_last, self._restart, self._on_growth = drop_last, restart, on_growth
+        self.drop_last, self.restarts, self._on_growth = drop_last, restart, on_growth
         self._agreement = Agreement(self.ranks, self.ranks.timeout)
         self._growing = Growing(growth, self.ranks, self._agreement.first)
         self._meter = HandoffMeter()
@@ -147,15 +147,11 @@ class Loader:
         collate = usual_collate(source) if collate is None else checked_collate(collate)
         self._assembler = Assembler.of(caches_of(source), collate, columns, transform, Buffers(2 * BATCH_BYTES))
         self.stream = ordered(source, self._assembler.columns, seed, shuffle, selection, growth, on_growth, restart)
-        check_rows(self.stream, self._assembler, self.ranks, self.global_batch_size if self._is_fixed else 0)
+        is_fixed = drop_last and growth == "pinned"  # an epoch that fills no batch stays so
+        check_rows(self.stream, self._assembler, self.ranks, self.global_batch_size if is_fixed else 0)
         self._asked_for = {"columns": sorted(map(str, columns)), **collate.facts()}
         self._threads, self._prefetch = checked_threads(self._assembler, threads, prefetch)
         self._fetcher = Fetcher(self._assembler.columns, self.ranks, checked_bytes("fetch_ahead", fetch_ahead))
-
-    @property
-    def _is_fixed(self) -> bool:
-        """Whether an epoch that fills no batch stays so."""
-        return self.drop_last and self._growing.policy == "pinned"
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch; growth within the epoch adds to it."""
@@ -175,7 +171,7 @@ class Loader:
         A loader has one position, so a later iteration ends an earlier one, and `next(iter(loader))` uses up a batch.
         """
         self._turn += 1
-        if self._restart:
+        if self.restarts:
             self.epoch = self.position = 0
         return self._batches(self._turn)
 
@@ -190,8 +186,8 @@ class Loader:
         """Return the position as a few hundred bytes of JSON; with `restart`, always that of the start."""
         return {
             "version": STATE_VERSION,
-            "epoch": 0 if self._restart else self.epoch,
-            "position": 0 if self._restart else self.position,
+            "epoch": 0 if self.restarts else self.epoch,
+            "position": 0 if self.restarts else self.position,
             "stream": self.stream.state(),
             **({} if self.schedule is None else {"schedule": self.schedule.state_dict()}),
         }
@@ -201,9 +197,11 @@ class Loader:
 
         With `restart`, the state is checked and otherwise ignored.
         """
-        self._check_version(state)
+        version = checked_state(state, STATE_VERSION)["version"]
+        if version != STATE_VERSION:
+            raise state_mismatch(self._root, {"the version of the state": (version, STATE_VERSION)})
         epoch, position = state["epoch"], state["position"]
-        if self._restart:
+        if self.restarts:
             return
         restored = self.stream.restored(state["stream"], epoch, position)
         if position > restored.size(epoch):
@@ -276,7 +274,7 @@ class Loader:
                         if turn != self._turn:
                             self._check_turn(turn)
                         at = end
-                        self._reach(end, stop)
+                        self._advance(end)
                         yield step.pop() if self._micro_batches is None else _emptied(step)
                     if handoff.error is not None:
                         raise handoff.error
@@ -287,13 +285,6 @@ class Loader:
             finally:
                 self._meter.ends()
                 self._keep_or_stop(queue, is_last=self.epoch == epoch + 1 and turn == self._turn)
-
-    def _reach(self, position: int, stop: int) -> None:
-        """Move to a position, of which rows up to `stop` are known."""
-        if position + self.global_batch_size <= stop:  # a whole batch of this epoch follows
-            self.position = position
-        else:
-            self._advance(position)
 
     def _seek_batch(self) -> None:
         """Move to the next batch: at the start of the next epoch if this one has no further batch."""
@@ -354,7 +345,7 @@ class Loader:
     @property
     def _is_endless(self) -> bool:
         """Whether the following epochs are known now: they have the same rows, in another order."""
-        if self._restart or self._growing.policy != "pinned":
+        if self.restarts or self._growing.policy != "pinned":
             return False
         stream = self.stream
         return not isinstance(stream, CacheStream) or stream.generations == (stream.cache.generation.number,)
@@ -377,7 +368,7 @@ class Loader:
     @property
     def _last_known_epoch(self) -> int | None:
         """The last epoch whose rows are known now; None if no cache of this loader grows."""
-        return None if self._growing.policy == "pinned" and not self._restart else self.epoch
+        return None if self._growing.policy == "pinned" and not self.restarts else self.epoch
 
     def _write_statistics(self) -> None:
         if self._statistics_file is not None and self._meter.file_is_due():
@@ -391,18 +382,6 @@ class Loader:
         self.grown = growth
         if self._on_growth is not None:
             self._on_growth(growth)
-
-    def _check_version(self, state: Mapping[str, Any]) -> None:
-        version = checked_state(state, STATE_VERSION)["version"]
-        if version == STATE_VERSION:
-            return
-        following = state["epoch"] + 1 if isinstance(state.get("epoch"), int) else "…"
-        raise state_mismatch(
-            self._root,
-            {"the version of the state": (version, STATE_VERSION)},
-            "its order of rows is that of an older forebay: finish its epoch with that release, or begin the next one "
-            f"with load_state_dict({{**loader.state_dict(), 'epoch': {following}}})",
-        )
 
     def _one_cache(self) -> CacheStream:
         if not isinstance(self.stream, CacheStream):
@@ -430,11 +409,6 @@ class Loader:
         recipes = [{layer: cache.recipe(layer).fingerprint for layer in cache.layers} for cache in self.stream.caches]
         facts = {**options, "drop_last": self.drop_last, "growth": self._growing.policy, "recipe": recipes}
         return {**facts, **self._asked_for, **self.state_dict()}
-
-    @property
-    def restarts(self) -> bool:
-        """Whether every `iter` starts from the first batch."""
-        return self._restart
 
     @property
     def _root(self) -> str:

@@ -1,4 +1,4 @@
-"""Losses of a student against teacher targets and velocities.
+"""Losses of a student against teacher targets, and weights from their maps.
 
     cosine   1 − cos(p, t)               the default
     mse      (p − t)²
@@ -58,28 +58,6 @@ def sol_loss(
     """Return the MSE of the statistics plus the MSE of the maps."""
     of_stats = feature_loss(stats_predicted, stats, "mse", present=present)
     return of_stats + feature_loss(spatial_predicted, spatial, "mse", present=present)
-
-
-def flow_loss(
-    predicted: Tensor, target: Tensor, *, weights: Tensor | None = None, row_weights: Tensor | None = None
-) -> Tensor:
-    """Return the mean square error of velocities, such as (rows, channels, height, width).
-
-    `weights` (rows, height, width), from `loss_weights`, weight positions; `row_weights` (rows,), from
-    `min_snr_weight`, weight rows.
-    """
-    _check_shapes(predicted, target, None)
-    errors = (predicted.float() - target.float()).square().mean(dim=1)  # (rows, height, width)
-    if weights is not None:
-        if weights.shape != errors.shape:
-            raise ValueError(f"weights must have the shape {tuple(errors.shape)} (got {tuple(weights.shape)})")
-        errors = errors * weights
-    losses = _row_means(errors)
-    if row_weights is None:
-        return losses.mean()
-    if row_weights.shape != losses.shape:
-        raise ValueError(f"row_weights must have the shape {tuple(losses.shape)} (got {tuple(row_weights.shape)})")
-    return (losses * row_weights).mean()
 
 
 def _cosine(predicted: Tensor, target: Tensor) -> Tensor:

@@ -22,7 +22,10 @@ def lazy_exports(package: str, file: str) -> tuple[Callable[[str], Any], Callabl
             return import_module(f"{package}.{name}")
         return getattr(import_module(homes[name]), name)
 
-    return getattr_, lambda: [*sorted(homes), "__version__"], sorted(homes)
+    def dir_() -> list[str]:
+        return sorted({*homes, *(name for name in vars(sys.modules[package]) if name.startswith("__"))})
+
+    return getattr_, dir_, sorted(homes)
 
 
 def _imported(module: ast.Module) -> list[tuple[str, str]]:

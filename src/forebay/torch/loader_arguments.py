@@ -34,12 +34,38 @@ def ordered(
     """Return a cache as a stream; another stream has its own order, and none of the arguments that decide one."""
     rule = checked_rule(selection)
     if not isinstance(source, Cache):
-        _check_stream_options(source, seed, shuffle, selection, growth, on_growth, restart=restart)
+        _check_own_order(source, seed, shuffle, rule)
+        _check_own_growth(source, growth, on_growth, restart=restart)
         return source
     window = shuffle if isinstance(shuffle, Window) else None
     name: Shuffle | None = "window" if isinstance(shuffle, Window) else shuffle
     seed = checked_whole("seed", seed or 0)
     return CacheStream(source, partial(choose_ordering, columns=columns, shuffle=name, seed=seed, window=window), rule)
+
+
+def _check_own_order(
+    stream: Stream, seed: int | None, shuffle: Shuffle | Window | None, rule: SelectionRule | None
+) -> None:
+    """Raise for arguments that a stream decides itself."""
+    passed = {"seed": seed not in (None, stream.seed), "shuffle": shuffle != "auto", "selection": rule is not None}
+    if names := [name for name, is_passed in passed.items() if is_passed]:
+        kind = type(stream).__name__
+        raise ValueError(
+            f"{', '.join(names)} cannot be passed with a {kind}, which has its own order; pass it to the {kind}"
+        )
+
+
+def _check_own_growth(
+    stream: Stream, growth: Policy, on_growth: Callable[[Growth], None] | None, *, restart: bool
+) -> None:
+    may_grow = isinstance(stream, Mixture) and not restart
+    if (growth == "pinned" and on_growth is None) or (growth == "epoch" and may_grow):
+        return
+    name = "on_growth" if growth == "pinned" else f"growth={growth!r}"
+    raise ValueError(
+        f"{name} cannot be passed with a {type(stream).__name__}; only a mixture grows, between epochs: pass "
+        "growth='epoch' without restart"
+    )
 
 
 def check_rows(stream: Stream, assembler: Assembler, ranks: Ranks, least: int) -> None:
@@ -92,35 +118,3 @@ def _check_generations(ranks: Ranks, caches: Sequence[Cache]) -> None:
                 "init_process_group() first, or open one by number, "
                 f"fb.open_cache(root, generation={cache.generation.number}), or pass ranks=Ranks(rank, world_size)"
             )
-
-
-def _check_stream_options(
-    stream: Stream,
-    seed: int | None,
-    shuffle: Shuffle | Window | None,
-    selection: SelectionRule | None,
-    growth: Policy,
-    on_growth: Callable[[Growth], None] | None,
-    *,
-    restart: bool,
-) -> None:
-    """Raise for arguments that a stream decides itself."""
-    is_mixture = isinstance(stream, Mixture)
-    passed = {
-        "seed": seed not in (None, stream.seed),
-        "shuffle": shuffle != "auto",
-        "selection": selection is not None,
-        "growth": growth != "pinned" and not is_mixture,
-        "on_growth": on_growth is not None and not (is_mixture and growth == "epoch"),
-    }
-    names = [name for name, is_passed in passed.items() if is_passed]
-    if names:
-        kind = type(stream).__name__
-        raise ValueError(
-            f"{', '.join(names)} cannot be passed with a {kind}, which has its own order; pass it to the {kind}"
-        )
-    if growth == "within" or (growth == "epoch" and restart):
-        raise ValueError(
-            f"growth={growth!r} and restart={restart} cannot be used together with a mixture; pass growth='epoch' "
-            "without restart: its caches grow between epochs"
-        )

@@ -233,13 +233,13 @@ def _wait_for(store: RankStore, keys: Sequence[str], seconds: float) -> bool:
 
 def _differences(facts: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any, int, Any]]:
     """Return (name, value of rank 0, first rank that differs, its value) for each fact that differs."""
-    found = []
+    differences = []
     for name in dict.fromkeys(name for own in facts for name in own):
-        for rank, own in enumerate(facts):
-            if own.get(name) != facts[0].get(name):
-                found.append((name, facts[0].get(name), rank, own.get(name)))
-                break
-    return found
+        values = [own.get(name) for own in facts]
+        other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
+        if other is not None:
+            differences.append((name, values[0], other, values[other]))
+    return differences
 
 
 def _flat(facts: Mapping[str, Any], before: str = "") -> dict[str, Any]:

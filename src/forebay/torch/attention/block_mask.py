@@ -82,16 +82,17 @@ def key_mask_mod(keep: Tensor) -> MaskMod:
 
 
 def captured_tensors(mask_mod: MaskMod) -> tuple[Tensor, ...]:
-    """Return the tensors that a `mask_mod` closes over, directly or through functions it closes over."""
-    return tuple(_tensors_in([cell.cell_contents for cell in _cells(mask_mod)]))
+    """Return the tensors that a `mask_mod` closes over."""
+    return tuple(cell.cell_contents for cell in _cells(mask_mod) if isinstance(cell.cell_contents, Tensor))
 
 
 def moved_mask_mod(mask_mod: MaskMod, device: torch.device | str) -> MaskMod:
     """Return a `mask_mod` with its tensors moved to another device."""
-    if not _cells(mask_mod):
+    if not captured_tensors(mask_mod):
         return mask_mod
     assert isinstance(mask_mod, FunctionType)
-    cells = tuple(CellType(_moved(cell.cell_contents, device)) for cell in _cells(mask_mod))
+    contents = [cell.cell_contents for cell in _cells(mask_mod)]
+    cells = tuple(CellType(each.to(device) if isinstance(each, Tensor) else each) for each in contents)
     moved = FunctionType(mask_mod.__code__, mask_mod.__globals__, mask_mod.__name__, mask_mod.__defaults__, cells)
     moved.__qualname__ = mask_mod.__qualname__
     return moved
@@ -108,26 +109,6 @@ def dense_mask(mask_mod: MaskMod, rows: Tensor, queries: Tensor, keys: Tensor) -
 def _cells(mask_mod: MaskMod) -> tuple[CellType, ...]:
     # A partial or a callable object has no closure; this module makes neither.
     return (getattr(mask_mod, "__closure__", None)) or ()
-
-
-def _tensors_in(content: object) -> list[Tensor]:
-    if isinstance(content, Tensor):
-        return [content]
-    if isinstance(content, FunctionType):
-        return list(captured_tensors(content))
-    if isinstance(content, tuple | list):
-        return [tensor for item in content for tensor in _tensors_in(item)]
-    return []
-
-
-def _moved(content: object, device: torch.device | str) -> object:
-    if isinstance(content, Tensor):
-        return content.to(device)
-    if isinstance(content, FunctionType):
-        return moved_mask_mod(content, device)
-    if isinstance(content, tuple | list):
-        return type(content)(_moved(item, device) for item in content)
-    return content
 
 
 DEFAULT_BLOCK_SIZE = 128

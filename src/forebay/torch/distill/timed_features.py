@@ -88,14 +88,6 @@ class TorchFeatures:
         return torch.tensor(self.numpy.buckets)
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        return self.numpy.columns
-
-    def shape(self, column: str) -> tuple[int, ...]:
-        """Return the shape of a column at one t."""
-        return self.numpy.shape(column)
-
-    @property
     def time_direction(self) -> TimeDirection | None:
         """The end of the layer's t that is noise, from its recipe; None if it does not record it."""
         return self.numpy.time_direction

@@ -34,7 +34,6 @@ Color = tuple[int, int, int]
 Channels = Literal["first", "last"]
 Name = Callable[[int], str]  # image of the batch -> sample id
 _SERIAL_VALUES = 1 << 15  # as many as torch copies without its own threads, which would compete with the loader's
-_BOXES = 256  # boxes whose tokens are counted at a time
 
 
 def mirrored(content: Planes) -> Planes:
@@ -107,12 +106,8 @@ class TokenMasks:
     def all_ignored(self, boxes: Boxes, size: Size) -> Bools:
         """Return for each image whether all its tokens are ignored, `[images]`; equal boxes are computed once."""
         some, member = np.unique(boxes, axis=0, return_inverse=True)
-        ignored = [
-            (token_padding(some[at : at + _BOXES], size, self.patch) >= self.threshold).all(axis=(1, 2))
-            for at in range(0, len(some), _BOXES)
-        ]
-        by_image: Bools = np.concatenate([np.zeros(0, np.bool_), *ignored])[member.reshape(-1)]
-        return by_image
+        ignored: Bools = (token_padding(some, size, self.patch) >= self.threshold).all(axis=(1, 2))
+        return ignored[member.reshape(-1)]
 
     def of_masks(self, masks: Bools, boxes: Boxes, name: Name) -> Bools:
         """Return token masks as `of_boxes`, from pixel masks that need not be rectangles."""

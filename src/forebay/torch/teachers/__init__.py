@@ -1,16 +1,16 @@
 """Run teachers. Only these modules import diffusers and transformers, and each is imported when it is needed."""
 
-import sys
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from forebay.exports import lazy_exports
 from forebay.torch.ranks import local_rank
 
 if TYPE_CHECKING:
-    from forebay.torch.teachers.run_hook import Captures
-__all__ = ["Captures", "default_device"]
+    from forebay.torch.teachers.run_hook import Captures as Captures
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)
 
 
 def default_device() -> str:
@@ -21,15 +21,3 @@ def default_device() -> str:
     if not torch.cuda.is_available():
         return "cpu"
     return f"cuda:{local_rank() % torch.cuda.device_count()}"
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Captures":
-        return import_module("forebay.torch.teachers.run_hook").Captures
-    raise AttributeError(
-        f"module 'forebay.torch.teachers' has no attribute '{name}'", name=name, obj=sys.modules[__name__]
-    )
-
-
-def __dir__() -> list[str]:
-    return list(__all__)

@@ -311,30 +311,33 @@ def test_batches_of_different_numbers_of_tokens_are_padded(nucleus: dict[str, fb
     assert logits.grad.isfinite().all()
 
 
+def rows_of(*rows: list[float] | list[int]) -> fb.Ragged:
+    is_float = any(isinstance(value, float) for row in rows for value in row)
+    return fb.Ragged.of([np.array(row) for row in rows], np.dtype(np.float16 if is_float else np.int64))
+
+
 def test_counts_that_do_not_fit_the_values_are_refused() -> None:
     with pytest.raises(ValueError, match="other log-probs than their counts"):
-        padded_choices([np.zeros(3, np.float16)], [np.array([1, 1])])
-    absent, other = padded_choices(
-        [np.zeros(0, np.float16), np.ones(3, np.float16)], [np.zeros(0, int), np.array([1, 2])]
-    )
+        padded_choices(rows_of([1.0, 1.0, 1.0]), rows_of([1, 1]))
+    absent, other = padded_choices(rows_of([], [1.0, 1.0, 1.0]), rows_of([], [1, 2]))
     assert (absent.shape, other.shape) == ((0, 2), (2, 2))
 
 
 def test_values_that_are_not_one_for_each_label_are_refused() -> None:
     mask = np.array([[True, True, False], [True, False, False]])
-    rows = [np.ones(2, np.float16), np.ones(2, np.float16)]
     with pytest.raises(ValueError, match=r"row 1 of the batch has 1 labels, but 2 values of 'ref_logps'"):
-        spread_log_probs("ref_logps", rows, mask)
-    found = spread_log_probs("ref_logps", [rows[0], rows[1][:0]], mask)
+        spread_log_probs("ref_logps", rows_of([1.0, 1.0], [1.0, 1.0]), mask)
+    found = spread_log_probs("ref_logps", rows_of([1.0, 1.0], []), mask)
     np.testing.assert_array_equal(found, [[1, 1, np.nan], [np.nan] * 3])
 
 
 def test_a_batch_that_one_place_makes_far_wider_than_what_is_stored_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_probs, "MOST_VALUES", 100)
     with pytest.raises(ValueError, match="would have 210 values, more than 100"):
-        padded_choices([np.zeros(21 + 9, np.float16)], [np.array([21, *[1] * 9])])
+        padded_choices(rows_of([0.0] * (21 + 9)), rows_of([21, *[1] * 9]))
+    ids = fb.Ragged(np.zeros((0, 17), np.int32), np.zeros(2, np.int64))
     with pytest.raises(ValueError, match="would have 102 values, more than 100"):
-        spread_log_probs("best_top_ids", [np.zeros((0, 17), np.int32)], np.zeros((1, 6), np.bool_))
+        spread_log_probs("best_top_ids", ids, np.zeros((1, 6), np.bool_))
 
 
 @pytest.mark.parametrize(

@@ -167,14 +167,14 @@ def to_array(values: Tensor | ArrayLike) -> Array:
 
 def to_device(values: Array, like: torch.Tensor) -> torch.Tensor:
     """Return an array on the device of `like`, floats also of its dtype; integers keep theirs."""
-    own = torch.from_numpy(np.array(values, np.float32 if values.dtype.kind in "fV" else values.dtype))
-    return own.to(like.device, like.dtype) if own.is_floating_point() else own.to(like.device)
+    tensor = torch.from_numpy(np.array(values, np.float32 if values.dtype.kind in "fV" else values.dtype))
+    return tensor.to(like.device, like.dtype) if tensor.is_floating_point() else tensor.to(like.device)
 
 
 def to_numpy(values: torch.Tensor) -> NDArray[np.float32]:
     """Return a tensor as a float32 array."""
-    found: NDArray[np.float32] = values.float().cpu().numpy()
-    return found
+    array: NDArray[np.float32] = values.float().cpu().numpy()
+    return array
 
 
 @dataclass(frozen=True, slots=True)

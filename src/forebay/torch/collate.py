@@ -114,15 +114,15 @@ def pixel_bound_layers(cache: Cache) -> set[str]:
     bound: set[str] = set()
     columns = {"pixels", "jpeg", "box"}
     while True:
-        further = {
+        new_layers = {
             layer
             for layer in cache.generation.recipes
             if layer != cache.generation.base and columns & set(cache.recipe(layer).reads)
         } - bound
-        if not further:
+        if not new_layers:
             return bound
-        bound |= further
-        columns |= {column.name for layer in further for column in cache.recipe(layer).columns}
+        bound |= new_layers
+        columns |= {column.name for layer in new_layers for column in cache.recipe(layer).columns}
 
 
 class Transform(Protocol):
@@ -159,10 +159,10 @@ class Assembler:
         buffers: Buffers,
         seed: int = 0,
     ) -> "Assembler":
-        further = (*collate.extra, *checked_names("columns", columns))
+        extra = (*collate.extra, *checked_names("columns", columns))
         main = [name for name in collate.columns if name not in collate.viewed]
-        reader = RowReader(caches, list(dict.fromkeys([*main, *further])), collate.viewed)
-        alone = RowReader(caches, list(dict.fromkeys(further)))
+        reader = RowReader(caches, list(dict.fromkeys([*main, *extra])), collate.viewed)
+        alone = RowReader(caches, list(dict.fromkeys(extra)))
         for name in (name for name in alone.like if name in collate.makes):
             raise _taken(name)
         _check_moved(collate, caches, alone.stored)
@@ -192,11 +192,11 @@ class Assembler:
     def batch(self, table: Table, coins: Coins) -> Batch:
         """Return the batch of the rows of a table."""
         batch = self.collate.collate(table, coins, self.buffers)
-        further = plain_batch({name: table[name] for name in self.extra}, self.buffers)
-        for name in further.keys() & batch.keys():
+        extra_tensors = plain_batch({name: table[name] for name in self.extra}, self.buffers)
+        for name in extra_tensors.keys() & batch.keys():
             if not name.endswith(".present"):
                 raise _taken(name)
-        batch |= further
+        batch |= extra_tensors
         if table.located is not None:
             batch |= _tags(table.located)
         if self.transform is not None:

@@ -125,12 +125,12 @@ class CacheDataset(Dataset[Row]):
 
     def _rows(self, indices: Sequence[int]) -> Numbers:
         count = len(self)
-        places = np.array([operator.index(index) for index in indices], np.int64)
-        wrong = places[(places < -count) | (places >= count)]
+        numbers = np.array([operator.index(index) for index in indices], np.int64)
+        wrong = numbers[(numbers < -count) | (numbers >= count)]
         if len(wrong):
             raise IndexError(f"there is no row {wrong[0]}; {self!r} has {count:,} rows")
-        places %= count
-        return places if self._selection is None else self._selection.rows(places)
+        numbers %= count
+        return numbers if self._selection is None else self._selection.rows(numbers)
 
     def _names_in(self, batch: Batch) -> Mapping[str, str]:
         """Return the name of each of a row's tensors -> its name in the batch."""

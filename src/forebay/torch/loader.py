@@ -109,7 +109,7 @@ class Loader:
     grown: Growth | None = None
     schedule: Stateful | None = None  # saved and restored with the position
     _turn, _agreed = 0, False
-    _kept: "_Queue | None" = None  # between two epochs: the batches that were made ahead
+    _next_queue: "_Queue | None" = None  # between two epochs: the batches that were made ahead
 
     def __init__(
         self,
@@ -321,11 +321,11 @@ class Loader:
 
     def _queue_from_here(self) -> "_Queue":
         """Return the batches from here on: those that were begun in the epoch before, if they are the same."""
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            if kept.stream is self.stream and kept.handoffs.belongs_to_this_process and not self.position:
-                return kept
-            kept.stop()
+        queue, self._next_queue = self._next_queue, None
+        if queue is not None:
+            if queue.stream is self.stream and queue.handoffs.belongs_to_this_process and not self.position:
+                return queue
+            queue.stop()
         pace = Pace(self._threads, self._prefetch if self._threads else 1)
         locator = Locator(self.stream, self._micro_size, self.ranks, filled=not self.drop_last)
         make = BatchMaker(self._assembler.reading(self.stream), locator, pace)
@@ -338,7 +338,7 @@ class Loader:
         """Keep the batches of the next epoch that were begun, for its iteration."""
         is_next = is_last and not self.position and self.stream is queue.stream and self._is_endless
         if is_next and queue.handoffs.belongs_to_this_process:
-            self._kept = queue
+            self._next_queue = queue
         else:
             queue.stop()
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.columns import Array, Column
+from forebay.columns import Array, Column, Ragged
 from forebay.feeding.stream import checked_names
 from forebay.read.cache import Cache
 
@@ -30,17 +30,17 @@ class LogProbColumns:
     def columns(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*self.counted_by, *filter(None, self.counted_by.values())]))
 
-    def read(self, rows: Mapping[str, Any]) -> dict[str, list[Array]]:
+    def read(self, rows: Mapping[str, Any]) -> dict[str, Ragged]:
         """Return the values of every row, one or `k` per label."""
         return {
-            name: list(rows[name]) if counts is None else padded_choices(list(rows[name]), list(rows[counts]))
+            name: rows[name] if counts is None else padded_choices(rows[name], rows[counts])
             for name, counts in self.counted_by.items()
         }
 
 
 def log_prob_columns(cache: Cache, names: Sequence[str]) -> LogProbColumns:
     """Return the columns to read for some columns of `fb.teachers.LogProbs`; raise for others."""
-    found: dict[str, str | None] = {}
+    counted_by: dict[str, str | None] = {}
     for name in checked_names("log_probs", names):
         column = cache.column(name)
         if not column.ragged:
@@ -50,68 +50,69 @@ def log_prob_columns(cache: Cache, names: Sequence[str]) -> LogProbColumns:
             )
         layer, is_choice, _ = name.rpartition("_top_")
         counts = f"{layer}_top_counts"
-        found[name] = counts if is_choice and not column.shape and name != counts else None
-        if found[name] is not None and not _counts_labels(cache.column(counts)):
+        counted_by[name] = counts if is_choice and not column.shape and name != counts else None
+        if counted_by[name] is not None and not _counts_labels(cache.column(counts)):
             raise ValueError(f"'{counts}' does not count the values of labels; run `forebay verify` on the cache")
-    return LogProbColumns(found)
+    return LogProbColumns(counted_by)
 
 
 def _counts_labels(column: Column) -> bool:
     return column.ragged and not column.shape and column.array_dtype.kind in "iu"
 
 
-def padded_choices(rows: Sequence[Array], counts: Sequence[Array]) -> list[Array]:
-    """Return values as `[labels, k]` for each row, where `k` is the most of any; the rest is NaN or −1.
+def padded_choices(values: Ragged, counts: Ragged) -> Ragged:
+    """Return values as `[labels, k]` for each row, where `k` is the most of any label; the rest is NaN or −1.
 
-    >>> padded_choices([np.array([0.5, 0.25, 1.0])], [np.array([2, 1])])[0].tolist()
-    [[0.5, 0.25], [1.0, nan]]
+    >>> padded_choices(Ragged(np.array([0.5, 0.25, 1.0]), np.array([0, 3])), Ragged(np.array([2, 1]), np.array([0, 2])))
+    Ragged(values=array([[0.5 , 0.25],
+           [1.  ,  nan]], dtype=float32), offsets=array([0, 2]))
     """
-    counts = [count.astype(np.int64) for count in counts]
-    for values, count in zip(rows, counts, strict=True):
-        if count.min(initial=0) < 0 or count.max(initial=0) > len(values) or int(count.sum()) != len(values):
-            raise ValueError("a row has other log-probs than their counts; run `forebay verify` on the cache")
-    most = max((int(each.max()) for each in counts if len(each)), default=1)
-    _check_size(sum(map(len, counts)) * most)
-    found = []
-    for values, count in zip(rows, counts, strict=True):
-        laid = missing_as_nan(values[:0].reshape(0, 1).repeat(most, axis=1), len(count))
-        laid[np.arange(most) < count[:, None]] = values
-        found.append(laid)
-    return found
+    stored, numbers = _stored(values), _stored(counts).astype(np.int64)
+    offsets = (counts.offsets - counts.offsets[0]).astype(np.int64)
+    if (
+        not 0 <= numbers.min(initial=0) <= numbers.max(initial=0) <= len(stored)
+        or (np.diff(np.concatenate([[0], np.cumsum(numbers)])[offsets]) != values.lengths).any()
+    ):
+        raise ValueError("a row has other log-probs than their counts; run `forebay verify` on the cache")
+    most = int(numbers.max(initial=1))
+    padded = _missing((len(numbers), most), values.values.dtype)
+    padded[np.arange(most) < numbers[:, None]] = stored
+    return Ragged(padded, offsets)
 
 
-def spread_log_probs(name: str, rows: Sequence[Array], mask: NDArray[np.bool_]) -> Array:
+def spread_log_probs(name: str, rows: Ragged, mask: NDArray[np.bool_]) -> Array:
     """Return the values of rows at the places where `mask` is set, and NaN or −1 elsewhere: `[rows, width, …]`."""
-    counts = mask.sum(axis=1)
-    for row, (values, count) in enumerate(zip(rows, counts.tolist(), strict=True)):
-        if len(values) not in (0, count):  # none: the row is absent from the layer
-            raise ValueError(
-                f"row {row} of the batch has {count:,} labels, but {len(values):,} values of '{name}'; "
-                "run `forebay verify` on the cache"
-            )
-    _check_size(mask.size * (prod(rows[0].shape[1:]) if len(rows) else 1))
-    each = [missing_as_nan(values, count) for values, count in zip(rows, counts.tolist(), strict=True)]
-    if not each:
-        return np.full(mask.shape, np.nan, np.float32)
-    found = np.full((*mask.shape, *each[0].shape[1:]), np.nan if each[0].dtype.kind == "f" else -1, each[0].dtype)
-    found[mask] = np.concatenate(each)
-    return found
-
-
-def _check_size(values: int) -> None:
-    """Raise for a batch that is far larger than what is stored: few values in one place make all others as wide."""
-    if values > MOST_VALUES:
+    counts, lengths = mask.sum(axis=1), rows.lengths
+    is_present = lengths > 0  # of the layer
+    for row in np.flatnonzero(is_present & (lengths != counts)).tolist():
         raise ValueError(
-            f"the log-probs of a batch would have {values:,} values, more than {MOST_VALUES:,}: choose a smaller "
-            "global_batch_size or micro_batches, or run `forebay verify` if the cache is not yours"
+            f"row {row} of the batch has {counts[row]:,} labels, but {lengths[row]:,} values of '{name}'; "
+            "run `forebay verify` on the cache"
         )
+    spread = _missing((*mask.shape, *rows.values.shape[1:]), rows.values.dtype)
+    spread[mask & is_present[:, None]] = _stored(rows)
+    return spread
 
 
 def missing_as_nan(values: Array, count: int) -> Array:
     """Return values as float32, or ids as int64; for none at all, `count` times NaN or −1."""
-    is_float = values.dtype.kind not in "iu"
-    dtype = np.dtype(np.float32) if is_float else np.dtype(np.int64)
-    if len(values) or not count:
-        return values.astype(dtype)
-    _check_size(count * prod(values.shape[1:]))
-    return np.full((count, *values.shape[1:]), np.nan if is_float else -1, dtype)
+    missing = _missing((0 if len(values) else count, *values.shape[1:]), values.dtype)
+    return values.astype(missing.dtype) if len(values) else missing
+
+
+def _stored(rows: Ragged) -> Array:
+    return rows.values[int(rows.offsets[0]) : int(rows.offsets[-1])]
+
+
+def _missing(shape: tuple[int, ...], stored: np.dtype[Any]) -> Array:
+    """Return NaN as float32, or −1 as int64 for ids.
+
+    Raises for a batch that is far larger than what is stored: many values at one label make all others as wide.
+    """
+    if prod(shape) > MOST_VALUES:
+        raise ValueError(
+            f"the log-probs of a batch would have {prod(shape):,} values, more than {MOST_VALUES:,}: choose a smaller "
+            "global_batch_size or micro_batches, or run `forebay verify` if the cache is not yours"
+        )
+    is_float = stored.kind not in "iu"
+    return np.full(shape, np.nan if is_float else -1, np.float32 if is_float else np.int64)

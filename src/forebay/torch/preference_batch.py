@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.columns import Array
+from forebay.columns import Array, Ragged
 from forebay.errors import choice_error
 from forebay.feeding.stream import Stream
 from forebay.masks import candidate_weights, labels, positions
@@ -104,7 +104,7 @@ class PreferenceBatch(Collate):
 
     def _documents(self, rows: Table, coins: Coins) -> tuple[list[_Candidate], list[_Candidate]]:
         """Return the preferred and the rejected documents."""
-        found: tuple[list[_Candidate], list[_Candidate]] = ([], [])
+        sides: tuple[list[_Candidate], list[_Candidate]] = ([], [])
         draws = coins.uniform("candidates", (_PAIR,)) if self._pairs == "random" else None
         log_probs = self._log_probs.read(rows)
         columns = [rows[name] for name in _COLUMNS]
@@ -119,12 +119,12 @@ class PreferenceBatch(Collate):
                 for name, values in log_probs.items()
             }
             chosen = (0, len(lens) - 1) if draws is None else _drawn(len(lens), draws[at])
-            for side, one in zip(found, chosen, strict=True):
+            for side, one in zip(sides, chosen, strict=True):
                 whole = np.concatenate([prompt, tokens[one]])
                 untrained = np.zeros(len(prompt), np.float32)
                 mine = {name: values[one] for name, values in named.items()}
                 side.append(_Candidate(whole, np.concatenate([untrained, weights[one]]), len(prompt), mine))
-        return found
+        return sides
 
     def _packed(self, preferred: list[_Candidate], rejected: list[_Candidate], buffers: Buffers) -> Batch:
         lengths = np.array([len(a.tokens) + len(b.tokens) for a, b in zip(preferred, rejected, strict=True)], np.int64)
@@ -159,20 +159,20 @@ class PreferenceBatch(Collate):
                 seq_lens[row, number], at = len(each.tokens), stop
         targets = labels(tokens, seq_lens, self._style)
         counted = label_weights(targets, weights, self._style)
-        made: dict[str, Array] = {
+        arrays: dict[str, Array] = {
             "seq_lens": seq_lens,
             "tokens": tokens,
             "labels": targets,
             "positions": positions(seq_lens, width).astype(np.int64),
         }
         if self._train_on.is_weighted:
-            made["loss_weights"] = counted
+            arrays["loss_weights"] = counted
         if self._style == "shifted":
             generated[:, :-1], generated[:, -1] = generated[:, 1:].copy(), False
         for name in self._log_probs.counted_by:
-            flat = [np.concatenate([_present(each, name) for each in documents]) for documents in rows]
-            made[name] = spread_log_probs(name, flat, generated)
-        return {name: wrap(buffers.as_pinned(values)) for name, values in made.items()}
+            values = [np.concatenate([_present(each, name) for each in documents]) for documents in rows]
+            arrays[name] = spread_log_probs(name, Ragged.of(values, values[0].dtype), generated)
+        return {name: wrap(buffers.as_pinned(values)) for name, values in arrays.items()}
 
     def _width(self, *sides: list[_Candidate]) -> int:
         longest = max((len(each.tokens) for side in sides for each in side), default=1)

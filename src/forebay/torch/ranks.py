@@ -79,10 +79,10 @@ def _checked_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def _among(members: Sequence[int], argument: str) -> Ranks:
-    own = distributed.get_rank()
-    if own not in members:
-        raise ValueError(f"rank {own} is not in the {argument}, which has the ranks {list(members)}")
-    return Ranks(members.index(own), len(members), "group", tuple(members))
+    rank = distributed.get_rank()
+    if rank not in members:
+        raise ValueError(f"rank {rank} is not in the {argument}, which has the ranks {list(members)}")
+    return Ranks(members.index(rank), len(members), "group", tuple(members))
 
 
 def sum_over(value: Tensor, ranks: Ranks, source: RankSource) -> Tensor:
@@ -170,13 +170,13 @@ class Agreement:
 
     def _missing(self, missing: Sequence[int], seconds: float) -> StateMismatch:
         ranks = self._ranks
-        named, own = [self._named(rank) for rank in missing], self._named(ranks.rank)
+        named, rank = [self._named(each) for each in missing], self._named(ranks.rank)
         world = f"a group of {ranks.world_size}" if ranks.members else str(ranks.world_size)
         listed = f"rank{'s' if len(named) > 1 else ''} {', '.join(map(str, named))} of {world}"
         message = f"waited {seconds:g} s for {listed} to iterate this loader"
-        if own in named:
+        if rank in named:
             message = (
-                f"rank {own} of {world} iterates this loader too late: the others waited {seconds:g} s and gave up"
+                f"rank {rank} of {world} iterates this loader too late: the others waited {seconds:g} s and gave up"
             )
         return StateMismatch(
             f"{message}; every rank must iterate the same loaders in the same order",
@@ -234,8 +234,8 @@ def _wait_for(store: RankStore, keys: Sequence[str], seconds: float) -> bool:
 def _differences(facts: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any, int, Any]]:
     """Return (name, value of rank 0, first rank that differs, its value) for each fact that differs."""
     differences = []
-    for name in dict.fromkeys(name for own in facts for name in own):
-        values = [own.get(name) for own in facts]
+    for name in dict.fromkeys(name for rank_facts in facts for name in rank_facts):
+        values = [rank_facts.get(name) for rank_facts in facts]
         other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
         if other is not None:
             differences.append((name, values[0], other, values[other]))
@@ -244,18 +244,18 @@ def _differences(facts: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any, int
 
 def _flat(facts: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Flatten nested facts to names such as `mixture[0].generations`, without cache ids, which differ in copies."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in facts.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, before if name == "stream" else f"{before}{name}.")
+            flat |= _flat(value, before if name == "stream" else f"{before}{name}.")
         elif isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
             for number, each in enumerate(value):
-                found |= _flat(each, f"{before}{name}[{number}].")
+                flat |= _flat(each, f"{before}{name}[{number}].")
         elif name in _WORDS:
-            found[f"{_WORDS[name]} of {before.removesuffix('.')}" if before else _WORDS[name]] = value
+            flat[f"{_WORDS[name]} of {before.removesuffix('.')}" if before else _WORDS[name]] = value
         elif name != "cache_id":
-            found[f"{before}{name}"] = value
-    return found
+            flat[f"{before}{name}"] = value
+    return flat
 
 
 _WORDS = {"chunks": "content of the cache", "selected": "selected rows"}  # for fields of a state

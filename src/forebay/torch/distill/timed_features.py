@@ -99,8 +99,8 @@ class TorchFeatures:
 
         `direction` is the end of `t` that is noise; see `forebay.teachers.Features.at`.
         """
-        found = self.numpy.between(to_array(indices), to_array(t), direction)
-        return interpolate(found, self.device)
+        between = self.numpy.between(to_array(indices), to_array(t), direction)
+        return interpolate(between, self.device)
 
 
 def at_flow_times(
@@ -115,14 +115,14 @@ def features(cache: Cache, layer: str, device: torch.device | str = "cpu") -> To
     return TorchFeatures(cache, layer, device)
 
 
-def interpolate(found: Between, device: torch.device) -> dict[str, TeacherRows]:
+def interpolate(between: Between, device: torch.device) -> dict[str, TeacherRows]:
     """Interpolate between two buckets on a device, in float32."""
-    alpha, present = torch.from_numpy(found.alpha), torch.from_numpy(found.present)
-    is_whole = bool(found.present.all())
+    alpha, present = torch.from_numpy(between.alpha), torch.from_numpy(between.present)
+    is_whole = bool(between.present.all())
     if device.type != "cpu":
         alpha, present = alpha.to(device), present.to(device)
     rows = {}
-    for name, values in found.values.items():
+    for name, values in between.values.items():
         targets = TeacherRows(_lerp(to_tensor(values).to(device).float(), alpha), present)
         rows[name] = targets if is_whole else targets.where(present)
     return rows

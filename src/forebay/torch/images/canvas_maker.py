@@ -106,8 +106,9 @@ class TokenMasks:
     def all_ignored(self, boxes: Boxes, size: Size) -> Bools:
         """Return for each image whether all its tokens are ignored, `[images]`; equal boxes are computed once."""
         some, member = np.unique(boxes, axis=0, return_inverse=True)
-        ignored: Bools = (token_padding(some, size, self.patch) >= self.threshold).all(axis=(1, 2))
-        return ignored[member.reshape(-1)]
+        ignored = (token_padding(some, size, self.patch) >= self.threshold).all(axis=(1, 2))
+        by_image: Bools = np.asarray(ignored)[member.reshape(-1)]
+        return by_image
 
     def of_masks(self, masks: Bools, boxes: Boxes, name: Name) -> Bools:
         """Return token masks as `of_boxes`, from pixel masks that need not be rectangles."""

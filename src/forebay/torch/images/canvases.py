@@ -86,11 +86,11 @@ class Canvases:
 
         Pixels are resized bilinearly, each from all pixels it covers; a pixel of the mask is that of the nearest one.
         """
-        places = _on_canvas(rectangles, len(self.box), self.size)
-        pixels = torch.empty((len(places), 3, *size), dtype=torch.uint8)
+        crops = _on_canvas(rectangles, len(self.box), self.size)
+        pixels = torch.empty((len(crops), 3, *size), dtype=torch.uint8)
         pixels[:] = torch.tensor(self.pad_color, dtype=torch.uint8)[:, None, None]
-        mask = torch.ones((len(places), *size), dtype=torch.bool)
-        for image, (x, y, width, height) in enumerate(places.tolist()):
+        mask = torch.ones((len(crops), *size), dtype=torch.bool)
+        for image, (x, y, width, height) in enumerate(crops.tolist()):
             if width and height:
                 part = self.pixels[image : image + 1, :, y : y + height, x : x + width]
                 padded = self.mask[image, y : y + height, x : x + width]
@@ -152,13 +152,13 @@ def _each(values: ArrayLike, count: int) -> Ints:
 
 
 def _on_canvas(rectangles: ArrayLike, count: int, size: Size) -> Ints:
-    places = np.asarray(rectangles)
-    if places.dtype.kind not in "iu" or places.shape != (count, 4):
-        raise ValueError(f"pass whole pixels, [{count}, 4] (got {places.dtype} {list(places.shape)})")
-    left, top, width, height = places = places.astype(np.int64).T
-    if (places < 0).any() or (left + width > size[1]).any() or (top + height > size[0]).any():
+    crops = np.asarray(rectangles)
+    if crops.dtype.kind not in "iu" or crops.shape != (count, 4):
+        raise ValueError(f"pass whole pixels, [{count}, 4] (got {crops.dtype} {list(crops.shape)})")
+    left, top, width, height = crops = crops.astype(np.int64).T
+    if (crops < 0).any() or (left + width > size[1]).any() or (top + height > size[0]).any():
         raise ValueError(f"a rectangle is not on its canvas of {size[0]} × {size[1]} pixels; clip it to the canvas")
-    return places.T
+    return crops.T
 
 
 def bounds(mask: Tensor) -> Tensor:

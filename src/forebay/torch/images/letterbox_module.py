@@ -160,10 +160,10 @@ class LetterboxModule(nn.Module):
         return batch
 
     def _line(self, length: int, start: Tensor, fitted: Tensor) -> "_Line":
-        places = torch.arange(self.size, device=start.device) - start
+        offsets = torch.arange(self.size, device=start.device) - start
         # Padding gets the weights of the nearest content, and is overwritten with the pad color.
-        nearest = torch.minimum(places.clamp(min=0), fitted - 1)
-        return _Line((places >= 0) & (places < fitted), resize_weights(length, fitted, nearest, self.resample))
+        nearest = torch.minimum(offsets.clamp(min=0), fitted - 1)
+        return _Line((offsets >= 0) & (offsets < fitted), resize_weights(length, fitted, nearest, self.resample))
 
     def _values(self, pixels: Tensor) -> Tensor:
         if self.dtype == torch.uint8:

@@ -170,8 +170,8 @@ def _mean(values: Tensor) -> Tensor:
 @lru_cache(maxsize=8)
 def _distances(side: int) -> Tensor:
     """Return the distances between positions, `(N, N)`."""
-    places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).double()
-    return torch.cdist(places, places)
+    positions_of_cells = torch.cartesian_prod(torch.arange(side), torch.arange(side)).double()
+    return torch.cdist(positions_of_cells, positions_of_cells)
 
 
 SELF_ATTENTION = "attn1"
@@ -287,7 +287,7 @@ def call_flux(transformer: Any, inputs: DenoiserInputs) -> None:
         pooled_projections=inputs.pooled,
         encoder_hidden_states=text,
         txt_ids=latents.new_zeros(text.shape[1], 3),
-        img_ids=_places(latents.shape[-2] // 2, latents.shape[-1] // 2).to(latents),
+        img_ids=_position_ids(latents.shape[-2] // 2, latents.shape[-1] // 2).to(latents),
         return_dict=False,
     )
 
@@ -332,7 +332,7 @@ def _is_stream(part: Any) -> bool:
     return part is None or (isinstance(part, Tensor) and part.ndim == 3)
 
 
-def _places(height: int, width: int) -> Tensor:
+def _position_ids(height: int, width: int) -> Tensor:
     """Return the position ids of packed latents, `(tokens, 3)`: 0, row, column."""
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     return torch.stack([torch.zeros_like(rows), rows, columns], dim=-1).reshape(-1, 3)

@@ -56,16 +56,16 @@ class Captures:
         pick: Callable[[Any], Tensor] = first_output,
     ) -> None:
         self._model, self._submodules, self._pick = model, submodules, pick
-        self._found: dict[str, Tensor] = {}
+        self._outputs: dict[str, Tensor] = {}
         parts = {name: _submodule(module, path, model) for name, path in submodules.items()}
         self._handles = [part.register_forward_hook(partial(self._take, name)) for name, part in parts.items()]
 
     def of(self, batch: Batch, run: Callable[[], object]) -> dict[str, Tensor]:
         """Return the outputs of the submodules while `run` runs the module on a batch."""
-        self._found = {}
+        self._outputs = {}
         with suppress(_AllHooksRan):
             run()
-        captured, self._found = self._found, {}
+        captured, self._outputs = self._outputs, {}
         for name, submodule in self._submodules.items():
             if name not in captured:
                 raise ModelUnusable(
@@ -81,16 +81,16 @@ class Captures:
             handle.remove()
 
     def _take(self, name: str, part: nn.Module, inputs: object, out: Any) -> None:
-        if name in self._found:
+        if name in self._outputs:
             return
         value = self._pick(out)
         if not isinstance(value, Tensor):
             problem = f"its submodule '{self._submodules[name]}' returns a {type(out).__name__} without a tensor in it"
             raise ModelUnusable(f"the model '{self._model}' cannot be used: {problem}", hint="name one inside of it")
-        self._found[name] = value
-        if len(self._found) == len(self._submodules):
+        self._outputs[name] = value
+        if len(self._outputs) == len(self._submodules):
             raise _AllHooksRan
-        self._found[name] = value.clone()  # the rest of the forward may write into it
+        self._outputs[name] = value.clone()  # the rest of the forward may write into it
 
 
 def _submodule(module: nn.Module, path: str, model: str) -> nn.Module:
@@ -273,7 +273,7 @@ class _Images:
 
     def __init__(self, image_input: ImageInput, size: int) -> None:
         self.argument = image_input.argument
-        self._given, self._size = image_input, size
+        self._input, self._size = image_input, size
         self._recipe = ImageRecipe(
             size=LARGEST_SIZE, storage=image_input.storage
         )  # the canvas of the cache may have any
@@ -281,8 +281,8 @@ class _Images:
 
     def of(self, batch: Batch) -> NDArray[np.float32]:
         """Return `(samples, 3, size, size)`."""
-        stored, _ = self._given.columns
-        how = (self._size, self._given.fit, self._given.resample, self._given.pad_color)
+        stored, _ = self._input.columns
+        how = (self._size, self._input.fit, self._input.resample, self._input.pad_color)
         rows = zip(batch.rows(stored), batch.array("box"), strict=True)
         contents = (self._recipe.unpacked({stored: content, "box": box}) for content, box in rows)
         return self._scaling.apply(np.stack([model_planes(content, *how) for content in contents]))

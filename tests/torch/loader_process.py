@@ -327,32 +327,6 @@ def one_rank_only(root: str, meeting: str, rank: str) -> None:
     print(json.dumps(told))
 
 
-def come_late(root: str, meeting: str, rank: str) -> None:
-    """Rank 1 asks for its first batch a second after rank 0; then rank 0 does."""
-    join(meeting, rank)
-    rows = []
-    for late in ("1", "0"):
-        feeding = Loader(fb.open_cache(root), global_batch_size=2, drop_last=False)
-        if rank == late:
-            time.sleep(1)
-        rows.append(weighed_numbers(feeding))
-    distributed.destroy_process_group()
-    print(json.dumps(rows))
-
-
-def die_early(root: str, meeting: str, rank: str) -> None:
-    """The last two of five ranks are gone before their first batch."""
-    join(meeting, rank, 5)
-    feeding = Loader(fb.open_cache(root), global_batch_size=5, ranks=current_ranks(timeout=4))
-    distributed.barrier()
-    if rank in "34":
-        os._exit(0)
-    with pytest.raises(StateMismatch) as raised:
-        next(iter(feeding))
-    print(json.dumps(str(raised.value)), flush=True)
-    os._exit(0)  # without a goodbye to the rank that is gone
-
-
 def lose_rank_0(root: str, meeting: str, rank: str, store: str) -> None:
     """Rank 0 is gone before its first batch; where it keeps the store of the group, the store is gone, too."""
     kept = shared_store(meeting, rank) if store == "tcp" else distributed.FileStore(meeting, 2)
@@ -477,9 +451,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "read-apart": read_apart,
     "take-other-turns": take_other_turns,
     "one-rank-only": one_rank_only,
-    "come-late": come_late,
     "join-later": join_later,
-    "die-early": die_early,
     "lose-rank-0": lose_rank_0,
     "other-recipes": other_recipes,
     "split-in-two-ways": split_in_two_ways,

@@ -39,26 +39,6 @@ def test_a_later_token_changes_no_earlier_output():
     assert changed[17:].all()
 
 
-def test_one_mask_per_length_serves_all_batch_sizes_and_autocast():
-    seed = trained_seed(backend="dense")
-    for rows in (1, 4, 2):
-        seed(torch.randn(rows, 30, 32))
-    with torch.autocast("cpu", torch.bfloat16):
-        seed(torch.randn(2, 30, 32))
-    assert (seed.cache.statistics.misses, seed.cache.statistics.hits) == (1, 3)
-    for length in range(1, 20):
-        seed(torch.randn(1, length, 32))
-    assert len(seed.cache) == seed.cache.max_entries == 8
-
-
-@pytest.mark.parametrize("move", [lambda seed: seed.to("meta"), lambda seed: seed.to(torch.float64)])
-def test_moving_the_seed_clears_its_masks(move):
-    seed = trained_seed(backend="dense")
-    seed(torch.randn(1, 30, 32))
-    move(nn.Sequential(seed))
-    assert len(seed.cache) == 0
-
-
 BOXES, SIZE, PATCH = [[0, 8, 32, 16], [12, 0, 8, 32]], (32, 32), 8
 
 

@@ -122,13 +122,6 @@ def test_a_place_without_a_label_has_no_weight(chat: fb.Cache) -> None:
     assert not batch["loss_weights"][batch["labels"] == -100].any()
 
 
-def test_a_data_set_has_the_labels_of_the_loader(chat: fb.Cache) -> None:
-    rows = CacheDataset(chat, collate=TokenBatch(chat, train_on=("response", "stop")))
-    batch = one_batch(chat, train_on=("response", "stop"))
-    for row in range(len(chat)):
-        assert torch.equal(rows[row]["labels"], batch["labels"][row])
-
-
 def test_rows_that_only_fill_a_batch_train_nothing(chat: fb.Cache) -> None:
     size = 3 * (len(chat) // 3)  # leaves 2 rows for 3 ranks
     loader = Loader(chat, global_batch_size=size, shuffle=None, drop_last=False, ranks=Ranks(2, 3))
@@ -145,15 +138,6 @@ def test_conversations_of_a_row_do_not_see_each_other(chat: fb.Cache, tokenizer:
     assert (seq_lens > 0).sum() > 3
     embedding, attention = nn.Embedding(tokenizer.get_vocab_size(), 16), PackedSelfAttention(16, 2, backend="dense")
     assert document_leaks(lambda ids: attention(embedding(ids), seq_lens), tokens, seq_lens) == []
-
-
-def test_untrained_tokens_get_no_gradient_from_the_loss(chat: fb.Cache, tokenizer: Tokenizer) -> None:
-    batch = one_batch(chat, train_on=("response", "stop"))
-    logits = torch.zeros(*batch["labels"].shape, tokenizer.get_vocab_size(), requires_grad=True)
-    nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten()).backward()
-    assert logits.grad is not None
-    touched = logits.grad.abs().sum(-1) > 0
-    assert torch.equal(touched, batch["labels"] >= 0)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from forebay.torch import (
     document_block_mask,
     document_leaks,
 )
-from forebay.torch.attention.packed_attention import attend
 
 LENGTH, DIM = 96, 16
 FIRST = batch([[50, 30], [96]], LENGTH)
@@ -121,34 +120,6 @@ def test_a_layer_needs_lengths_or_a_mask():
         PackedSelfAttention(DIM, 2)(x)
     with pytest.raises(ValueError, match="make the mask from the seq_lens of this batch"):
         PackedSelfAttention(DIM, 2)(x[:1], mask=document_block_mask(*FIRST))
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_a_low_rank_change_of_keys_and_values_trains_on_the_cpu():
-    """The queries need no gradient, keys and values do: FlexAttention has no backward pass on a CPU."""
-    torch.manual_seed(0)
-    x = torch.randn(2, LENGTH, DIM)
-    frozen = [nn.Linear(DIM, DIM).requires_grad_(False) for _ in range(3)]
-    down, up = nn.Linear(DIM, 2, bias=False), nn.Linear(2, 2 * DIM, bias=False)
-    mask = document_block_mask(*FIRST)
-
-    def loss(attention) -> Tensor:
-        query, key, value = (layer(x) for layer in frozen)
-        more_key, more_value = up(down(x)).chunk(2, dim=-1)
-        heads = (
-            tensor.unflatten(-1, (2, -1)).transpose(1, 2) for tensor in (query, key + more_key, value + more_value)
-        )
-        return attention(*heads).square().sum()
-
-    gradients = []
-    for attention in (
-        lambda q, k, v: attend(q, k, v, mask, "auto"),
-        lambda q, k, v: attend(q, k, v, mask, "dense"),
-        torch.compile(lambda q, k, v: attend(q, k, v, mask, "auto"), fullgraph=True, backend="aot_eager"),
-    ):
-        gradients.append(torch.autograd.grad(loss(attention), [down.weight, up.weight]))
-    for found in gradients[1:]:
-        torch.testing.assert_close(found, gradients[0])
 
 
 def test_a_whole_graph_that_builds_masks_is_told_to_take_one():

@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, DataLoader
 
 import forebay as fb
 from forebay.errors import NotFound
-from forebay.torch import CacheDataset, Coins, Split, TokenBatch
+from forebay.torch import CacheDataset, Split, TokenBatch
 
 HALF = Split("train", fraction=0.5)
 
@@ -92,11 +92,6 @@ def test_a_row_that_is_not_there_is_an_index_error(tokens: fb.Cache, index: int)
         CacheDataset(tokens)[index]
 
 
-def test_what_is_no_part_of_a_row_cannot_be_derived(tokens: fb.Cache) -> None:
-    with pytest.raises(ValueError, match="tensors of whole batches, which cannot be split"):
-        CacheDataset(tokens, collate=TokenBatch(tokens, derive=("cu_seqlens",)))
-
-
 @pytest.mark.parametrize("context", [None, "fork", pytest.param("forkserver", marks=pytest.mark.long)])
 def test_workers_give_the_selected_rows_in_order(tokens: fb.Cache, numbers: fb.Cache, context: str | None) -> None:
     """Whole chunks of the one, single rows of the other; spawned workers are below."""
@@ -124,15 +119,6 @@ def test_workers_that_live_on_draw_the_coins_of_the_epoch(tokens: fb.Cache, cont
     assert coins[0] != coins[5]
 
 
-def test_both_sides_of_a_split_meet_in_no_worker(numbers: fb.Cache) -> None:
-    found = []
-    for side in ("train", "validation"):
-        dataset = CacheDataset(numbers, selection=Split(side, fraction=0.7), columns=["number"])
-        loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, multiprocessing_context="fork")
-        found += torch.cat([batch["number"] for batch in loader]).tolist()
-    assert sorted(found) == list(range(40))
-
-
 def test_a_row_keeps_its_coins_when_the_cache_grows_and_when_it_is_selected(tmp_path: Path) -> None:
     root = token_cache(tmp_path, 30)
 
@@ -158,20 +144,6 @@ def test_pickled_it_is_small_and_gives_the_same_rows(tokens: fb.Cache, numbers: 
         assert len(packed) < 3000
         assert (len(again), again.epoch) == (len(dataset), 4)
         assert all(same(again[row], dataset[row]) for row in range(len(dataset)))
-
-
-def test_the_example_of_a_transform_flips_rows_as_the_coins_fall(tokens: fb.Cache) -> None:
-    def mirror(batch: dict[str, torch.Tensor], coins: Coins) -> dict[str, torch.Tensor]:
-        flipped = torch.from_numpy(coins.flip("mirror"))
-        return batch | {"tokens": torch.where(flipped[:, None], batch["tokens"].flip(-1), batch["tokens"])}
-
-    plain, mirrored = CacheDataset(tokens), CacheDataset(tokens, transform=mirror)
-    flips = 0
-    for row in range(60):
-        before, after = plain[row]["tokens"], mirrored[row]["tokens"]
-        flips += not torch.equal(before, after)
-        assert torch.equal(after, before) or torch.equal(after, before.flip(-1))
-    assert 5 < flips < 55
 
 
 @pytest.mark.slow

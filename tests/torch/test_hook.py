@@ -1,8 +1,8 @@
 """Hooks on models that are called by hand as well: a ViT, a CLIP image tower, a causal LM, a UNet, BERT."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,10 +34,7 @@ from forebay.teachers import (
     ImageInput,
     LatentInput,
     Latents,
-    Loaded,
-    Output,
     PromptInput,
-    Teacher,
     TokenInput,
     features,
 )
@@ -224,27 +221,6 @@ def test_a_unet_gets_latents_at_t_and_its_own_timestep(pictured: Path, tiny_mode
         assert np.allclose(features(cache, "mid").at(range(5), 1 - share, "t0_noise")["mid"], read["mid"][:, bucket])
 
 
-def test_pure_noise_and_a_timestep_that_ends_at_the_data(tmp_path: Path, tiny_models: TinyModels) -> None:
-    root = prompts_cache(tmp_path)
-    latents = LatentInput(column="", shape=(4, 8, 8), noise_timestep=0.0, data_timestep=1.0, noise_per="sample")
-    hook = Hook(
-        model=tiny_models.unet, architecture="UNet2DConditionModel", latents=latents, name="mid",
-        arguments={"encoder_hidden_states": "clip_states"}, shared=("clip_states",),
-        submodule="mid_block", shape=(16, 4, 4), pooling="none",
-    )  # fmt: skip
-    fb.build_layers(root, {"clip": recipe(Clip(model=tiny_models.clip)), "mid": recipe(hook)})
-    cache = fb.open_cache(root)
-    rows = range(len(cache))
-    states = torch.from_numpy(cache.read(rows, ["clip_states"])["clip_states"])
-    keys = noise_keys([row.tobytes() for row in cache.read(rows, ["id"])["id"]])
-    noise = torch.from_numpy(normal(0, keys, np.zeros(len(keys), np.int64), (4, 8, 8)))
-    unet = UNet2DConditionModel.from_pretrained(tiny_models.unet).eval()
-    for bucket, t in enumerate(BUCKETS):
-        moments = torch.full((len(cache),), t)
-        found = by_hand(unet, "mid_block", sample=noise, timestep=moments, encoder_hidden_states=states)
-        assert np.allclose(cache.read(rows, ["mid"])["mid"][:, bucket], found, atol=1e-5)
-
-
 def test_padding_of_prompts_is_left_out_of_pooled_outputs_and_equal_prompts_are_stored_once(
     tmp_path: Path, towers: Path
 ) -> None:
@@ -344,35 +320,3 @@ def test_what_is_wrong_with_a_hook_is_named(
     with pytest.raises(error, match=said):
         fb.build(pictured, None, recipe(dino(towers, **fields)))
     assert chunks_of(pictured, "dino") == {}
-
-
-class Told(Teacher, frozen=True, kw_only=True, tag="told"):
-    """Notes the device it is loaded onto, and reads a column."""
-
-    devices: ClassVar[list[str]] = []
-    reads: ClassVar[tuple[str, ...]] = ("data",)
-
-    column: str = "data"
-
-    def outputs(self) -> tuple[Output, ...]:
-        return (Output("told", ()),)
-
-    def load(self, device: str, dtype: str) -> Loaded:
-        self.devices.append(device)
-        lengths: Callable[[Batch], Mapping[str, Any]] = lambda batch: {  # noqa: E731
-            "told": np.array([len(row) for row in batch.rows(self.column)])
-        }
-        return lengths
-
-
-def test_a_teacher_gets_the_name_of_a_device_and_never_auto(tmp_path: Path) -> None:
-    Told.devices.clear()
-    root = prompts_cache(tmp_path)
-    fb.build(root, None, recipe(Told()))
-    assert set(Told.devices) == {"cuda" if torch.cuda.is_available() else "cpu"}
-    assert fb.open_cache(root).recipe("told").fields["device"] == "auto"
-
-
-def test_a_column_that_a_teacher_does_not_declare_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelUnusable, match=r"the teacher does not read 'id' but 'data'; add it to its `reads`"):
-        fb.build(prompts_cache(tmp_path), None, recipe(Told(column="id")))

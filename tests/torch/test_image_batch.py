@@ -33,7 +33,6 @@ from forebay.errors import ChunkCorrupt, RecipeInvalid
 from forebay.format.tensors import VARIABLE
 from forebay.images.geometry import Scaling
 from forebay.order.coins import Coins, sample_keys
-from forebay.read.rows import row_hashes
 from forebay.torch import (
     CacheDataset,
     Canvases,
@@ -42,13 +41,11 @@ from forebay.torch import (
     Loader,
     Mixture,
     RandomResizedCrop,
-    Ranks,
     StoredBatch,
     aspect_buckets,
     masks_on_device,
     normalize_on_device,
 )
-from forebay.torch.batches import Buffers
 
 COUNT = len(SIZES)
 HALF = ((0.5, 0.25, 0.4), (0.5, 1.0, 0.125))
@@ -191,23 +188,6 @@ def test_every_way_of_reading_gives_what_decoding_afresh_gives(
             assert_same(row, fresh[name])
 
 
-def test_the_last_batch_has_one_shape_on_every_rank(caches: dict[str, fb.Cache]) -> None:
-    options = {"global_batch_size": 4, "drop_last": False, "columns": ["id"], "shuffle": None}
-    collate = ImageBatch(caches["raw"])
-    last = [list(Loader(caches["raw"], ranks=Ranks(rank, 4), collate=collate, **options))[-1] for rank in range(4)]
-    assert COUNT % 4
-    assert {batch["pixels"].shape[0] for batch in last} == {1}
-    assert sum(float(batch["row_weight"].sum()) for batch in last) == COUNT % 4
-    assert len(by_sample(last)) == COUNT % 4
-
-
-def test_images_are_named_by_the_bytes_of_their_ids(caches: dict[str, fb.Cache]) -> None:
-    cache = caches["raw"]
-    for rows in (np.array([3, 0, 2, 3]), np.arange(len(cache)), np.arange(0)):
-        expected = sample_keys(each.tobytes() for each in cache.views(rows, "id"))
-        np.testing.assert_array_equal(row_hashes(cache, rows), expected)
-
-
 def named(batches: list[dict[str, Tensor]]) -> Rows:
     """Rows of batches that hold all samples in order."""
     joined = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
@@ -307,24 +287,6 @@ def test_without_pixel_masks_all_else_is_the_same_and_boxes_say_where_padding_is
     assert bool(host["pixel_mask"].any()) == padded
 
 
-def test_the_memory_of_pixel_masks_is_counted_and_taken_only_if_they_are_made(caches: dict[str, fb.Cache]) -> None:
-    cache = caches["raw"]
-    for dtype, masks, bytes_of_a_pixel in (
-        (torch.uint8, None, 3),
-        (torch.uint8, "host", 4),
-        (torch.float32, None, 12),
-        (torch.bfloat16, "host", 7),
-    ):
-        collate = ImageBatch(cache, dtype=dtype, tags=None, masks=masks)
-        row_bytes = 48 * 48 * bytes_of_a_pixel
-        buffers = Buffers(1 << 30, pinned=False)
-        rows = cache.read(range(COUNT), collate.columns)
-        batch = collate.collate(rows, Coins(0, 0, sample_keys(map(bytes, rows["id"]))), buffers)
-        assert sum(batch[name].nbytes for name in batch.keys() & {"pixels", "pixel_mask"}) == COUNT * row_bytes
-        del batch
-        assert COUNT * row_bytes <= buffers.free_bytes < COUNT * row_bytes + 1024
-
-
 def test_orientation_tags_are_swapped_with_the_flip_and_no_others(caches: dict[str, fb.Cache]) -> None:
     swapped = {"looking_left": "looking_right", "looking_right": "looking_left"}
     for flip in (0.0, 1.0):
@@ -396,17 +358,6 @@ def test_images_without_a_token_left_are_counted_when_a_loader_is_made(caches: d
     )
     assert len(by_sample(kept)) == COUNT - 1
     Loader(cache, global_batch_size=4, collate=ImageBatch(cache, patch=24, transforms=[jitter]))
-
-
-def test_images_without_a_token_left_are_counted_when_a_loader_of_a_mixture_is_made(
-    caches: dict[str, fb.Cache],
-) -> None:
-    collate = ImageBatch(caches["raw"], patch=24)
-    large = Ingredient(caches["raw"], weight=1, selection=collate.large_enough())
-    with pytest.raises(RecipeInvalid, match=r"(?s)all tokens of the image '006\.png' are ignored"):
-        Loader(Mixture.of([large, Ingredient(caches["zstd"], weight=1)]), global_batch_size=4, collate=collate)
-    kept = Loader(Mixture.of([large, large]), global_batch_size=4, collate=collate)
-    assert len(list(kept)) == len(kept)
 
 
 def test_with_a_key_making_a_loader_does_not_hash_the_whole_cache(
@@ -529,18 +480,6 @@ def test_normalizing_on_a_device_gives_the_bits_of_the_loader(
     caches: dict[str, fb.Cache], dtype: torch.dtype, channels: Any
 ) -> None:
     check_on("cpu", caches["raw"], dtype, channels)
-
-
-def test_exporting_a_model_that_normalizes_changes_nothing_for_others() -> None:
-    class Normalizing(torch.nn.Module):
-        def forward(self, pixels: Tensor) -> Tensor:
-            return normalize_on_device(pixels, ODD)
-
-    pixels = torch.arange(192, dtype=torch.uint8).reshape(1, 3, 8, 8)
-    expected = torch.from_numpy(Scaling.of(ODD).apply(pixels.numpy()))
-    exported = torch.export.export(Normalizing(), (pixels,), strict=False).module()
-    assert torch.equal(normalize_on_device(pixels, ODD), expected)
-    assert torch.equal(exported(pixels), expected)
 
 
 ODD = ((0.31, 0.32, 0.33), (0.51, 0.52, 0.53))  # that no other test has used

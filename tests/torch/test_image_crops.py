@@ -29,7 +29,6 @@ from forebay.torch import (
     RandomResizedCrop,
     Ranks,
     aspect_buckets,
-    masks_on_device,
 )
 
 COUNT = 4 * len(SIZES)
@@ -144,18 +143,6 @@ def test_crops_are_the_same_after_a_resume_with_workers_and_by_any_number_of_thr
     by_worker = next(iter(DataLoader(CacheDataset(cache), 6, collate_fn=collate, num_workers=1)))
     plain = next(iter(DataLoader(CacheDataset(cache), 6, collate_fn=collate)))
     assert torch.equal(by_worker["pixels"], plain["pixels"])
-
-
-def test_a_flipped_image_is_cropped_flipped():
-    """The flip comes first, so the crop of a mirrored image is a rectangle of the mirrored content."""
-    crop, before = RandomResizedCrop(12, scale=(0.3, 0.5)), numbered(5, (6, 6, 30, 30))
-    mirrored = Canvases(before.pixels.flip(-1), before.mask.flip(-1), torch.tensor([[12, 6, 30, 30]] * 5).int(), PAD)
-    left = crop.rectangles(mirrored.box.numpy(), coins(5))[:, 0]
-    width = crop.rectangles(mirrored.box.numpy(), coins(5))[:, 2]
-    after = crop(mirrored, coins(5))
-    middles = after.pixels[:, 0].double().mean(dim=(1, 2)).numpy()
-    np.testing.assert_allclose(middles, SIZE - 1 - (left + (width - 1) / 2), atol=1)
-    assert (after.mask == 0).all()
 
 
 def test_every_image_is_in_the_bucket_of_its_shape(cache: fb.Cache):
@@ -305,20 +292,6 @@ def test_folders_are_classes(tmp_path: Path):
     cache = fb.open_cache(tmp_path / "cache")
     batch = next(iter(Loader(cache, global_batch_size=6, shuffle=None, collate=ImageBatch(cache, classes="tags"))))
     assert batch["label"].tolist() == [0, 0, 0, 1, 1, 1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("patch", [None, 8, 16])
-def test_masks_made_on_the_device_equal_those_of_the_loader(cache: fb.Cache, patch):
-    rows = [cache[number] for number in range(COUNT) if patch is None or min(SIZES[number % len(SIZES)]) > 12]
-    host = ImageBatch(cache, flip=0.5, patch=patch, masks="host")(rows)
-    sent = ImageBatch(cache, flip=0.5)(rows)
-    assert "pixel_mask" not in sent
-    assert "token_mask" not in sent
-    for derive in (masks_on_device, torch.compile(masks_on_device, backend="aot_eager", fullgraph=True)):
-        made = derive(sent, patch)
-        assert made.keys() == host.keys()
-        assert all(torch.equal(made[name], host[name]) for name in host)
 
 
 def test_a_mask_place_other_than_the_host_is_rejected(cache: fb.Cache):

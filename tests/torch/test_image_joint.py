@@ -68,14 +68,6 @@ def test_a_window_shows_pixels_mask_and_box_alike_and_padding_beyond_the_edges(c
             assert np.array_equal(after.pixels[number, channel].numpy(), plane)
 
 
-def test_shifting_there_and_back_loses_only_what_left_the_canvas() -> None:
-    before = canvases()
-    back = before.shifted(5, -3).shifted(-5, 3)
-    kept = before.seen_through(0, 3, (SIZE - 3, SIZE - 5)).seen_through(0, -3, (SIZE, SIZE))
-    for name in ("pixels", "mask", "box"):
-        assert torch.equal(getattr(back, name), getattr(kept, name)), name
-
-
 def test_transforms_come_after_the_flip_one_after_the_other_with_the_coins_of_their_samples(
     rows: list[dict[str, np.ndarray]],
 ) -> None:

@@ -6,7 +6,7 @@ from packed_batches import batch
 from tests.torch.test_attention_layers import MaskedViTBlock, SeedAttention
 from torch import Tensor, nn
 
-from forebay.masks import document_ids, padding_mask, token_ignore_mask
+from forebay.masks import padding_mask, token_ignore_mask
 from forebay.torch import PackedSelfAttention, document_leaks, padding_leaks
 
 CASE = batch([[9, 5, 1], [12], []], 20)
@@ -74,22 +74,6 @@ def test_rows_that_swap_places_are_found():
     assert "row 0: changing document 0 moved the output of document 0 of row 1 by" in str(leaks[0])
 
 
-def test_the_mean_over_rows_is_found_with_one_document_per_row():
-    leaks = document_leaks(lambda x: x + x.mean(0), torch.randn(2, 20, 16), [[20], [20]])
-    assert {(leak.changed_row, leak.row) for leak in leaks} == {(0, 1), (1, 0)}
-
-
-def test_a_leak_through_the_spread_of_another_document_is_found():
-    first = torch.from_numpy(document_ids(ROWS_ALIKE, 20) == 0)[..., None]
-
-    def scaled_by_the_first(x: Tensor) -> Tensor:
-        spread = torch.stack([row[:9].std() for row in x])[:, None, None]
-        return torch.where(first, x, x * spread)
-
-    leaks = document_leaks(scaled_by_the_first, torch.randn(2, 20, 16), ROWS_ALIKE)
-    assert {(leak.changed_row, leak.changed, leak.row, leak.reached) for leak in leaks} == {(0, 0, 0, 1), (1, 0, 1, 1)}
-
-
 def test_zeroed_outputs_of_padding_are_accepted():
     torch.manual_seed(0)
     attention = PackedSelfAttention(16, 2, backend="dense")
@@ -118,19 +102,6 @@ def test_outputs_that_are_not_per_token_or_not_numbers_are_refused():
         document_leaks(lambda x: x / 0 * 0, x, ROWS_ALIKE)
     with pytest.raises(TypeError, match=r"must return a tensor \(got a tuple\)"):
         document_leaks(lambda x: (x,), x, ROWS_ALIKE)
-
-
-def test_no_graph_is_recorded(tokens):
-    embedding = nn.Embedding(50, 16)
-    assert document_leaks(lambda ids: embedding(ids).requires_grad_(False), tokens, CASE.seq_lens) == []
-
-
-def test_embeddings_can_be_checked_too():
-    torch.manual_seed(0)
-    attention = PackedSelfAttention(16, 2, backend="dense")
-    x = torch.randn(3, 20, 16)
-    assert document_leaks(lambda x: attention(x, CASE.seq_lens), x, CASE.seq_lens) == []
-    assert document_leaks(lambda x: x.cumsum(1), x, CASE.seq_lens) != []
 
 
 def test_a_random_model_is_refused(tokens):
@@ -171,14 +142,6 @@ def images() -> Tensor:
 def test_padding_pixels_do_not_reach_the_output(images):
     model, ignore = TinyViT(), torch.from_numpy(token_ignore_mask(BOXES, (32, 32), PATCH)).flatten(1)
     assert padding_leaks(lambda pixels: model(pixels, ignore), images, BOXES, PATCH) == []
-
-
-def test_pixels_may_be_bytes(images):
-    model, ignore = TinyViT(), torch.from_numpy(token_ignore_mask(BOXES, (32, 32), PATCH)).flatten(1)
-    stored = (images * 255).round().to(torch.uint8)
-    stored[0, 0, 0, 0] = 255
-    assert padding_leaks(lambda pixels: model(pixels / 255, ignore), stored, BOXES, PATCH) == []
-    assert padding_leaks(lambda pixels: pixels.float().mean((1, 2, 3)), stored, BOXES, PATCH) != []
 
 
 def test_padding_pixels_that_reach_the_output_are_found(images):

@@ -207,19 +207,6 @@ def test_values_are_rounded_once_whatever_the_type_of_the_model(dtype: torch.dty
     assert torch.equal(module(image)["pixels"], exact.to(dtype))
 
 
-@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
-def test_values_do_not_depend_on_the_default_type_of_a_program(default: torch.dtype) -> None:
-    module = LetterboxModule(RECIPE, normalize="imagenet", dtype=torch.float32)
-    image = torch.from_numpy(noise(70, 90))
-    expected = module(image)["pixels"]
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(default)
-    try:
-        assert torch.equal(module(image)["pixels"], expected)
-    finally:
-        torch.set_default_dtype(before)
-
-
 def test_an_image_without_a_token_is_refused_and_in_a_graph_has_them_all_ignored(graph: Graph) -> None:
     with pytest.raises(RecipeInvalid, match="content of 1 × 1 pixels"):
         LetterboxModule(RECIPE, patch=PATCH)(torch.zeros(1, 1, 3, dtype=torch.uint8))

@@ -285,15 +285,6 @@ def test_a_row_that_fills_a_batch_is_padding_without_a_loss(caches: dict[str, fb
     assert loss == 0
 
 
-def test_columns_of_a_row_that_fills_a_batch_are_those_of_a_row(caches: dict[str, fb.Cache]) -> None:
-    collate = StoredBatch(caches["plain"], ["tokens"])
-    options: dict[str, Any] = {"global_batch_size": 4, "drop_last": False, "shuffle": None, "collate": collate}
-    *_, last = Loader(caches["plain"], ranks=Ranks(2, 4), **options)
-    assert last["row_weight"].tolist() == [0]
-    assert last["tokens"].shape == (1, LENGTH)
-    assert "row_weight" not in next(iter(Loader(caches["plain"], global_batch_size=4)))
-
-
 def test_a_batch_size_that_ranks_cannot_share_is_refused(caches: dict[str, fb.Cache]) -> None:
     with pytest.raises(ValueError, match="global_batch_size must be a multiple of the world size 4"):
         Loader(caches["plain"], global_batch_size=10, ranks=Ranks(0, 4))
@@ -456,10 +447,6 @@ def by_islice(loader: Loader) -> list:
     return list(islice(loader, len(loader)))
 
 
-def by_zip(loader: Loader) -> list:
-    return [batch for _, batch in zip(range(len(loader)), loader, strict=False)]
-
-
 def by_break(loader: Loader) -> list:
     taken = []
     for batch in loader:
@@ -469,7 +456,7 @@ def by_break(loader: Loader) -> list:
     return taken
 
 
-@pytest.mark.parametrize("count", [by_islice, by_zip, by_break])
+@pytest.mark.parametrize("count", [by_islice, by_break])
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize("threads", [0, 2])
 def test_a_consumer_that_counts_batches_gets_every_epoch_whole(
@@ -481,16 +468,6 @@ def test_a_consumer_that_counts_batches_gets_every_epoch_whole(
         assert numbers_of(count(counting)) == numbers_of(asking)
         assert (counting.epoch, counting.position) == (epoch + 1, 0)
         assert counting.state_dict() == asking.state_dict()
-
-
-def test_a_consumer_that_takes_less_than_an_epoch_gets_the_next_batches_up_to_its_end(
-    caches: dict[str, fb.Cache],
-) -> None:
-    loader, whole = (Loader(caches["plain"], global_batch_size=4) for _ in range(2))
-    taken = [numbers_of(islice(loader, 5)) for _ in range(4)]
-    assert [len(batches) for batches in taken] == [5, 5, 3, 5]
-    first, second = numbers_of(whole), numbers_of(whole)
-    assert [batch for batches in taken for batch in batches] == first + second[:5]
 
 
 def test_a_resume_that_leaves_no_batch_of_an_epoch_begins_the_next(caches: dict[str, fb.Cache]) -> None:

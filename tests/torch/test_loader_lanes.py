@@ -119,11 +119,6 @@ def test_a_window_of_a_mixture_that_memory_cannot_hold_is_refused_at_the_start_a
         small.load_state_dict(whole.state_dict())
 
 
-def test_a_window_larger_than_the_cache_needs_no_more_than_its_rows(even: Path) -> None:
-    rows = numbers_of(Loader(fb.open_cache(even, memory=100_000), global_batch_size=8, shuffle="window"))
-    assert sorted(row for batch in rows for row in batch) == list(range(640))
-
-
 class Wide(fb.RecipeHooks, msgspec.Struct, frozen=True, kw_only=True):
     """Rows of a megabyte, in blocks of eight."""
 
@@ -150,11 +145,3 @@ def test_large_blocks_are_mixed_in_as_many_lanes_as_stay_decoded(tmp_path: Path)
     assert loader.stream.ordering.window.lanes == 8
     assert sorted(row for batch in loader for row in batch["row"].tolist()) == list(range(128))
     assert cache.statistics().misses == 128 // 8
-
-
-def test_quality_of_the_window_is_told(even: Path) -> None:
-    loader = Loader(fb.open_cache(even), global_batch_size=32, shuffle=window(rows=40, chunks=8))
-    quality = loader.shuffle_quality()
-    assert quality.chunks > 0.7
-    assert quality.travel > 0.8
-    assert quality.units > 0.7

@@ -140,13 +140,6 @@ def test_a_state_that_counts_otherwise_than_from_0_is_refused(cache: fb.Cache, p
         loader.load_state_dict({**loader.state_dict(), place: number})
 
 
-def test_numbers_of_numpy_leave_the_state_json(cache: fb.Cache) -> None:
-    loader = Loader(cache, global_batch_size=np.int64(4), seed=np.int32(3))
-    next(iter(loader))
-    state = json.loads(json.dumps(loader.state_dict()))
-    assert (state["position"], state["stream"]["seed"]) == (4, 3)
-
-
 class CountingStream:
     """A stream of many rows that notes the positions it is asked for."""
 

@@ -133,19 +133,8 @@ def test_a_loader_of_one_rank_hangs_nobody_and_changes_no_reduction(grown: Path,
     assert second.startswith("rank 1 of 2 iterates this loader too late: the others waited 0.2 s and gave up")
 
 
-def test_a_rank_that_comes_late_is_waited_for(grown: Path, tmp_path: Path) -> None:
-    for epoch in zip(*map(json.loads, answers("come-late", grown, tmp_path)), strict=True):
-        assert sorted(row for batches in epoch for batch in batches for row in batch) == list(range(17))
-
-
 def test_ranks_of_the_environment_need_a_process_group_or_a_generation_by_number(grown: Path, tmp_path: Path) -> None:
     assert answers("join-later", grown, tmp_path) == ["compared\n"] * 2
-
-
-def test_a_rank_that_is_gone_is_named(grown: Path, tmp_path: Path) -> None:
-    *alive, _, _ = answers("die-early", grown, tmp_path, 5)
-    for answer in map(json.loads, alive):
-        assert answer.startswith("waited 4 s for ranks 3, 4 of 5 to iterate this loader")
 
 
 @pytest.mark.parametrize("store", ["file", "tcp"])

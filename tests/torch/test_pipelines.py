@@ -403,23 +403,3 @@ def test_a_sample_without_a_class_that_the_dit_knows_is_an_absent_row(dit: Path,
     assert [(one.layer, one.reason, one.detail.partition(": ")[2]) for one in failed] == [
         ("lune", "unusable", label) for label in ("99", "None", "None", "None")
     ]
-
-
-def test_labels_are_the_one_tag_of_an_image_or_the_class_that_stands_for_none(dit: Path, tmp_path: Path) -> None:
-    root, tagged = tagged_images(tmp_path)
-    how = {"buckets": BUCKETS, "stored": "float32", "batch_size": 4}
-    teachers = {
-        name: Lune(unet=f"{dit}/transformer", text="", labels=labels, name=name)
-        for name, labels in {"by_tag": "tags", "free": ""}.items()
-    }
-    fb.build_layers(root, {name: TeacherRecipe(teacher=teacher, **how) for name, teacher in teachers.items()})
-    cache = fb.open_cache(root, layers=list(teachers))
-    seen = cache.read(range(3), list(teachers))
-    noise = noise_at(cache, TeacherRecipe(teacher=teachers["by_tag"], **how), (4, 8, 8))
-    transformer = DiTPipeline.from_pretrained(dit).transformer
-    for name, classes in {"by_tag": tagged, "free": [CLASSES] * 3}.items():
-        expected = watched(
-            transformer.transformer_blocks[1],
-            lambda classes=classes: transformer(noise, torch.full((3,), SHARE * STEPS), torch.tensor(classes)),
-        )
-        assert away(seen[name][:, 1], expected) < 1e-6

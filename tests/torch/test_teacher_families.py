@@ -2,16 +2,14 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.helpers import tiny_pipelines
 from tests.helpers.tiny_models import TinyModels
 from tests.helpers.tiny_pipelines import saved, sdxl_unet
-from tests.torch.taught import prompts_cache
 
 import forebay as fb
 from forebay.errors import ModelUnusable
-from forebay.teachers import Clip, Latents, Lune, Sol, TeacherRecipe, features
+from forebay.teachers import Clip, Latents, Lune, Sol, TeacherRecipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -67,22 +65,3 @@ def test_a_unet_that_takes_other_inputs_is_refused_with_what_it_is(
         Sol(unet=str(tmp_path / "half")).load("cpu", "float32")
     sdxl_unet(addition_embed_type=None, only_cross_attention=[False, False]).save_pretrained(tmp_path / "plain")
     assert Sol(unet=str(tmp_path / "plain")).load("cpu", "float32")
-
-
-def test_one_noise_for_all_buckets_makes_features_between_them_closer(tiny_models: TinyModels, tmp_path: Path) -> None:
-    root = prompts_cache(tmp_path)
-    how = {"stored": "float32", "batch_size": 4}
-    made = {"clip": TeacherRecipe(teacher=Clip(model=tiny_models.clip), **how)}
-    for per in ("bucket", "sample"):
-        for name, grid in {"coarse": (0.4, 0.6), "fine": (0.4, 0.5, 0.6)}.items():
-            teacher = Lune(unet=tiny_models.unet, noise_per=per, name=f"{per}_{name}")
-            made[teacher.name] = TeacherRecipe(teacher=teacher, buckets=grid, **how)
-    fb.build_layers(root, made)
-    cache = fb.open_cache(root, layers=list(made))
-    rows = list(range(len(cache)))
-    away = {}
-    for per in ("bucket", "sample"):
-        true = features(cache, f"{per}_fine").at(rows, 0.5)[f"{per}_fine"]
-        away[per] = np.abs(features(cache, f"{per}_coarse").at(rows, 0.5)[f"{per}_coarse"] - true).mean()
-    assert away["sample"] < away["bucket"] / 2
-    assert fb.fingerprint(made["bucket_fine"]) != fb.fingerprint(made["sample_fine"])

@@ -28,9 +28,8 @@ from tests.torch.taught import (
 from transformers import AutoTokenizer, CLIPTextModel, T5EncoderModel
 
 import forebay as fb
-from forebay.cache.reports import Progress
 from forebay.columns import Ragged
-from forebay.errors import BuildStopped, ForebayError, ModelUnusable, RecipeMismatch
+from forebay.errors import ForebayError, ModelUnusable, RecipeMismatch
 from forebay.teachers import (
     T5,
     Batch,
@@ -47,7 +46,6 @@ from forebay.teachers import (
 )
 from forebay.teachers.teacher_samples import noise_keys, normal
 from forebay.torch.teachers import Captures
-from forebay.torch.teachers.loading import load_model
 from forebay.torch.teachers.run_denoiser import attention_received, attention_statistics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -144,29 +142,6 @@ def test_batch_sizes_and_timesteps_together_agree_to_a_hundred_thousandth(
     own.release()
 
 
-@pytest.mark.slow
-def test_interrupted_at_every_stage_in_any_range_and_order_it_has_the_same_bytes(
-    tmp_path: Path, taught: Path, tiny_models: TinyModels
-) -> None:
-    root, recipes = prompts_cache(tmp_path), all_recipes(tiny_models)
-    for stage, layer in enumerate(recipes):
-
-        def stop(progress: Progress) -> None:
-            if progress.phase == "building" and progress.done == 1:
-                raise KeyboardInterrupt
-
-        with pytest.raises(BuildStopped):
-            fb.build(root, None, recipes[layer], layer=layer, start_chunk=1, on_progress=stop)
-        assert list(chunks_of(root, layer)) == ["000001.safetensors"]
-        reports = fb.build_layers(root, {name: recipes[name] for name in list(recipes)[: stage + 1]}, mode="inverse")
-        assert [report.made for report in reports[:-1]] == [0] * stage
-        assert [report.notes for report in reports[:-1]] == [()] * stage, "a finished stage was loaded again"
-        assert (reports[-1].present, reports[-1].made) == (1, reports[-1].chunks - 1)
-    for layer in recipes:
-        assert chunks_of(root, layer) == chunks_of(taught, layer) != {}
-    assert fb.verify(root, full=True).sound
-
-
 @pytest.fixture(scope="module")
 def pictured(tmp_path_factory: pytest.TempPathFactory, tiny_models: TinyModels) -> Path:
     """A cache of images with latents, states of captions, and Lune on noised latents."""
@@ -245,19 +220,6 @@ def test_features_are_read_in_the_direction_that_the_caller_says(pictured: Path)
         forth.at(range(5), 0.5, "up")  # type: ignore[arg-type]
 
 
-def test_what_a_library_keeps_in_float32_stays_there_in_half_precision(tmp_path: Path, tiny_models: TinyModels) -> None:
-    """T5's `wo` overflows in float16; the library then clamps, and gives finite numbers that are wrong."""
-    own = load_model(T5EncoderModel, tiny_models.t5, None, "cpu", "float16")
-    state = T5EncoderModel.from_pretrained(tiny_models.t5).state_dict()
-    save_file({name: weight.clone() for name, weight in state.items()}, tmp_path / "other.safetensors")
-    other = load_model(T5EncoderModel, tiny_models.t5, str(tmp_path / "other.safetensors"), "cpu", "float16")
-    for module in (own, other):
-        types = {name.split(".")[-2]: weight.dtype for name, weight in module.named_parameters()}
-        assert types["wo"] == torch.float32
-        assert types["q"] == torch.float16
-    assert load_model(T5EncoderModel, tiny_models.t5, None, "cpu", "bfloat16").dtype == torch.bfloat16
-
-
 def test_t5_in_float16_agrees_with_float32_where_its_inner_layer_overflows(
     tmp_path: Path, tiny_models: TinyModels
 ) -> None:
@@ -280,27 +242,6 @@ def test_t5_in_float16_agrees_with_float32_where_its_inner_layer_overflows(
     assert np.allclose(wide, narrow, atol=0.05)
 
 
-def test_latents_are_normalised_per_channel_where_the_vae_says_so(tmp_path: Path, tiny_models: TinyModels) -> None:
-    root = images_cache(tmp_path)
-    vae = tmp_path / "vae"
-    shutil.copytree(tiny_models.vae, vae)
-    config = json.loads((vae / "config.json").read_text())
-    mean, std = [0.5, -0.25, 0.0, 1.0], [2.0, 0.5, 1.0, 4.0]
-    (vae / "config.json").write_text(json.dumps({**config, "latents_mean": mean, "latents_std": std}))
-    fb.build_layers(
-        root,
-        {
-            "latents": recipe(Latents(vae=tiny_models.vae, size=16)),
-            "normal": recipe(Latents(vae=str(vae), size=16, name="normal")),
-        },
-    )
-    read = fb.open_cache(root).read(range(5), ["latents", "normal"])
-    scale = config["scaling_factor"]
-    per_channel = [np.array(numbers).reshape(1, 4, 1, 1) for numbers in (mean, std)]
-    expected = (read["latents"] / scale - per_channel[0]) * scale / per_channel[1]
-    assert np.allclose(read["normal"], expected, atol=1e-5)
-
-
 def test_fine_tuned_weights_are_taken_over_the_configuration_of_another(
     tmp_path: Path, taught: Path, tiny_models: TinyModels
 ) -> None:
@@ -318,32 +259,6 @@ def test_fine_tuned_weights_are_taken_over_the_configuration_of_another(
     save_file({**tuned.state_dict(), "conv_in.bias": torch.ones(8)}, tmp_path / "tuned.safetensors")
     with pytest.raises(RecipeMismatch, match=r"layer 'tuned' .*differs in: unet/tuned.safetensors"):
         fb.build(root, None, recipe(teacher))
-
-
-def test_a_hook_listens_to_any_part_of_a_model_of_the_libraries(
-    tmp_path: Path, taught: Path, tiny_models: TinyModels
-) -> None:
-    shutil.copytree(taught, tmp_path / "cache")
-    hook = Hook(
-        model=tiny_models.t5,
-        architecture="T5EncoderModel",
-        submodule="encoder.block.0",
-        shape=(16,),
-        arguments={"inputs_embeds": "clip_states"},
-        shared=("clip_states",),
-    )
-    fb.build(tmp_path / "cache", None, recipe(hook))
-    cache = fb.open_cache(tmp_path / "cache")
-    states = torch.from_numpy(cache.read(range(len(cache)), ["clip_states"])["clip_states"])
-    model = T5EncoderModel.from_pretrained(tiny_models.t5).eval()
-    with torch.inference_mode():
-        block = model(inputs_embeds=states, output_hidden_states=True).hidden_states
-    found: list[torch.Tensor] = []
-    model.encoder.block[0].register_forward_hook(lambda module, given, out: found.append(out[0]))
-    with torch.inference_mode():
-        model(inputs_embeds=states)
-    assert len(block) == 2
-    assert np.allclose(cache.read(range(len(cache)), ["hook"])["hook"], found[0].mean(dim=1), atol=1e-5)
 
 
 class TwoPaths(torch.nn.Module):
@@ -492,24 +407,6 @@ def test_a_teacher_that_cannot_be_asked_says_why(
         fb.build(tmp_path / "cache", None, recipe(teacher(tiny_models)), layer="other")
 
 
-def test_a_hook_takes_other_weights_over_a_configuration(tmp_path: Path, taught: Path, tiny_models: TinyModels) -> None:
-    model = T5EncoderModel.from_pretrained(tiny_models.t5)
-    whole = {name: values.clone() for name, values in model.state_dict().items()}
-    save_file({name: values * 2 for name, values in whole.items()}, tmp_path / "twice.safetensors")
-    given = {
-        "model": tiny_models.t5, "architecture": "T5EncoderModel", "submodule": "encoder.block.0", "shape": (16,),
-        "arguments": {"inputs_embeds": "clip_states"}, "shared": ("clip_states",),
-    }  # fmt: skip
-    cache = fb.open_cache(taught)
-    rows = {name: next(cache.chunks([name]))[name] for name in ("id", "clip_states", "clip_states_row")}
-    made = []
-    for weights in (None, str(tmp_path / "twice.safetensors")):
-        own = recipe(Hook(**given, weights=weights))
-        made.append(own.make(rows).columns["hook"])
-        own.release()
-    assert not np.allclose(made[0], made[1], atol=1e-3)
-
-
 def test_what_shapes_bits_is_recorded_in_the_generation(taught: Path) -> None:
     (versions,) = {tuple(sorted(one.items())) for one in fb.summarize(taught).versions if "diffusers" in one}
     assert dict(versions)["torch"] == torch.__version__
@@ -520,18 +417,6 @@ def test_a_device_that_is_none_is_refused(taught: Path, tmp_path: Path, tiny_mod
     shutil.copytree(taught, tmp_path / "cache")
     with pytest.raises(ModelUnusable, match="'mainframe' cannot be used: it is not a device"):
         fb.build(tmp_path / "cache", None, recipe(T5(model=tiny_models.t5, name="u"), device="mainframe"))
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_models_compute_in_the_type_that_is_asked_for(taught: Path, tiny_models: TinyModels, dtype: str) -> None:
-    cache = fb.open_cache(taught)
-    rows = {name: next(cache.chunks([name]))[name] for name in ("id", "clip_states", "clip_states_row")}
-    own = recipe(Lune(unet=tiny_models.unet), dtype=dtype)
-    made = own.make(rows).columns["lune"]
-    own.release()
-    stored = next(cache.chunks(["lune"]))["lune"]
-    assert not np.array_equal(made, stored)
-    assert np.allclose(made, stored, atol=0.1)
 
 
 def test_the_bytes_of_the_document_come_out_of_the_shapes(tmp_path: Path) -> None:

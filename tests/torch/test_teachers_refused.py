@@ -10,7 +10,7 @@ from tests.torch.taught import images_cache, prompts_cache, recipe
 
 import forebay as fb
 from forebay.errors import ModelUnusable
-from forebay.teachers import T5, Clip, Hook, Latents, Lune, Teacher
+from forebay.teachers import T5, Clip, Hook, Latents, Lune
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -63,29 +63,3 @@ def test_pooled_states_are_rejected_where_a_model_reads_one_state_per_token(
     fb.build(root, None, recipe(Clip(model=tiny_models.clip)))
     with pytest.raises(ModelUnusable, match=r"'clip_pooled' holds those of real tokens only"):
         fb.build(root, None, recipe(Lune(unet=tiny_models.unet, text="clip_pooled")))
-
-
-@pytest.mark.parametrize(
-    ("teacher", "device", "said"),
-    [
-        (T5(model="{t5}"), "meta-frame", "'meta-frame' cannot be used: it is not a device of this machine"),
-        (T5(model="{t5}"), "cuda:77", "'cuda:77' cannot be used: it is not a device of this machine"),
-        (
-            Hook(model="{t5}", architecture="AutoTokenizer", submodule="encoder", shape=(1,), arguments={}),
-            "cpu",
-            "neither transformers nor diffusers has a model class 'AutoTokenizer'",
-        ),
-        (
-            Lune(unet="{t5}", weights="{t5}/model.safetensors"),
-            "cpu",
-            "its class is T5EncoderModel; supported denoisers are .*UNet2D",
-        ),
-    ],
-)
-def test_what_cannot_be_loaded_is_told_without_a_traceback(
-    tiny_models: TinyModels, teacher: Teacher, device: str, said: str
-) -> None:
-    fields = {name: getattr(teacher, name) for name in teacher.__struct_fields__}
-    named = {name: value.format(t5=tiny_models.t5) for name, value in fields.items() if isinstance(value, str)}
-    with pytest.raises(ModelUnusable, match=said):
-        type(teacher)(**fields | named).load(device, "float32")

@@ -177,35 +177,6 @@ def test_batches_of_a_loader_train_with_the_loss_of_single_documents(tmp_path: P
     found.backward()
 
 
-def test_low_rank_changes_of_keys_and_values_train(varlen):
-    """Frozen weights, and a hand-made LoRA on `k_proj` and `v_proj`: the gradient reaches it through the mask."""
-    gradients = []
-    for attention in ("sdpa", "forebay_varlen"):
-        network = model("llama", attention).requires_grad_(False)
-        torch.manual_seed(1)
-        added = []
-        for layer in network.model.layers:
-            for name in ("k_proj", "v_proj"):
-                added.append(LowRank(getattr(layer.self_attn, name)))
-                setattr(layer.self_attn, name, added[-1])
-        inputs = transformers_inputs(BATCH, "sdpa" if attention == "sdpa" else "flash_attention_2")
-        network(**inputs, labels=BATCH["tokens"]).loss.backward()
-        gradients.append([layer.up.weight.grad for layer in added])
-    assert all(bool(gradient.any()) for gradient in gradients[0])
-    torch.testing.assert_close(gradients[0], gradients[1])
-
-
-class LowRank(torch.nn.Module):
-    def __init__(self, frozen: torch.nn.Linear) -> None:
-        super().__init__()
-        self.frozen = frozen
-        self.down = torch.nn.Linear(frozen.in_features, 2, bias=False)
-        self.up = torch.nn.Linear(2, frozen.out_features, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.frozen(x) + self.up(self.down(x))
-
-
 def test_a_window_is_part_of_the_mask():
     seen = transformers_inputs(BATCH, "sdpa", window=4)["attention_mask"][0, 0]
     assert seen.sum(-1).max() == 4

@@ -236,8 +236,8 @@ class BatchMaker:
                 table = self.assembler.reader.read(located, coins)
                 edges = [(at, at + rows) for at in range(0, max(1, len(located.rows)), rows)]
                 batches += [self.assembler.batch(table.part(*e), coins.part(slice(*e))) for e in edges]
-            except Exception as raised:  # of one batch: those before it are made one by one
-                error = raised if count == 1 else None
+            except Exception as raised:  # the top of a thread: the consumer raises it at its batch
+                error = raised if count == 1 else None  # else the batches before it are made one by one
                 counts = [] if count == 1 else [1] * task.batches
         seconds = time.perf_counter() - started
         self.pace.note(task.batches, sum(map(tensor_bytes, batches)), seconds)

@@ -140,15 +140,14 @@ class Loader:
         self._micro_batches, self._micro_size = micro_batches, self.global_batch_size // steps
         self.drop_last, self.restarts, self._on_growth = drop_last, restart, on_growth
         self._agreement = Agreement(self.ranks, self.ranks.timeout)
-        self._growing = Growing(growth, self.ranks, self._agreement.first)
-        self._meter = HandoffMeter()
+        self._growing, self._meter = Growing(growth, self.ranks, self._agreement.first), HandoffMeter()
         self._statistics_file = None if statistics_file is None else os.fspath(statistics_file)
         source = checked_source(source)
         collate = usual_collate(source) if collate is None else checked_collate(collate)
         self._assembler = Assembler.of(caches_of(source), collate, columns, transform, Buffers(2 * BATCH_BYTES))
         self.stream = ordered(source, self._assembler.columns, seed, shuffle, selection, growth, on_growth, restart)
-        is_fixed = drop_last and growth == "pinned"  # an epoch that fills no batch stays so
-        check_rows(self.stream, self._assembler, self.ranks, self.global_batch_size if is_fixed else 0)
+        least = self.global_batch_size if drop_last and growth == "pinned" else 0  # rows of an epoch
+        check_rows(self.stream, self._assembler, self.ranks, least)
         self._asked_for = {"columns": sorted(map(str, columns)), **collate.facts()}
         self._threads, self._prefetch = checked_threads(self._assembler, threads, prefetch)
         self._fetcher = Fetcher(self._assembler.columns, self.ranks, checked_bytes("fetch_ahead", fetch_ahead))

@@ -61,7 +61,7 @@ def _check_own_growth(
     may_grow = isinstance(stream, Mixture) and not restart
     if (growth == "pinned" and on_growth is None) or (growth == "epoch" and may_grow):
         return
-    name = "on_growth" if growth == "pinned" else f"growth={growth!r}"
+    name = "on_growth" if growth == "pinned" else f"growth={growth!r} with restart={restart}"
     raise ValueError(
         f"{name} cannot be passed with a {type(stream).__name__}; only a mixture grows, between epochs: pass "
         "growth='epoch' without restart"

@@ -250,6 +250,10 @@ def tokenizer_of(model: str, tokenizer: str | None) -> str:
     )
 
 
+def unusable(model: object, problem: str, hint: str = "") -> ModelUnusable:
+    return ModelUnusable(f"the model '{model}' cannot be used: {problem}", hint=hint)
+
+
 def config_of(model: str) -> Mapping[str, Any]:
     """Return the configuration of a model."""
     return _document(model, os.path.join(model_folder(model), CONFIG), "pass the folder that holds the model itself")

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from forebay.errors import ModelUnusable
+from forebay.teachers.protocol import unusable
 from forebay.torch.teachers import default_device
 
 
@@ -16,8 +16,9 @@ def device_named(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        problem = f"it is not a device of this machine: {' '.join(str(error).split())[:200]}; 'cpu' always is"
-        raise ModelUnusable(f"the model '{name}' cannot be used: {problem}") from error
+        raise unusable(
+            name, f"it is not a device of this machine: {' '.join(str(error).split())[:200]}; 'cpu' always is"
+        ) from error
     return device
 
 

@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from forebay.errors import LibraryMissing, ModelUnusable
-from forebay.teachers.protocol import model_folder, weights_file
+from forebay.errors import LibraryMissing
+from forebay.teachers.protocol import model_folder, unusable, weights_file
 from forebay.torch.teachers.devices import device_named
 
 try:
@@ -57,9 +57,7 @@ def class_named(architecture: str, model: str) -> type[nn.Module]:
             issubclass(model_class, nn.Module) or architecture.startswith("AutoModel")
         ):
             return model_class
-    raise ModelUnusable(
-        f"the model '{model}' cannot be used: neither transformers nor diffusers has a model class '{architecture}'"
-    )
+    raise unusable(model, f"neither transformers nor diffusers has a model class '{architecture}'")
 
 
 def _own_weights(cls: Any, model: str, dtype: torch.dtype) -> Any:
@@ -74,7 +72,7 @@ def _own_weights(cls: Any, model: str, dtype: torch.dtype) -> Any:
                 **dtype_option,
             )
     except LOADING_ERRORS as error:
-        raise ModelUnusable(f"the model '{model}' cannot be used: loading it fails: {_first_lines(error)}") from error
+        raise unusable(model, f"loading it fails: {_first_lines(error)}") from error
     _check(model, report["missing_keys"], report["unexpected_keys"], report.get("mismatched_keys", ()))
     return loaded
 
@@ -83,15 +81,11 @@ def _other_weights(cls: Any, model: str, weights: str, dtype: torch.dtype) -> An
     try:
         loaded = _without_weights(cls, model_folder(model))
     except LOADING_ERRORS as error:
-        raise ModelUnusable(
-            f"the model '{model}' cannot be used: no model can be made of its configuration: {_first_lines(error)}"
-        ) from error
+        raise unusable(model, f"no model can be made of its configuration: {_first_lines(error)}") from error
     try:
         state: Mapping[str, torch.Tensor] = load_file(weights_file(weights))
     except (OSError, SafetensorError) as error:
-        raise ModelUnusable(
-            f"the model '{weights}' cannot be used: it cannot be read: {_first_lines(error)}"
-        ) from error
+        raise unusable(weights, f"it cannot be read: {_first_lines(error)}") from error
     own = loaded.state_dict()
     differ = [key for key in own.keys() & state.keys() if own[key].shape != state[key].shape]
     tied = {own[key].data_ptr() for key in own.keys() & state.keys()}  # a file has weights of two names once
@@ -146,10 +140,7 @@ def _check(name: str, missing: Iterable[str], unexpected: Iterable[str], mismatc
         if keys:
             shown = ", ".join(str(key) for key in sorted(keys, key=str)[:_SHOWN])
             more = f" and {len(keys) - _SHOWN:,} more" if len(keys) > _SHOWN else ""
-            raise ModelUnusable(
-                f"the model '{name}' cannot be used: its weights {how} {shown}{more}",
-                hint="pass those of this configuration",
-            )
+            raise unusable(name, f"its weights {how} {shown}{more}", hint="pass those of this configuration")
 
 
 def _first_lines(error: Exception) -> str:

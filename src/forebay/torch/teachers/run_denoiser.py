@@ -18,15 +18,13 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate, pad
 
 from forebay.columns import Array, Ragged
-from forebay.errors import ModelUnusable
-from forebay.teachers.batched_forward import requested
 from forebay.teachers.built_in import DenoiserTeacher, Lune, Sol
 from forebay.teachers.model_families import DENOISERS, denoiser_class
-from forebay.teachers.protocol import Batch
+from forebay.teachers.protocol import Batch, unusable
 from forebay.teachers.teacher_samples import class_in
 from forebay.torch.batches import to_device, to_numpy
 from forebay.torch.teachers.loading import class_named, input_like, load_model
-from forebay.torch.teachers.run_hook import Captures, first_output, mixed, model_timesteps, noise_share
+from forebay.torch.teachers.run_hook import Captures, first_output, mixed, model_timesteps, noise_share, not_fired
 
 
 class Denoiser:
@@ -42,10 +40,9 @@ class Denoiser:
         if kind == "UNet2DConditionModel":
             self._check_unet()
         if isinstance(teacher, Sol) and DENOISERS[kind].attends_to != "image":
-            problem = f"its class is {kind}, whose attention is over {DENOISERS[kind].attends_to} together"
-            raise ModelUnusable(
-                f"the model '{teacher.unet}' cannot be used: {problem}, which has no map for Sol", hint="use Lune"
-            )
+            attends_to = DENOISERS[kind].attends_to
+            problem = f"its class is {kind}, whose attention is over {attends_to} together, without a map for Sol"
+            raise unusable(teacher.unet, problem, hint="use Lune")
 
     def _check_unet(self) -> None:
         """Raise for a UNet that takes other inputs than latents, t and text, unless they are those of SDXL."""
@@ -65,13 +62,10 @@ class Denoiser:
             needs = "; it is of the SDXL kind: pass pooled='…', the column of its second encoder" if is_sdxl else ""
             advice = "" if is_sdxl or not self.teacher.pooled else "; leave out pooled"
             other = "" if is_sdxl or not extra else "; such UNets are not supported"
-            raise ModelUnusable(f"the model '{self.teacher.unet}' cannot be used: {how}{needs}{advice}{other}")
+            raise unusable(self.teacher.unet, f"{how}{needs}{advice}{other}")
         crossed = config.get("only_cross_attention")  # of all blocks, or of each
         if isinstance(self.teacher, Sol) and (any(crossed) if isinstance(crossed, list | tuple) else crossed):
-            raise ModelUnusable(
-                f"the model '{self.teacher.unet}' cannot be used: its self-attention is cross-attention, "
-                "which has no map for Sol"
-            )
+            raise unusable(self.teacher.unet, "its self-attention is cross-attention, which has no map for Sol")
 
     def run(self, batch: Batch) -> None:
         """Run one forward: every sample's latents at its t, with its conditions."""
@@ -94,9 +88,10 @@ class Denoiser:
         states = batch.columns[column]
         values = states.values if isinstance(states, Ragged) else states
         if values.ndim != 3:  # (tokens, width) without samples: real tokens only, also where each prompt has one
-            problem = f"it reads the states of padding too, and '{column}' holds those of real tokens only"
-            raise ModelUnusable(
-                f"the model '{self.teacher.unet}' cannot be used: {problem}", hint="build the text layer without ragged"
+            raise unusable(
+                self.teacher.unet,
+                f"it reads the states of padding too, and '{column}' holds those of real tokens only",
+                hint="build the text layer without ragged",
             )
         return to_device(batch.array(column), self._like)
 
@@ -106,8 +101,9 @@ class Denoiser:
             return batch.noise(shape, per=teacher.noise_per)
         channels = batch.array(teacher.latents).shape[1]
         if channels != shape[0]:
-            problem = f"it takes latents of {shape[0]} channels, and '{teacher.latents}' has {channels}"
-            raise ModelUnusable(f"the model '{teacher.unet}' cannot be used: {problem}")
+            raise unusable(
+                teacher.unet, f"it takes latents of {shape[0]} channels, and '{teacher.latents}' has {channels}"
+            )
         return mixed(batch, teacher.latents, share, teacher.noise_per)
 
     def _labels(self, batch: Batch) -> NDArray[np.int64]:
@@ -191,12 +187,7 @@ class LoadedSol:
         self._seen.clear()
         self._denoiser.run(batch)
         if not self._seen:
-            raise ModelUnusable(
-                f"the hook on '*.{SELF_ATTENTION}' of '{self._teacher.unet}' did not fire for "
-                f"{requested(batch.ids[0], batch.first_t)}",
-                hint="name a submodule that the model runs",
-                sample=batch.ids[0],
-            )
+            raise not_fired(f"*.{SELF_ATTENTION}", self._teacher.unet, batch)
         stats, maps = (torch.stack(layers).mean(dim=0) for layers in zip(*self._seen, strict=True))
         self._seen.clear()
         name = self._teacher.name

@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer, CLIPTextModel, CLIPTextModelWithProjection, T5EncoderModel
 
 from forebay.columns import Array, Ragged
-from forebay.errors import ModelUnusable
 from forebay.images import ImageRecipe
 from forebay.teachers.built_in import T5, Clip, Latents, LogProbs
 from forebay.teachers.model_families import VAES, vae_class
-from forebay.teachers.protocol import Batch, config_of, model_folder, tokenizer_of
+from forebay.teachers.protocol import Batch, config_of, model_folder, tokenizer_of, unusable
 from forebay.torch.batches import to_device, to_numpy
 from forebay.torch.teachers.loading import LOADING_ERRORS, NO_CODE, class_named, input_like, load_model
 
@@ -38,10 +37,7 @@ class Tokens:
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(model_folder(model), local_files_only=True, **NO_CODE)
         except LOADING_ERRORS as error:
-            raise ModelUnusable(
-                f"the model '{model}' cannot be used: its tokenizer cannot be loaded: "
-                f"{' '.join(str(error).split())[:300]}"
-            ) from error
+            raise unusable(model, f"its tokenizer cannot be loaded: {' '.join(str(error).split())[:300]}") from error
 
     def __call__(self, prompts: tuple[str, ...]) -> dict[str, torch.Tensor]:
         tokens = self._tokenizer(
@@ -73,8 +69,8 @@ class LoadedClip:
         self._teacher = teacher
         known = config_of(teacher.model).get("architectures") or ()
         if "CLIPTextModelWithProjection" in known and "pooled" in teacher.keeps and not teacher.projected:
-            problem = "its pooled output has a projection; pass projected=True (--clip-projected) to apply it"
-            raise ModelUnusable(f"the model '{teacher.model}' cannot be used: {problem}, or keeps=('states',)")
+            hint = "pass projected=True (--clip-projected) to apply it, or keeps=('states',)"
+            raise unusable(teacher.model, "its pooled output has a projection", hint)
         family = CLIPTextModelWithProjection if teacher.projected else CLIPTextModel
         self._model = load_model(family, teacher.model, None, device, dtype)
         self._tokens = Tokens(tokenizer_of(teacher.model, teacher.tokenizer), teacher.length, self._model.device)
@@ -124,9 +120,8 @@ class LoadedVae:
             return None
         channels = self._teacher.outputs()[0].shape[0]
         if len(numbers) != channels:
-            raise ModelUnusable(
-                f"the model '{self._teacher.vae}' cannot be used: its latents_mean or latents_std has "
-                f"{len(numbers)} numbers, not {channels}"
+            raise unusable(
+                self._teacher.vae, f"its latents_mean or latents_std has {len(numbers)} numbers, not {channels}"
             )
         return torch.tensor(numbers, dtype=torch.float32, device=self._like.device).view(1, channels, 1, 1)
 
@@ -138,9 +133,9 @@ class LoadedVae:
         for canvas, content, box, name in zip(canvases, batch.rows(stored), batch.array("box"), batch.ids, strict=True):
             left, top, width, height = box.tolist()
             if (left, top) != ((size - width) // 2, (size - height) // 2):
-                problem = f"the box of image '{name}', {box.tolist()}, is not that of a canvas of {size}"
-                raise ModelUnusable(
-                    f"the model '{self._teacher.vae}' cannot be used: {problem}",
+                raise unusable(
+                    self._teacher.vae,
+                    f"the box of image '{name}', {box.tolist()}, is not that of a canvas of {size}",
                     hint="pass the size that the images were built with",
                 )
             canvas[:, top : top + height, left : left + width] = self._images.unpacked({stored: content, "box": box})
@@ -166,10 +161,7 @@ class LoadedLanguageModel:
         self._most = getattr(self._model.config, "max_position_embeddings", None)
         most = self._vocabulary if teacher.top_p == 1 else self._vocabulary - 1  # with top_p, some are always left
         if teacher.top_k > most:
-            raise ModelUnusable(
-                f"the model '{teacher.model}' cannot be used: top_k is {teacher.top_k}; it has "
-                f"{self._vocabulary:,} tokens"
-            )
+            raise unusable(teacher.model, f"top_k is {teacher.top_k}; it has {self._vocabulary:,} tokens")
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Mapping[str, Ragged]:
@@ -194,16 +186,16 @@ class LoadedLanguageModel:
     def _check(self, documents: Sequence[_Sequence]) -> None:
         longest = max((len(document.tokens) for document in documents), default=0)
         if self._most is not None and longest > self._most:
-            raise ModelUnusable(
-                f"the model '{self._teacher.model}' cannot be used: it has {self._most:,} positions, and "
-                f"a document has {longest:,} tokens",
+            raise unusable(
+                self._teacher.model,
+                f"it has {self._most:,} positions, and a document has {longest:,} tokens",
                 hint="build the cache with a smaller sequence_length",
             )
         largest = max((int(document.tokens.max()) for document in documents if len(document.tokens)), default=0)
         if largest >= self._vocabulary:
-            raise ModelUnusable(
-                f"the model '{self._teacher.model}' cannot be used: it has {self._vocabulary:,} tokens, "
-                f"and the cache the token {largest:,}",
+            raise unusable(
+                self._teacher.model,
+                f"it has {self._vocabulary:,} tokens, and the cache the token {largest:,}",
                 hint="pass a model with the tokenizer of the cache",
             )
 

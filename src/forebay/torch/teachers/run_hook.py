@@ -25,7 +25,7 @@ from forebay.images.geometry import Scaling
 from forebay.images.recipe import LARGEST_SIZE
 from forebay.teachers.batched_forward import requested
 from forebay.teachers.hook import Hook, ImageInput, LatentInput
-from forebay.teachers.protocol import Batch, TimeDirection, tokenizer_of
+from forebay.teachers.protocol import Batch, TimeDirection, tokenizer_of, unusable
 from forebay.torch.batches import to_device, to_numpy
 from forebay.torch.teachers.loading import class_named, input_like, load_model
 from forebay.torch.teachers.run_encoders import Tokens, document_groups, packed_documents, padded
@@ -33,6 +33,14 @@ from forebay.torch.teachers.run_encoders import Tokens, document_groups, packed_
 
 class _AllHooksRan(Exception):
     """Ends a forward once every hooked submodule has run."""
+
+
+def not_fired(submodule: str, model: str, batch: Batch) -> ModelUnusable:
+    return ModelUnusable(
+        f"the hook on '{submodule}' of '{model}' did not fire for {requested(batch.ids[0], batch.first_t)}",
+        hint="name a submodule that the model runs",
+        sample=batch.ids[0],
+    )
 
 
 def first_output(out: Any) -> Tensor:
@@ -68,12 +76,7 @@ class Captures:
         captured, self._outputs = self._outputs, {}
         for name, submodule in self._submodules.items():
             if name not in captured:
-                raise ModelUnusable(
-                    f"the hook on '{submodule}' of '{self._model}' did not fire for "
-                    f"{requested(batch.ids[0], batch.first_t)}",
-                    hint="name a submodule that the model runs",
-                    sample=batch.ids[0],
-                )
+                raise not_fired(submodule, self._model, batch)
         return captured
 
     def close(self) -> None:
@@ -85,8 +88,11 @@ class Captures:
             return
         value = self._pick(out)
         if not isinstance(value, Tensor):
-            problem = f"its submodule '{self._submodules[name]}' returns a {type(out).__name__} without a tensor in it"
-            raise ModelUnusable(f"the model '{self._model}' cannot be used: {problem}", hint="name one inside of it")
+            raise unusable(
+                self._model,
+                f"its submodule '{self._submodules[name]}' returns a {type(out).__name__} without a tensor in it",
+                hint="name one inside of it",
+            )
         self._outputs[name] = value
         if len(self._outputs) == len(self._submodules):
             raise _AllHooksRan
@@ -98,9 +104,7 @@ def _submodule(module: nn.Module, path: str, model: str) -> nn.Module:
         return module.get_submodule(path)
     except AttributeError as error:
         names = ", ".join(name for name, _ in list(module.named_children())[:8])
-        raise ModelUnusable(
-            f"the model '{model}' cannot be used: it has no submodule '{path}'; it has {names}, and theirs"
-        ) from error
+        raise unusable(model, f"it has no submodule '{path}'; it has {names}, and theirs") from error
 
 
 Pool = Callable[[Tensor], Tensor]
@@ -170,9 +174,9 @@ class LoadedHook:
         takes = [name for name in signature(self._module.forward).parameters if name not in ("args", "kwargs")]
         for name in self._teacher.fed_arguments():
             if name not in takes:
-                problem = f"its forward takes no '{name}', but {', '.join(takes)}"
-                raise ModelUnusable(
-                    f"the model '{self._teacher.model}' cannot be used: {problem}",
+                raise unusable(
+                    self._teacher.model,
+                    f"its forward takes no '{name}', but {', '.join(takes)}",
                     hint="set argument=, mask= or timestep= of the input",
                 )
 
@@ -203,10 +207,11 @@ class LoadedHook:
             try:
                 arguments[argument] = to_device(batch.array(column), self._like)
             except TypeError as error:
-                problem = f"the column '{column}' for its argument '{argument}' has rows of different lengths"
                 advice = f"name it in shared=('{column}',) if it is stored once for equal prompts"
-                raise ModelUnusable(
-                    f"the model '{self._teacher.model}' cannot be used: {problem}", hint=advice
+                raise unusable(
+                    self._teacher.model,
+                    f"the column '{column}' for its argument '{argument}' has rows of different lengths",
+                    hint=advice,
                 ) from error
         return arguments
 
@@ -246,9 +251,9 @@ class LoadedHook:
 
     def _check_positions(self, out: Tensor, ids: Tensor) -> None:
         if out.dim() < 3 or out.shape[:2] != ids.shape:
-            problem = f"a submodule returns {tuple(out.shape)} for {tuple(ids.shape)} tokens"
-            raise ModelUnusable(
-                f"the model '{self._teacher.model}' cannot be used: {problem}",
+            raise unusable(
+                self._teacher.model,
+                f"a submodule returns {tuple(out.shape)} for {tuple(ids.shape)} tokens",
                 hint="with tokens, name one with an output for each",
             )
 

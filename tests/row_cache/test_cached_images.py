@@ -1,6 +1,5 @@
 """Rows read through L1 and L2 equal freshly decoded ones; stale and damaged rows are made again."""
 
-import errno
 import json
 import os
 import pickle
@@ -20,7 +19,7 @@ import pytest
 from tests.row_cache.pictures import RECIPE, assert_same_rows, fresh_rows, write_picture, write_pictures
 
 import forebay as fb
-from forebay.errors import SourceChanged, SourceInvalid, StoreRefused
+from forebay.errors import SourceChanged, StoreRefused
 from forebay.images.tags import ImageUnreadable
 from forebay.row_cache import CachedImages, RowCacheWarning, clear
 from forebay.row_cache.values import BadRow, decode_row, encode_row
@@ -186,15 +185,6 @@ def test_other_content_with_the_same_size_and_mtime_is_never_served_as_before(tm
         assert_same_rows([images[0]], fresh_rows(source, images.recipe))
 
 
-def test_a_bmp_rewritten_at_once_with_the_same_size_is_never_served_as_before(tmp_path, l2):
-    path = write_picture(tmp_path / "p" / "0.bmp", 0, (20, 20))
-    source = fb.sources.images(tmp_path / "p")
-    with CachedImages(source, RECIPE, l2=l2) as images:
-        for seed in range(1, 6):
-            write_picture(path, seed, (20, 20))
-            assert_same_rows([images[0]], fresh_rows(source, images.recipe))
-
-
 class WatchedSource:
     """A source that records when it is read and may then do something."""
 
@@ -336,16 +326,6 @@ def test_an_unreadable_image_raises_with_its_name_or_is_skipped_and_counted(sour
         assert images.statistics().failures == {"not-an-image": 1, "not-found": 1}
 
 
-def test_a_disk_error_is_raised_even_where_unreadable_images_are_skipped(source):
-    def fail() -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    images = CachedImages(WatchedSource(source, then=fail), RECIPE, unreadable="skip")
-    with pytest.raises(OSError, match="Too many open files"):
-        images.read([0, 1])
-    assert images.statistics().failures == {}
-
-
 def open_files(l2: Path) -> int:
     links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
     return sum(os.readlink(link).startswith(str(l2)) for link in links if os.path.lexists(link))
@@ -442,12 +422,6 @@ def test_clear_deletes_the_rows_unless_they_are_in_use(source, l2):
 def test_wrong_arguments_are_rejected_by_the_constructor(source, wrong, message):
     with pytest.raises((TypeError, ValueError), match=re.escape(message)):
         CachedImages(**{"source": source, "recipe": RECIPE, **wrong})
-
-
-def test_a_source_without_single_samples_is_rejected(tmp_path):
-    (tmp_path / "a.txt").write_text("line\n")
-    with pytest.raises(SourceInvalid, match="one by one"):
-        CachedImages(fb.sources.lines(tmp_path / "a.txt"), RECIPE)
 
 
 def test_without_lmdb_the_error_has_the_install_command():

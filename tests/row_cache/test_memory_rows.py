@@ -32,10 +32,3 @@ def test_it_holds_exactly_the_values_used_last_that_fit(limit: int, steps: list[
             rows.put(key, object(), size)
         assert rows.bytes == sum(entry[2] for entry in model) <= limit
         assert len(rows) == len(model)
-
-
-def test_value_larger_than_the_limit_evicts_nothing() -> None:
-    rows: MemoryRows[str] = MemoryRows(10)
-    rows.put(b"a", "small", 4)
-    rows.put(b"b", "large", 11)
-    assert (rows.get(b"a"), rows.get(b"b"), rows.evicted) == ("small", None, 0)

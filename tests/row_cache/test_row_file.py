@@ -176,15 +176,6 @@ def test_a_file_damaged_by_a_power_cut_is_deleted_at_the_next_boot_and_its_rows_
         assert images.statistics().l2_hits == 12
 
 
-def test_a_sound_file_survives_a_reboot(source, l2):
-    with CachedImages(source, RECIPE, l2=l2) as images:
-        images.fill()
-    (l2 / "users").write_bytes(b"the boot before")
-    with CachedImages(source, RECIPE, l2=l2) as images:
-        images.read(range(12))
-        assert images.statistics().l2_hits == 12
-
-
 def test_a_file_that_shrinks_while_it_is_open_turns_l2_off(source, l2):
     with CachedImages(source, RECIPE, l1=0, l2=l2) as images:
         images.fill()

@@ -360,6 +360,11 @@ def test_options_of_token_batches_that_make_no_sense_are_refused(
         TokenBatch(caches["plain"], **options)
 
 
+def test_an_unknown_parameter_is_answered_with_the_right_one(caches: dict[str, fb.Cache]) -> None:
+    with pytest.raises(TypeError, match=r"^Loader has no parameter 'batch_size'; did you mean 'global_batch_size'\?$"):
+        Loader(caches["plain"].root, batch_size=8)  # type: ignore[call-arg]
+
+
 def test_a_rank_is_below_the_world_size() -> None:
     with pytest.raises(ValueError, match=r"rank must be from 0 to 1 with world_size 2 \(got 2\)"):
         Ranks(2, 2)

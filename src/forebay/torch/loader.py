@@ -59,6 +59,7 @@ from forebay.torch.loader_arguments import (
     checked_bytes,
     checked_threads,
     ordered,
+    with_hints,
 )
 from forebay.torch.ranks import Agreement, RankSource, current_ranks, sum_over
 
@@ -111,6 +112,7 @@ class Loader:
     _turn, _agreed = 0, False
     _next_queue: "_Queue | None" = None  # between two epochs: the batches that were made ahead
 
+    @with_hints
     def __init__(
         self,
         source: Cache | Stream | str | os.PathLike[str],

@@ -1,8 +1,11 @@
 """The arguments of a loader, checked before anything is read, and the stream that they describe."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, wraps
+from inspect import signature
+from typing import ParamSpec
 
+from forebay.errors import nearest
 from forebay.feeding.choose_order import Shuffle, choose_ordering, refuse_decoding_again
 from forebay.feeding.mixture import Mixture
 from forebay.feeding.stream import (
@@ -19,6 +22,22 @@ from forebay.fields import as_bytes
 from forebay.order.window import Window
 from forebay.read.cache import Cache
 from forebay.torch.collate import Assembler, suitable_threads
+
+Parameters = ParamSpec("Parameters")
+
+
+def with_hints(init: Callable[Parameters, None]) -> Callable[Parameters, None]:
+    """Return a constructor that answers an unknown parameter with the one that was probably meant."""
+    known = list(signature(init).parameters)[1:]
+
+    @wraps(init)
+    def checked(*arguments: Parameters.args, **options: Parameters.kwargs) -> None:
+        for name in options:
+            if name not in known:
+                raise TypeError(f"Loader has no parameter '{name}'; {nearest(name, known)}")
+        init(*arguments, **options)
+
+    return checked
 
 
 def ordered(

@@ -1,8 +1,6 @@
 """What batches carry beside their main tensors: columns, names of rows, presence, encodings and features."""
 
-import gc
 import pickle
-import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,8 +19,6 @@ from torch.utils.data import DataLoader
 import forebay as fb
 from forebay.columns import Column, Columns, Ragged
 from forebay.errors import NotFound
-from forebay.order.coins import Coins
-from forebay.read.rows import Located, RowReader
 from forebay.store import LocalStore
 from forebay.teachers import TeacherRecipe
 from forebay.torch import (
@@ -32,7 +28,6 @@ from forebay.torch import (
     Loader,
     Mixture,
     Present,
-    Split,
     StoredBatch,
     Timed,
     TokenBatch,
@@ -162,28 +157,12 @@ def test_rows_are_named_in_every_kind_of_batch(tokens: fb.Cache, tmp_path: Path,
                 assert torch.equal(batch["tokens"], torch.from_numpy(np.asarray(stored).astype(np.int64)))
 
 
-def test_a_row_of_a_dataset_has_its_name_and_further_columns(tokens: fb.Cache) -> None:
-    row = CacheDataset(tokens, selection=Split("train"), columns=["documents", "row", "row_id"])[3]
-    (name,) = tokens.row_ids([int(row["row"])])
-    assert row["row_id"].tolist() == [name.chunk, name.row]
-    assert row["documents"].tolist() == tokens[int(row["row"])]["documents"].tolist()
-    assert "labels" in row
-
-
 def test_encodings_of_prompts_come_for_every_row(taught: fb.Cache) -> None:
     for batch in batches(taught, columns=["letters", "row"]):
         expected = taught.read(batch["row"].numpy(), ["letters"])["letters"]
         assert torch.equal(batch["letters"], torch.from_numpy(expected))
         assert batch["letters.present"].all()
         assert "letters_row" not in batch
-
-
-def test_opened_layers_are_resolved_too(taught: fb.Cache) -> None:
-    cache = fb.open_cache(taught.root, layers=["letters"])
-    (batch, *_) = batches(cache)
-    assert batch["letters"].shape == (4, *cache.column("letters").shape)
-    assert {"letters.present", "letters_prompt"} <= batch.keys()
-    assert "letters_row" not in batch
 
 
 @pytest.mark.parametrize("t", [0.3, LogitNormalTimes(), lambda coins: coins.uniform("own")])
@@ -429,14 +408,3 @@ def test_what_belongs_to_batches_is_refused_for_rows(tokens: fb.Cache) -> None:
     for options in ({"derive": ["num_label_tokens"]}, {"derive": ["cu_seqlens"]}, {"on_device": True}):
         with pytest.raises(ValueError, match="tensors of whole batches, which cannot be split into rows"):
             CacheDataset(tokens, collate=TokenBatch(tokens, **options))  # type: ignore[arg-type]
-
-
-def test_features_at_times_do_not_keep_older_generations_open(taught: fb.Cache) -> None:
-    timed = Timed("ramp", 0.4)
-    older = fb.open_cache(taught.root)
-    for cache in (older, fb.open_cache(taught.root)):
-        RowReader([cache], [timed]).read(Located(np.arange(2)), Coins(0, 0, np.zeros(2, np.uint64)))
-    freed = weakref.ref(older)
-    del older, cache
-    gc.collect()
-    assert freed() is None

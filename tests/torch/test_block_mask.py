@@ -120,14 +120,6 @@ def test_no_query_row_is_empty():
     assert ((mask.kv_num_blocks + mask.full_kv_num_blocks) > 0).all()
 
 
-def test_lengths_may_be_lists_or_read_only_arrays():
-    array = np.array([[3, 2]], np.int32)
-    array.flags.writeable = False
-    expected = document_block_mask(torch.tensor([[3, 2]], dtype=torch.int32), 9)
-    assert_equal_blocks(document_block_mask([[3, 2]], 9), expected)
-    assert_equal_blocks(document_block_mask(array, 9), expected)
-
-
 @pytest.mark.parametrize("block_size", [128.0, "128", (128,), (1, 2, 3), None])
 def test_a_block_size_that_is_no_size_is_refused(block_size):
     with pytest.raises(TypeError, match=r"block_size must be one integer or two \(queries, keys\)"):
@@ -137,10 +129,6 @@ def test_a_block_size_that_is_no_size_is_refused(block_size):
 @pytest.mark.parametrize("block_size", [np.int64(64), [64, 64], np.array([64, 64]), (np.int32(64), 64)])
 def test_a_block_size_may_be_any_integers(block_size):
     assert document_block_mask([[3, 2]], 9, block_size=block_size).BLOCK_SIZE == (64, 64)
-
-
-def test_without_a_sequence_length_the_fullest_row_decides():
-    assert document_block_mask([[3, 2], [1, 1]]).seq_lengths == (5, 5)
 
 
 @pytest.mark.parametrize(
@@ -166,23 +154,6 @@ def test_a_mask_moves_whole(mask: BlockMask):
 
     here = [torch.zeros(1, dtype=torch.int64, device="meta")] * 4
     assert moved.mask_mod(*here).device.type == "meta"
-
-
-def test_a_mask_moved_to_where_it_is_works_the_same():
-    mask = document_block_mask([[100, 60]], 200, block_size=64)
-    again = move_mask(mask, "cpu")
-    assert_equal_blocks(again, mask)
-    index = torch.arange(200)
-    assert torch.equal(
-        dense_mask(again.mask_mod, torch.zeros(1, dtype=torch.int64), index, index),
-        dense_mask(mask.mask_mod, torch.zeros(1, dtype=torch.int64), index, index),
-    )
-
-
-def test_a_mask_can_be_built_for_another_device():
-    mask = document_block_mask([[100, 60]], 200, device="meta")
-    assert mask.kv_indices.device.type == "meta"
-    assert captured_tensors(mask.mask_mod)[0].device.type == "meta"
 
 
 @pytest.mark.gpu

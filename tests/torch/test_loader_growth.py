@@ -160,16 +160,3 @@ def epoch_of(cache: fb.Cache, epoch: int, **options: Any) -> list[int]:
 def all_rows(root: Path, selection: Split | None) -> int:
     cache = fb.open_cache(root)
     return len(cache) if selection is None else len(selection.select(cache))
-
-
-def test_a_growth_is_reported_once(tmp_path: Path) -> None:
-    root = token_cache(tmp_path, 12)
-    before = Loader(fb.open_cache(root), global_batch_size=2)
-    next(iter(before))
-    grow_cache(tmp_path, 12, 6)
-    told: list[object] = []
-    after = Loader(fb.open_cache(root), global_batch_size=2, growth="epoch", on_growth=told.append)
-    after.load_state_dict(before.state_dict())
-    for _ in after:
-        pass
-    assert len(told) == 1

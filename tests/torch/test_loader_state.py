@@ -2,13 +2,11 @@
 
 import json
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.helpers.cache_files import chunk_path
 from tests.helpers.token_caches import NumberedTokens, grow_cache, numbers_of, token_cache, write_numbers
 
 import forebay as fb
@@ -194,46 +192,6 @@ def missing_of(loader: Loader) -> set[int]:
     epoch = Loader(loader.stream.caches[0], global_batch_size=1)
     epoch.epoch = loader.epoch - 1
     return set(numbers_of(epoch)[-1])
-
-
-mood = {"add": 0, "less": 0}
-
-
-class MoodyTokens(NumberedTokens, frozen=True, kw_only=True):
-    """A recipe that does not keep its promise: what it makes depends on the day."""
-
-    def make(self, samples: Iterable[fb.Sample]) -> fb.Rows:
-        lines = [b"%d" % (int(bytes(sample.data).strip()) + mood["add"]) for sample in samples]
-        return super().make([fb.Sample(str(at), line) for at, line in enumerate(lines[mood["less"] :])])
-
-
-def repaired_cache(folder: Path, **changed: int) -> tuple[fb.Cache, fb.Cache]:
-    """A cache of 20 rows before and after chunk 1 was repaired with other rows; the old chunk can still be read."""
-    source, root = fb.sources.lines(write_numbers(folder / "raw" / "a.txt", range(20))), folder / "cache"
-    fb.build(root, source, MoodyTokens(), workers=0)
-    chunk = chunk_path(root, "tokens", 1)
-    whole = chunk.read_bytes()
-    chunk.write_bytes(b"")
-    mood.update(changed)
-    try:
-        fb.repair(root, source=source, recipe=MoodyTokens(), workers=0)
-    finally:
-        mood.update(add=0, less=0)
-    chunk.write_bytes(whole)
-    return fb.open_cache(root, generation=0), fb.open_cache(root)
-
-
-@pytest.mark.parametrize("policy", ["epoch", "within"])
-@pytest.mark.parametrize("changed", ["add", "less"])
-def test_a_running_loader_ends_its_epoch_before_it_takes_a_repaired_chunk(
-    tmp_path: Path, policy: Any, changed: str
-) -> None:
-    old, new = repaired_cache(tmp_path, **{changed: 2})
-    loader = Loader(old, global_batch_size=4, growth=policy, drop_last=False)
-    assert sorted(row for batch in numbers_of(loader) for row in batch) == list(range(20))
-    after = Loader(new, global_batch_size=4, drop_last=False)
-    after.epoch = 1
-    assert numbers_of(loader) == numbers_of(after)
 
 
 def test_a_window_that_fewer_ranks_cannot_keep_decoded_is_refused_on_resume(tmp_path: Path) -> None:

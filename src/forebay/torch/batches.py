@@ -41,7 +41,7 @@ class Buffers:
     them, those of slices too, by the storage that it made, so `wrap` returns the tensor with that storage.
     """
 
-    def __init__(self, limit_bytes: int, *, pinned: bool | None = None) -> None:
+    def __init__(self, limit_bytes: int, pinned: bool | None = None) -> None:
         self._limit = limit_bytes
         self._pinned = torch.cuda.is_available() if pinned is None else pinned
         self._lock = threading.Lock()
@@ -52,7 +52,7 @@ class Buffers:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process has its own memory.
-        return Buffers, (self._limit,)
+        return Buffers, (self._limit, self._pinned)
 
     @property
     def free_bytes(self) -> int:

@@ -131,13 +131,6 @@ class Transform(Protocol):
     def __call__(self, batch: Batch, coins: Coins, /) -> Batch: ...
 
 
-def checked_batch(batch: Batch) -> Batch:
-    """Return what a transform returned; raise if it is not a dict."""
-    if not isinstance(batch, dict):
-        raise TypeError(f"the transform returned a {type(batch).__name__}; return the batch, a dict of tensors")
-    return batch
-
-
 @dataclass(frozen=True, slots=True)
 class Assembler:
     """Makes a batch of a table: the tensors of a collate, further columns, and what a transform makes of both."""
@@ -200,7 +193,9 @@ class Assembler:
         if table.located is not None:
             batch |= _tags(table.located)
         if self.transform is not None:
-            batch = checked_batch(self.transform(batch, coins))
+            batch = self.transform(batch, coins)
+            if not isinstance(batch, dict):
+                raise TypeError(f"the transform returned a {type(batch).__name__}; return the batch, a dict of tensors")
         return batch
 
 

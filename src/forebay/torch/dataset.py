@@ -69,7 +69,9 @@ class CacheDataset(Dataset[Row]):
             )
         self._assembler = Assembler.of([cache], collate, columns, transform, Buffers(0, pinned=False), seed)
         self._assembler.check([self._selection])
-        self._names = None if names is None else _checked_names(names)
+        if names is not None and not isinstance(names, Mapping):
+            raise TypeError(f"names must be a dict, {{'input_ids': 'tokens'}}: the model's names first (got {names!r})")
+        self._names = None if names is None else dict(names)
         # In shared memory, so that persistent workers see the next epoch too. torch declares no types here.
         self._epoch: Tensor = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
@@ -141,12 +143,6 @@ class CacheDataset(Dataset[Row]):
             if name not in known:
                 raise not_found("column", name, self.cache.root, sorted(known))
         return self._names
-
-
-def _checked_names(names: Mapping[str, str]) -> dict[str, str]:
-    if not isinstance(names, Mapping):
-        raise TypeError(f"names must be a dict, {{'input_ids': 'tokens'}}: the model's names first (got {names!r})")
-    return dict(names)
 
 
 def _split(batch: Batch, name: str) -> Sequence[Tensor]:

@@ -83,7 +83,12 @@ class BucketLoader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        saved = _bucket_state(state)
+        try:
+            saved = msgspec.convert(state, _BucketState)
+        except msgspec.ValidationError as error:
+            raise ValueError(
+                f"not the state of a BucketLoader: {error}; pass what its state_dict() returned"
+            ) from error
         then_and_now: dict[str, tuple[object, object]] = {
             "loaders": (len(saved.loaders), len(self.loaders)),
             "seed": (saved.seed, self.seed),
@@ -125,13 +130,6 @@ class _BucketState(msgspec.Struct, frozen=True):
     loaders: list[dict[str, Any]]
     seed: int
     batch_sizes: list[int]
-
-
-def _bucket_state(state: Mapping[str, Any]) -> _BucketState:
-    try:
-        return msgspec.convert(state, _BucketState)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"not the state of a BucketLoader: {error}; pass what its state_dict() returned") from error
 
 
 def _checked_loaders(loaders: Sequence[Loader]) -> list[Loader]:

@@ -201,13 +201,6 @@ class ImageBatch(Collate):
             content = self.recipe.planes_of(row, width, height)
             yield mirrored(content) if flip else content
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Another process has its own memory.
-        return {**self.__dict__, "_buffers": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _buffers=Buffers(_REUSED_BYTES, pinned=False))
-
     def _check_meaning(self, table: Mapping[str, Any]) -> None:
         """Raise for rows that another recipe made, as far as their boxes and tags show it."""
         fitted = fit_many(table["original_size"], self.recipe.size)

@@ -136,8 +136,8 @@ class Block(nn.Module):
 
     def forward(self, tokens: Tensor, condition: Tensor) -> Tensor:
         shift, scale, gate, shift_2, scale_2, gate_2 = self.modulation(silu(condition))[:, None].chunk(6, dim=-1)
-        given = self.to_attention(self.norm(tokens) * (1 + scale) + shift)
-        query, key, value = given.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        projected = self.to_attention(self.norm(tokens) * (1 + scale) + shift)
+        query, key, value = projected.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         mixed = scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
         tokens = tokens + gate * self.from_attention(mixed)
         return tokens + gate_2 * self.network(self.norm(tokens) * (1 + scale_2) + shift_2)
@@ -169,15 +169,19 @@ class Student(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the velocity, and the student's predictions of its teachers, which replace those that are absent."""
         time = embed_times(times, self.time_dim)
-        own_lune, own_sol = self.lune_predictor(time, pooled, lune), self.sol_prior(time, pooled, *sol)
-        condition = self.condition(torch.cat([time, pooled], dim=-1)) + own_lune.signal
+        lune_signal, sol_signal = self.lune_predictor(time, pooled, lune), self.sol_prior(time, pooled, *sol)
+        condition = self.condition(torch.cat([time, pooled], dim=-1)) + lune_signal.signal
         cells, text = packed(x), self.text(states)
-        places = spatial_weights(own_sol.spatial, (LATENT // 2, LATENT // 2)).flatten(1).unsqueeze(-1)
+        places = spatial_weights(sol_signal.spatial, (LATENT // 2, LATENT // 2)).flatten(1).unsqueeze(-1)
         tokens = torch.cat([text, (self.image(cells) + self.places) * (1 + self.attends * (places - 1))], dim=1)
         for block in self.blocks:
             tokens = block(tokens, condition)
         velocity = self.last(tokens[:, text.shape[1] :]) + cells * self.scale(silu(condition))[:, None]
-        predicted = {"lune": own_lune.predicted, "stats": own_sol.stats_predicted, "spatial": own_sol.spatial_predicted}
+        predicted = {
+            "lune": lune_signal.predicted,
+            "stats": sol_signal.stats_predicted,
+            "spatial": sol_signal.spatial_predicted,
+        }
         return unpacked(velocity), predicted
 
 
@@ -237,15 +241,15 @@ class Training:
         wide = times.view(-1, 1, 1, 1)
         x = (1 - wide) * noise + wide * data  # noise at t = 0, data at t = 1
         text = [batch[name].float() for name in TEXT_COLUMNS]
-        predicted, own = self.student(x, times, *text, lune, (stats, spatial))
+        predicted, estimates = self.student(x, times, *text, lune, (stats, spatial))
         errors = (predicted.float() - (data - noise)).square().mean(dim=1)  # of the velocity, (rows, height, width)
         weights = self.config.loss_weights(spatial, content(batch), (LATENT, LATENT))
         losses = (errors if weights is None else errors * weights).mean(dim=(1, 2))
         parts = {"flow": (losses * min_snr_weight(times, self.config.min_snr_gamma)).mean()}
         loss = parts["flow"]
         if lune is not None and stats is not None and spatial is not None:
-            parts["lune"] = compute_lune_loss(own["lune"], lune, self.config.lune_loss_mode)
-            parts["sol"] = compute_sol_loss(own["stats"], own["spatial"], stats, spatial)
+            parts["lune"] = compute_lune_loss(estimates["lune"], lune, self.config.lune_loss_mode)
+            parts["sol"] = compute_sol_loss(estimates["stats"], estimates["spatial"], stats, spatial)
             loss = loss + self.config.lune(self.done) * parts["lune"] + self.config.sol(self.done) * parts["sol"]
         self.optimizer.zero_grad()
         loss.backward()

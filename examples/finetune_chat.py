@@ -65,7 +65,7 @@ class TinyModel(nn.Module):
 
     def __init__(self, vocabulary: int, length: int, width: int = 64) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.tokens, self.position_embedding = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.attention = nn.ModuleList(PackedSelfAttention(width, 4, backend="dense") for _ in range(2))
         self.mlps = nn.ModuleList(
             nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
@@ -75,7 +75,7 @@ class TinyModel(nn.Module):
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, tokens: Tensor, positions: Tensor, seq_lens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.places(positions)
+        x = self.tokens(tokens) + self.position_embedding(positions)
         mask = document_block_mask(seq_lens, tokens.shape[1])  # built once, for all layers
         for attention, norm, mlp in zip(self.attention, self.norms, self.mlps, strict=True):
             x = x + attention(norm(x), mask=mask)
@@ -150,5 +150,5 @@ if __name__ == "__main__":
     if chosen.folder:
         main(chosen.folder, chosen.steps)
     else:
-        with tempfile.TemporaryDirectory() as made:
-            main(Path(made), chosen.steps)
+        with tempfile.TemporaryDirectory() as folder:
+            main(Path(folder), chosen.steps)

@@ -75,10 +75,10 @@ def span_mask_mod(first: Tensor, stop: Tensor) -> MaskMod:
 def key_mask_mod(keep: Tensor) -> MaskMod:
     """The keys with `keep[b, kv]`, for every query: padding masks of images."""
 
-    def kept_key(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+    def unpadded_key(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return keep[b, kv]
 
-    return kept_key
+    return unpadded_key
 
 
 def captured_tensors(mask_mod: MaskMod) -> tuple[Tensor, ...]:

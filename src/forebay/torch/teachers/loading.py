@@ -42,8 +42,8 @@ def input_like(module: nn.Module) -> torch.Tensor:
 
 def load_model(cls: Any, model: str, weights: str | None, device: str, dtype: str) -> Any:
     """Load a model of a class, from a folder or the hub, with its own weights or others for its configuration."""
-    own = weights is None
-    loaded = _own_weights(cls, model, DTYPES[dtype]) if own else _other_weights(cls, model, str(weights), DTYPES[dtype])
+    compute = DTYPES[dtype]
+    loaded = _own_weights(cls, model, compute) if weights is None else _other_weights(cls, model, weights, compute)
     # `nn.Module.to` only moves: the libraries keep layers such as T5's `wo` in float32, because these overflow in
     # float16. If they were cast too, T5 would clamp, and its outputs would be finite and wrong.
     return nn.Module.to(loaded.eval().requires_grad_(False), device_named(device))
@@ -86,11 +86,11 @@ def _other_weights(cls: Any, model: str, weights: str, dtype: torch.dtype) -> An
         state: Mapping[str, torch.Tensor] = load_file(weights_file(weights))
     except (OSError, SafetensorError) as error:
         raise unusable(weights, f"it cannot be read: {_first_lines(error)}") from error
-    own = loaded.state_dict()
-    differ = [key for key in own.keys() & state.keys() if own[key].shape != state[key].shape]
-    tied = {own[key].data_ptr() for key in own.keys() & state.keys()}  # a file has weights of two names once
-    missing = [key for key in own.keys() - state.keys() if own[key].data_ptr() not in tied]
-    _check(weights, missing, state.keys() - own.keys(), differ)
+    expected = loaded.state_dict()
+    differ = [key for key in expected.keys() & state.keys() if expected[key].shape != state[key].shape]
+    tied = {expected[key].data_ptr() for key in expected.keys() & state.keys()}  # a file has weights of two names once
+    missing = [key for key in expected.keys() - state.keys() if expected[key].data_ptr() not in tied]
+    _check(weights, missing, state.keys() - expected.keys(), differ)
     loaded.load_state_dict(state, strict=False)
     return _cast(loaded, dtype)
 

@@ -137,9 +137,11 @@ def attention_statistics(attention: Tensor) -> Tensor:
 def attention_received(attention: Tensor, side: int) -> Tensor:
     """Return the attention that each position receives, resampled to a grid with sum 1: `(samples, side, side)`."""
     received = attention.mean(dim=(1, 2))
-    own = grid_side(received.shape[-1])
-    map_ = received.reshape(-1, 1, own, own)
-    resampled = adaptive_avg_pool2d(map_, side) if own >= side else interpolate(map_, size=(side, side), mode="nearest")
+    grid = grid_side(received.shape[-1])
+    map_ = received.reshape(-1, 1, grid, grid)
+    resampled = (
+        adaptive_avg_pool2d(map_, side) if grid >= side else interpolate(map_, size=(side, side), mode="nearest")
+    )
     return (resampled / resampled.sum(dim=(2, 3), keepdim=True))[:, 0]
 
 

@@ -127,7 +127,7 @@ def pooled(out: Tensor, pooling: str, real: Tensor | None) -> Tensor:
     if real is None or pooling in ("none", "spatial_mean") or out.dim() < 3 or out.shape[1] != real.shape[1]:
         return pool(out)
     real_rows = [
-        row[own] if own.any() else torch.full_like(row[:1], torch.nan) for row, own in zip(out, real, strict=True)
+        row[part] if part.any() else torch.full_like(row[:1], torch.nan) for row, part in zip(out, real, strict=True)
     ]
     return torch.cat([pool(row[None]) for row in real_rows])
 
@@ -264,11 +264,13 @@ class LoadedHook:
         each = [values[start:stop] for start, stop in pairwise(counts)]
         inner = tuple(values[0].shape[1 if pooling == "none" else 0 :]) if values else ()
         if pooling != "none":
-            stacked = [to_numpy(torch.stack(list(own))) if own else np.zeros((0, *inner), np.float32) for own in each]
+            stacked = [
+                to_numpy(torch.stack(list(part))) if part else np.zeros((0, *inner), np.float32) for part in each
+            ]
             return Ragged.of(stacked, np.dtype(np.float32), inner)
         filled = np.zeros((len(rows), batch.array("tokens").shape[1], *inner), np.float32)
-        for row, own in zip(filled, each, strict=True):
-            whole = torch.cat(list(own)) if own else torch.zeros(0, *inner)
+        for row, part in zip(filled, each, strict=True):
+            whole = torch.cat(list(part)) if part else torch.zeros(0, *inner)
             row[: len(whole)] = to_numpy(whole)
         return filled
 

@@ -209,10 +209,14 @@ class Training:
         for row in self.held_out:
             path, batch = self.pictures / bytes(row["id"]).decode(), collate([row])
             expected = self.tagger(batch["pixels"], batch["token_mask"])[0].sigmoid().numpy()
-            found = session.run(None, {"image": np.asarray(Image.open(path))})[0][0]
-            said, meant = (", ".join(self.tags.named(np.flatnonzero(scores > 0.5))) for scores in (found, expected))
-            differences.append(np.abs(found - expected).max())
-            print(f"{path.name} {said}" if said == meant else f"{path.name} {said} BUT IN TORCH {meant}")
+            output = session.run(None, {"image": np.asarray(Image.open(path))})[0][0]
+            exported, original = (
+                ", ".join(self.tags.named(np.flatnonzero(scores > 0.5))) for scores in (output, expected)
+            )
+            differences.append(np.abs(output - expected).max())
+            print(
+                f"{path.name} {exported}" if exported == original else f"{path.name} {exported} BUT IN TORCH {original}"
+            )
         print(f"onnxruntime differs by {max(differences):.1e} at most from torch, on {len(differences)} pictures")
 
 

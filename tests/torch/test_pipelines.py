@@ -338,20 +338,6 @@ def test_sd3_without_t5_reads_zeros_as_its_pipeline_does(tmp_path: Path) -> None
     assert away(cache.read(range(len(cache)), ["lune"])["lune"][:, 1], expected) < 1e-6
 
 
-def test_t_that_is_noise_at_one_reaches_a_flow_model_as_its_share_of_noise(flux: Path, tmp_path: Path) -> None:
-    """The direction turns t, and with equal noise the features at t and at 1 - t are the same bits."""
-    how = {"max_length": 6, "batch_timesteps": False, "denoiser": {"image_size": 64, "noise_per": "sample"}}
-    root = prompts_cache(tmp_path)
-    one, _ = built(root, flux, **how)
-    turned = {**how, "denoiser": {**how["denoiser"], "time_direction": "t0_data", "name": "turned"}}
-    recipes = fb.teachers.pipeline(str(flux), buckets=BUCKETS, stored="float32", batch_size=4, **turned)
-    fb.build_layers(root, {"turned": recipes["turned"]})
-    rows = range(len(one))
-    other = fb.open_cache(root, layers=["turned"]).read(rows, ["turned"])["turned"]
-    assert np.array_equal(one.read(rows, ["lune"])["lune"], other[:, ::-1])
-    assert not np.array_equal(other[:, 0], other[:, 1])
-
-
 def test_attention_of_a_dit_is_watched_and_leaves_its_forward_as_it_is(dit: Path, tmp_path: Path) -> None:
     teacher = Sol(unet=f"{dit}/transformer", text="", side=4)
     root = prompts_cache(tmp_path)

@@ -49,8 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": CORE | {"raw"},  # the simplest recipe
     "row_cache": INDEX | {"building", "images"},  # decoded images by key, without a build
     "feeding": INDEX | {"read", "order", "masks"},  # numpy only
-    "torch": INDEX
-    | {"kernels", "read", "api", "feeding", "images", "masks", "order", "preview", "sources", "teachers", "tokens"},
+    "torch": INDEX | {"exports", "kernels", "read", "feeding", "images", "masks", "order", "teachers", "tokens"},
     "compat": CORE | {"api", "images", "order", "raw", "sources", "teachers", "torch"},
     "preview": INDEX | {"read", "building", "kinds", "images", "masks", "teachers", "tokens"},
     # The same records as the command line, from the same rooms; it prints nothing and writes to no cache.

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     )
     from forebay.torch.images.image_batch import ImageBatch as ImageBatch
     from forebay.torch.images.letterbox_module import LetterboxModule as LetterboxModule
-    from forebay.torch.images.on_device import (
+    from forebay.torch.images.device_pixels import (
         masks_on_device as masks_on_device, normalize_on_device as normalize_on_device,
     )
     from forebay.torch.images.torchvision_v2 import JointV2 as JointV2

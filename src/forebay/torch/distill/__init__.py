@@ -4,7 +4,6 @@ teacher rows ← Features.at(rows, t) ──dropout──▶ TeacherRows (values
 loss = velocity loss + warm-up · feature_loss(predicted, rows.values, present=rows.present)
 """
 
-from forebay.torch.distill.flow import LogitNormalTimes
 from forebay.torch.distill.losses import (
     LossMode,
     Warmup,
@@ -15,6 +14,7 @@ from forebay.torch.distill.losses import (
     spatial_weights,
 )
 from forebay.torch.distill.timed_features import TeacherDropout, TeacherRows
+from forebay.torch.distill.times import LogitNormalTimes
 
 __all__ = [
     "LogitNormalTimes", "LossMode", "TeacherDropout", "TeacherRows", "Warmup", "feature_loss", "forward_kl_top_k",

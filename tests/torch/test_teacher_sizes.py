@@ -92,7 +92,8 @@ def test_the_empty_prompt_is_asked_for_and_changes_nothing_where_it_is_not(
     with pytest.raises(RecipeMismatch, match="empty_prompt"):
         fb.build(root, None, TeacherRecipe(teacher=Clip(model=tiny_models.clip), empty_prompt=True))
     assert not TeacherRecipe(teacher=GeometricSol(), empty_prompt=True).empty_prompt
-    run("build", "teachers", root, "--clip", tiny_models.clip, "--empty-prompt", "--name", "clip=other")
+    other = TeacherRecipe(teacher=Clip(model=tiny_models.clip, name="other"), empty_prompt=True)
+    fb.build(root, None, other)
     assert empty_prompt(fb.open_cache(root), "other_pooled").shape == (16,)
 
 

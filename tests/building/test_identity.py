@@ -8,7 +8,7 @@ from tests.helpers.cache_files import chunk_path, layer_path
 from tests.helpers.layer_recipes import write_lines
 
 import forebay as fb
-from forebay.errors import ForebayError, RecipeInvalid, SourceChanged
+from forebay.errors import ForebayError, RecipeInvalid, SourceChanged, StoreRefused
 from forebay.format import layout
 
 
@@ -92,13 +92,14 @@ def test_a_chunk_beyond_the_plan_is_not_adopted(tmp_path):
     assert len(fb.open_cache(root)) == rows
 
 
-def test_a_layer_folder_on_another_disk_is_still_there(tmp_path):
+def test_a_layer_folder_that_is_a_link_is_an_error(tmp_path):
     root, source = text_cache(tmp_path)
     folder = layer_path(root, "raw")
     shutil.move(folder, tmp_path / "elsewhere")
     folder.symlink_to(tmp_path / "elsewhere")
-    assert fb.build(root, source, RECIPE, workers=0).made == 0
-    assert len(fb.open_cache(root)) == 300
+    for act in (lambda: fb.build(root, source, RECIPE, workers=0), lambda: fb.open_cache(root)[0]):
+        with pytest.raises(StoreRefused, match="is a symbolic link"):
+            act()
 
 
 def test_a_field_of_the_wrong_type_is_refused_before_anything_is_written(tmp_path):

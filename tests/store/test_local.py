@@ -191,7 +191,9 @@ def outside(tmp_path):
     assert snapshot(folder) == before
 
 
-@pytest.mark.parametrize("name", ["claims/raw", "claims", "generations", "plan", "layers", "layers/raw/sub"])
+@pytest.mark.parametrize(
+    "name", ["claims/raw", "claims", "generations", "plan", "layers", "layers/raw", "layers/raw/sub"]
+)
 def test_a_linked_folder_is_neither_read_nor_written_through(tmp_path, outside, name):
     root = tmp_path / "root"
     (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -207,28 +209,6 @@ def test_a_linked_folder_is_neither_read_nor_written_through(tmp_path, outside, 
         lambda: store.delete(f"{name}/thesis.txt"),
     ):
         with pytest.raises(StoreRefused, match=f"'{name}' is a symbolic link"):
-            act()
-
-
-def test_a_linked_layer_is_read_and_never_written_through(tmp_path, outside):
-    root = tmp_path / "root"
-    (root / "layers").mkdir(parents=True)
-    (root / "layers/raw").symlink_to(outside)
-    store = LocalStore(root)
-    assert store.read("layers/raw/thesis.txt") == store.view("layers/raw/thesis.txt") == b"precious"
-    listed = [entry.key for entry in store.entries("layers/")]
-    assert listed == [entry.key for entry in store.entries("layers/raw/")]
-    assert listed == [
-        "layers/raw/000000.1.json",
-        "layers/raw/thesis.txt",
-    ]  # not below: it may be a disk
-    assert list(store.leftovers()) == []
-    for act in (
-        lambda: store.create("layers/raw/new", [b"x"]),
-        lambda: store.replace("layers/raw/thesis.txt", [b"x"]),
-        lambda: store.delete("layers/raw/thesis.txt"),
-    ):
-        with pytest.raises(StoreRefused, match="'layers/raw' is a symbolic link, and forebay does not write"):
             act()
 
 

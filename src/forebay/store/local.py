@@ -1,13 +1,12 @@
 """A store in a local or shared folder: one file per key, written aside and linked into place.
 
-A folder of a cache may not be a symbolic link, except that a layer is read through one. Each call checks this once; a
-local user who exchanges folders during a call could write chunks anyway.
+A folder of a cache may not be a symbolic link; the root itself may be one. Each call checks this once: a local user who
+exchanges folders during a call could write chunks anyway.
 """
 
 import errno
 import fcntl
 import os
-import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +30,6 @@ from forebay.store.base import (
 from forebay.store.file_map import map_file
 from forebay.store.owners import is_left_behind, is_temporary, temporary_name
 
-_LAYER = re.compile(r"layers/[^/]+")  # folders that may be read through a link
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 _NOT_THERE = (FileNotFoundError, NotADirectoryError)
@@ -137,14 +135,14 @@ class LocalStore(Store):
                 yield entry
 
     def leftovers(self) -> Iterator[Entry]:
-        for entry in self._walk("", reads=False):
+        for entry in self._walk(""):
             if is_left_behind(entry.key, entry.written):
                 yield entry
 
     def folders(self, prefix: str) -> list[str]:
         self._refuse_folder(prefix.rstrip("/"))
-        items = {f"{prefix}{item.name}": item for item in _listed(os.path.join(self._root, prefix)) if _is_folder(item)}
-        return sorted(item.name for key, item in items.items() if is_key(key) and _is_read(item, key))
+        items = _listed(os.path.join(self._root, prefix))
+        return sorted(one.name for one in items if is_key(f"{prefix}{one.name}") and one.is_dir(follow_symlinks=False))
 
     def free_bytes(self) -> int | None:
         folder = Path(self._root)
@@ -155,33 +153,33 @@ class LocalStore(Store):
     def local_path(self, key: str) -> str:
         return os.path.join(self._root, key) if key else self._root
 
-    def _path(self, key: str, reads: bool = False) -> str:
-        """The path of a value; raises `StoreRefused` if one of its folders is a forbidden link."""
+    def _path(self, key: str) -> str:
+        """The path of a value; raises `StoreRefused` if one of its folders is a link."""
         check_key(self.address, key)
-        self._refuse_links(key.rpartition("/")[0], reads)
+        self._refuse_links(key.rpartition("/")[0])
         return os.path.join(self._root, key)
 
     def _refuse_folder(self, folder: str) -> None:
         if folder:
             check_key(self.address, folder)
-            self._refuse_links(folder, reads=True)
+            self._refuse_links(folder)
 
-    def _refuse_links(self, folder: str, reads: bool) -> None:
+    def _refuse_links(self, folder: str) -> None:
         parts = folder.split("/") if folder else []
         for count in range(1, len(parts) + 1):
-            folder = "/".join(parts[:count])
-            path = os.path.join(self._root, folder)
-            if os.path.islink(path) and not (reads and _LAYER.fullmatch(folder)):
+            name = "/".join(parts[:count])
+            path = os.path.join(self._root, name)
+            if os.path.islink(path):
                 raise StoreRefused(
-                    f"'{self.address}' cannot be used as a store: '{folder}' is a symbolic link, and forebay "
-                    f"does not {'read' if reads else 'write or delete'} through it",
+                    f"'{self.address}' cannot be used as a store: '{name}' is a symbolic link, and forebay follows no "
+                    "link in a cache",
                     hint=f"replace it by the folder itself, or mount the folder there (`mount --bind … {path}`)",
                 )
 
     @contextmanager
     def _reading(self, key: str) -> Iterator[int]:
         """A descriptor for reading a value."""
-        path = self._path(key, reads=True)
+        path = self._path(key)
         try:
             descriptor = os.open(path, _OPEN)
         except _NOT_THERE as error:
@@ -190,8 +188,6 @@ class LocalStore(Store):
             if error.errno in (errno.ELOOP, errno.ENXIO, errno.EMLINK):
                 with suppress(OSError):
                     self._check_file(key, os.lstat(path).st_mode)
-            if error.errno == errno.ELOOP:  # a layer that links to itself
-                raise Missing(key) from error
             raise self._named(error, key) from error
         try:
             mode = os.fstat(descriptor).st_mode
@@ -258,21 +254,17 @@ class LocalStore(Store):
             ) from error
         return True
 
-    def _walk(self, folder: str, reads: bool = True) -> Iterator[Entry]:
-        """Every regular file below a folder that a key can name, in order.
-
-        Of a layer that is a link, only its own files: what is below it may be a whole disk.
-        """
-        path = os.path.join(self._root, folder)
-        is_link = bool(folder) and os.path.islink(path)
-        items = {f"{item.name}/" if _is_folder(item) else item.name: item for item in _listed(path)}
-        for name, item in sorted(items.items()):
+    def _walk(self, folder: str) -> Iterator[Entry]:
+        """Every regular file below a folder that a key can name, in order."""
+        items = _listed(os.path.join(self._root, folder))
+        named = {f"{item.name}/" if item.is_dir(follow_symlinks=False) else item.name: item for item in items}
+        for name, item in sorted(named.items()):
             key = f"{folder}/{item.name}" if folder else item.name
             if not is_key(key):
                 continue
             if name.endswith("/"):
-                if key.count("/") + 1 < MAX_KEY_PARTS and not is_link and _is_read(item, key, reads):
-                    yield from self._walk(key, reads)
+                if key.count("/") + 1 < MAX_KEY_PARTS:
+                    yield from self._walk(key)
             elif item.is_file(follow_symlinks=False):
                 with suppress(FileNotFoundError):
                     yield _entry(key, item.stat(follow_symlinks=False))
@@ -284,21 +276,6 @@ def _listed(path: str) -> list["os.DirEntry[str]"]:
             return list(scan)
     except _NOT_THERE:
         return []
-    except OSError as error:
-        if error.errno != errno.ELOOP:  # a layer that links to itself is empty
-            raise
-        return []
-
-
-def _is_folder(item: "os.DirEntry[str]") -> bool:
-    try:
-        return item.is_dir()
-    except OSError:  # a link to itself
-        return False
-
-
-def _is_read(item: "os.DirEntry[str]", key: str, reads: bool = True) -> bool:
-    return not item.is_symlink() or (reads and _LAYER.fullmatch(key) is not None)
 
 
 @contextmanager

@@ -74,7 +74,7 @@ class Campaign:
                 send(signal.SIGCONT, stopped)
         let_begin(self.notes, None)
         begun = time.monotonic()
-        wait_until(lambda: all(self._chunk(chunk).exists() for chunk in held), what="nobody took over an expired lease")
+        wait_until(lambda: all(self._chunk(chunk).exists() for chunk in held), 180, "nobody took over an expired lease")
         self.slept = time.monotonic() - begun
         send(signal.SIGCONT, stopped)
 

@@ -221,34 +221,6 @@ GEMMA2 = Stock(
     system=False,
 )
 
-GEMMA3 = Stock(
-    "gemma-3",
-    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] + '\n\n' %}"
-    "{% set rest = messages[1:] %}{% else %}{% set first = '' %}{% set rest = messages %}{% endif %}"
-    "{% for message in rest %}{% set role = 'model' if message['role'] == 'assistant' else message['role'] %}"
-    "{{ '<start_of_turn>' + role + '\n' + (first if loop.first else '') }}"
-    f"{{% if role == 'model' %}}{GEN}{{{{ message['content'] | trim }}}}{{{{ '<end_of_turn>\n' }}}}{END}"
-    "{% else %}{{ message['content'] | trim }}{{ '<end_of_turn>\n' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}",
-    ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),
-    lambda messages: [_gemma3(messages)],
-    tokens={"bos_token": "<bos>", "eos_token": "<eos>"},
-)
-
-
-def _gemma3(messages: Messages) -> list[Piece]:
-    pieces: list[Piece] = [("<bos>", H, 0)]
-    for at, message in enumerate(messages):
-        if message["role"] == "system":
-            pieces += [("<start_of_turn>user\n", H, at), (message["content"], P, at), ("\n\n", H, at)]
-            continue
-        name = "model" if message["role"] == "assistant" else "user"
-        opened = at == 1 and messages[0]["role"] == "system"
-        pieces += [] if opened else [(f"<start_of_turn>{name}\n", H, at)]
-        pieces.append((message["content"].strip(), kind_of(message["role"]), at))
-        pieces += [("<end_of_turn>", S if name == "model" else H, at), ("\n", H, at)]
-    return pieces
-
 
 LLAMA3 = Stock(
     "llama-3.1",
@@ -494,6 +466,6 @@ def _harmony(messages: Messages, turn: int) -> list[Piece]:
 
 
 STOCK = (
-    CHATML, PHI3, GLM4, LLAMA2, MISTRAL, TEKKEN, GEMMA2, GEMMA3, LLAMA3, QWEN25, QWEN3, R1,
+    CHATML, PHI3, GLM4, LLAMA2, MISTRAL, TEKKEN, GEMMA2, LLAMA3, QWEN25, QWEN3, R1,
     HARMONY,
 )  # fmt: skip

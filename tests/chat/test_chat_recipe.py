@@ -1,7 +1,6 @@
 """The chat recipe as a recipe: contract, long conversations, statistics, fingerprint, tokenizers."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +9,17 @@ import pytest
 from tests.chat.chat_rows import expected, labelled_documents
 from tests.chat.stock_templates import CHATML, HARMONY, LLAMA2, QWEN25, TEKKEN, Stock, framed
 from tests.chat.tokenizer_folders import byte_level, sentence_piece, write_folder
-from tests.tokens.test_encoders import with_two_ids_for
 from tokenizers import Tokenizer
 
 import forebay as fb
 from forebay.chat import ChatRecipe
 from forebay.chat import recipe as chat_recipe
-from forebay.chat.dissect import Document
-from forebay.chat.encoding import encode_documents
 from forebay.chat.token_bytes import token_bytes
 from forebay.errors import ModelUnusable, RecipeInvalid
 from forebay.masks import KINDS, ROLES
 from forebay.masks.train_on import TrainOn
 from forebay.testing import RecipeContract
 from forebay.tokens import Vocabulary
-from forebay.tokens.encoders import Encoder, choose_encoder, open_encoder
 
 
 def conversation(*texts: str) -> bytes:
@@ -176,17 +171,6 @@ def test_the_padding_token_is_the_configured_one(tmp_path: Path) -> None:
     assert recipe.pad == Tokenizer.from_file(f"{folder}/tokenizer.json").token_to_id("<|endoftext|>")
 
 
-def test_a_fast_encoder_that_differs_from_the_reference_is_not_used() -> None:
-    vocabulary = Vocabulary("rare", with_two_ids_for("ForgeModLoader"))
-    assert choose_encoder("auto", vocabulary, ["fine"], planned=False, control=True) == ("fastokens", ())
-    texts = ["fine", "a ForgeModLoader b"]
-    chosen, (note,) = choose_encoder("auto", vocabulary, texts, planned=False, control=True)
-    assert chosen == "tokenizers"
-    assert "returns other ids than the reference for 'a ForgeModLoader b'" in note
-    with pytest.raises(RecipeInvalid, match="returns other ids than the reference"):
-        choose_encoder("fastokens", vocabulary, texts, planned=False, control=True)
-
-
 def test_both_encoders_make_the_same_rows(chatml: str) -> None:
     rows = [ChatRecipe(tokenizer=chatml, encoder=name).make(samples(30)) for name in ("fastokens", "tokenizers")]
     assert np.array_equal(rows[0].columns["tokens"], rows[1].columns["tokens"])
@@ -252,27 +236,6 @@ def test_texts_that_do_not_decode_back_are_refused_with_the_place(tmp_path: Path
     rows = recipe.make([fb.Sample("good", conversation("Hi", "a b")), fb.Sample("bad", conversation("Hi", "a▁b"))])
     assert [(each.sample, each.reason) for each in rows.failures] == [("bad", "not-reversible")]
     assert r"'▁b<|im_end|>\n' became ' b<|im_end|>\n'" in rows.failures[0].detail
-
-
-def test_tokens_that_are_those_of_all_texts_but_not_of_each_are_refused(chatml: str) -> None:
-    recipe = ChatRecipe(tokenizer=chatml, encoder="tokenizers")
-    encoder, tokens = open_encoder("tokenizers", recipe.vocabulary(), control=True), recipe.token_bytes()
-    ids, ends = encoder.encode(["ab", "cd"])
-    labels = np.zeros((1, 4), np.uint32)
-    documents = [Document(text, text.encode(), [2], labels, 0) for text in ("ab", "cd")]
-
-    class Other(Encoder):
-        def __init__(self, ids: Any, ends: Any) -> None:
-            self.made = ids, ends
-
-        def encode(self, texts: Sequence[str]) -> tuple[Any, Any]:
-            return self.made
-
-    assert encode_documents(documents, Other(ids, ends), tokens).problems == {}
-    found = encode_documents(documents, Other(ids, ends + np.array([0, 1, 0])), tokens).problems
-    assert {at: reason for at, (reason, _) in found.items()} == {0: "not-reversible", 1: "not-reversible"}
-    with pytest.raises(ModelUnusable, match="which its vocabulary does not have"):
-        encode_documents(documents, Other(ids + len(tokens.table), ends), tokens)
 
 
 def test_a_conversation_that_would_take_too_much_memory_is_a_failure(chatml: str) -> None:

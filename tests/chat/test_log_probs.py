@@ -12,11 +12,9 @@ import forebay as fb
 from forebay.chat import write_dpo
 from forebay.errors import BuildStopped, ModelUnusable, RecipeInvalid, RecipeMismatch
 from forebay.teachers import LogProbs, TeacherRecipe
-from forebay.torch import Loader, PreferenceBatch, TokenBatch, document_leaks, log_probs
-from forebay.torch.batches import to_tensor
+from forebay.torch import Loader, PreferenceBatch, TokenBatch, log_probs
 from forebay.torch.distill import forward_kl_top_k
 from forebay.torch.log_probs import padded_choices, spread_log_probs
-from forebay.torch.teachers.run_encoders import LoadedLanguageModel
 
 K = 5
 
@@ -94,33 +92,6 @@ def test_documents_of_a_row_have_the_log_probs_of_forwards_one_by_one(chat: fb.C
     assert crowded > 3
     assert chat.column("ref_logps").dtype == "float32"
     assert chat.column("best_top_logps").dtype == "float16"
-
-
-def test_documents_of_a_row_do_not_see_each_other(chat: fb.Cache, models: Path) -> None:
-    """The function that the layer is made with, row by row, with other documents changed."""
-    loaded = LoadedLanguageModel(LogProbs(model=str(models / "llama")), "cpu", "float32")
-    rows = chat.read(np.arange(2), ["tokens", "seq_lens"])
-    lengths: Any = rows["seq_lens"]
-    seq_lens = lengths.padded()[0]
-    assert (seq_lens > 0).sum() > 2
-
-    def run(tokens: torch.Tensor) -> torch.Tensor:
-        """One value per place: 0 where there is no label."""
-        batch: Any = type(
-            "Rows", (), {"array": lambda _, name: tokens.numpy(), "rows": lambda _, name: [*lengths_list]}
-        )()
-        made = loaded(batch)["ref_logps"]
-        found = torch.zeros(tokens.shape)
-        for row, ends in enumerate(np.cumsum(seq_lens, axis=1)):
-            inside = np.ones(tokens.shape[1], bool)
-            inside[0], inside[ends[-1] :] = False, False
-            inside[ends[:-1][ends[:-1] < tokens.shape[1]]] = False
-            found[row, torch.from_numpy(inside)] = torch.from_numpy(made[row])
-        return found
-
-    lengths_list = [lengths[row] for row in range(len(lengths))]
-    tokens = to_tensor(np.asarray(rows["tokens"]).astype(np.int64))
-    assert document_leaks(run, tokens, seq_lens) == []
 
 
 def test_candidates_have_the_log_probs_of_forwards_one_by_one(preferences: fb.Cache) -> None:
@@ -383,23 +354,3 @@ def test_the_loss_is_the_divergence_over_the_top_tokens_and_the_rest() -> None:
     assert loss.item() <= found.item()
     none = forward_kl_top_k(student, ids, torch.full_like(values, float("nan")))
     assert none.item() == 0
-
-
-def test_a_student_comes_to_the_teacher_with_the_loss_of_stored_tokens(chat: fb.Cache) -> None:
-    """Distillation as it is done: batches from the cache, gradients of a student."""
-    names = ["best_top_ids", "best_top_logps"]
-    collate = TokenBatch(chat, log_probs=names, train_on=("prompt", "header", "response", "stop"))
-    student = llama(3).train()
-    optimizer = torch.optim.Adam(student.parameters(), 3e-3)
-    losses = []
-    for _ in range(4):
-        for batch in Loader(chat, global_batch_size=4, seed=0, collate=collate, threads=0):
-            logits = student(input_ids=batch["tokens"], position_ids=batch["positions"]).logits
-            loss = forward_kl_top_k(logits, batch["best_top_ids"], batch["best_top_logps"], labels=batch["labels"])
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            losses.append(loss.item())
-    assert all(np.isfinite(losses))
-    assert losses[-1] < losses[0] * 0.7
-    assert logits.shape[-1] == VOCABULARY

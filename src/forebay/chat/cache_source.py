@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from forebay.chat.conversation_packing import PackedConversations, stored_conversations
-from forebay.chat.recipe import ChatRecipe, tokenizer_place
+from forebay.chat.recipe import ChatRecipe, tokenizer_path
 from forebay.errors import SourceInvalid
 from forebay.fields import Size
 from forebay.format import layout
@@ -147,7 +147,7 @@ class _PinnedCache:
     @property
     def stored_recipe(self) -> ChatRecipe:
         """The recipe, with the tokenizer and the template that the cache contains."""
-        return self.recipe.reopened(self._dependencies, tokenizer_place(self.cache.root))
+        return self.recipe.reopened(self._dependencies, tokenizer_path(self.cache.root))
 
     @property
     def recipe(self) -> ChatRecipe:

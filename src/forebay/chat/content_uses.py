@@ -15,7 +15,7 @@ from typing import Any
 
 from jinja2 import nodes
 
-_KEPT_BY_FILTER = ("default", "d", "safe", "string", "trim")  # what is written of a text is the text, or stripped
+_UNCHANGED_BY_FILTER = ("default", "d", "safe", "string", "trim")  # what is written of a text is the text, or stripped
 _STRIPS = ("strip", "lstrip", "rstrip")
 _LOOKS_FOR = ("startswith", "endswith", "replace", "removeprefix", "removesuffix")
 _SPLITS = ("split", "rsplit", "partition", "rpartition")
@@ -209,7 +209,7 @@ class _Uses:
         value, arguments = self._value(node.node), _arguments(node)
         if value is _PLAIN:
             return self._only(*arguments)
-        if value in (_TEXT, _JOINED) and node.name in _KEPT_BY_FILTER and not (node.name == "trim" and arguments):
+        if value in (_TEXT, _JOINED) and node.name in _UNCHANGED_BY_FILTER and not (node.name == "trim" and arguments):
             self._only(*arguments)
             self.strips |= node.name == "trim"
             return value

@@ -47,7 +47,7 @@ def encode_documents(documents: Sequence[Document], encoder: Encoder, tokens: To
     raw = [document.raw for document in documents]
     text, edges = b"".join(raw), offsets_of(list(map(len, raw)))
     skipped = _skipped(ids, ends, tokens, text, edges)
-    begins = token_places(ids, skipped, tokens, text)
+    begins = token_begins(ids, skipped, tokens, text)
     problems: dict[int, tuple[str, str]] = {}
     if begins is None or not np.array_equal(_begins_at(ends, begins, len(text)), edges):
         begins, problems = _not_reversible(documents, ids, ends, edges, skipped, tokens)
@@ -67,11 +67,11 @@ def encode_documents(documents: Sequence[Document], encoder: Encoder, tokens: To
     return _with_spans(ids, ends, part_ends, part_counts, labels[:, :3].astype(np.int64), problems, straddling, headers)
 
 
-def _begins_at(places: Array, begins: Array, end: int) -> Array:
-    """Where the tokens at some places begin; `end` behind the last one."""
-    begins_at = np.full(len(places), end, np.int64)
-    inside = places < len(begins)
-    begins_at[inside] = begins[places[inside]]
+def _begins_at(positions: Array, begins: Array, end: int) -> Array:
+    """Where the tokens at some positions begin; `end` behind the last one."""
+    begins_at = np.full(len(positions), end, np.int64)
+    inside = positions < len(begins)
+    begins_at[inside] = begins[positions[inside]]
     return begins_at
 
 
@@ -101,7 +101,7 @@ def _skipped(ids: Array, ends: Array, tokens: TokenBytes, text: bytes, edges: Ar
     return skipped
 
 
-def token_places(ids: Array, skipped: Array, tokens: TokenBytes, text: bytes) -> Array | None:
+def token_begins(ids: Array, skipped: Array, tokens: TokenBytes, text: bytes) -> Array | None:
     """The byte of a text at which each token begins, one behind the other; None if the tokens are not its bytes."""
     flat, offsets = tokens.flat
     begins = np.empty(len(ids), np.int64)
@@ -113,8 +113,8 @@ def _decoded(ids: Array, skipped: Array, tokens: TokenBytes) -> tuple[Array, Arr
     flat, offsets = tokens.flat
     lengths = tokens.lengths[ids] - skipped
     begins = np.cumsum(lengths) - lengths
-    places = offsets[ids] + skipped - begins
-    return flat[np.arange(int(lengths.sum())) + np.repeat(places, lengths)], begins
+    positions = offsets[ids] + skipped - begins
+    return flat[np.arange(int(lengths.sum())) + np.repeat(positions, lengths)], begins
 
 
 def _not_reversible(

@@ -91,8 +91,8 @@ class PreferenceRecipe(ChatRecipe, frozen=True, kw_only=True, forbid_unknown_fie
             first = 0
             for at, group in enumerate(batch):
                 assert isinstance(group, RenderedGroup)
-                here = range(first, first := first + len(group.documents))
-                row = None if at in problems else _row(group, encoded, here)
+                numbers = range(first, first := first + len(group.documents))
+                row = None if at in problems else _row(group, encoded, numbers)
                 problem = problems[at] if row is None else self._problem(group.name, row)
                 if problem is not None:
                     failed.append((group.number, Failure(group.name, *problem)))
@@ -193,7 +193,8 @@ def read_candidates(sample: Sample, names: Mapping[str, str]) -> Candidates:
     sides = [record[named["chosen"]], record[named["rejected"]]] if has_pair else list(listed or ())
     if not 2 <= len(sides) <= MOST_CANDIDATES:
         raise BadConversation("no-candidates", f"it has {len(sides)} candidates; expected 2 to {MOST_CANDIDATES}")
-    scores = _pair_scores(record, named) if has_pair else _scores(sides, record.get(named["scores"]))
+    pair_scores = [record.get(named[name]) for name in ("score_chosen", "score_rejected")]
+    scores = _scores(sides, pair_scores if has_pair else record.get(named["scores"]), has_pair)
     asked = next((record[name] for name in (named["prompt"], "messages", "conversations") if name in record), None)
     prompt = list(messages_of(asked, "user")) if asked is not None else []
     candidates = [list(messages_of(side, "assistant")) for side in sides]
@@ -218,25 +219,17 @@ def _shared_prompt(candidates: list[list[Any]]) -> tuple[list[Any], list[list[An
     return candidates[0][:shared], [each[shared:] for each in candidates]
 
 
-def _pair_scores(record: Mapping[str, Any], named: Mapping[str, str]) -> list[float]:
-    """The scores of a pair; NaN for a pair that has none."""
-    values = [record.get(named[name]) for name in ("score_chosen", "score_rejected")]
-    if values == [None, None]:
+def _scores(sides: Sequence[Any], listed: Any, is_pair: bool) -> list[float]:
+    """The scores of candidates; NaN for a pair that has none."""
+    if is_pair and listed == [None, None]:
         return [float("nan")] * 2
-    scores = [_score(each) for each in values]
-    if scores[0] <= scores[1]:
-        raise BadConversation("no-preference", f"the chosen one has the score {scores[0]:g}, the other {scores[1]:g}")
-    return scores
-
-
-def _scores(sides: Sequence[Any], listed: Any) -> list[float]:
     if listed is None:
         listed = [side.get("score") if isinstance(side, Mapping) else None for side in sides]
     if not isinstance(listed, Sequence) or len(listed) != len(sides):
         raise BadConversation("bad-score", f"{len(sides)} candidates need a list of {len(sides)} scores")
-    scores = [_score(each) for each in listed]
-    if max(scores) == min(scores):
-        raise BadConversation("no-preference", f"all candidates have the score {scores[0]:g}")
+    scores = [_score(score) for score in listed]
+    if max(scores) == min(scores) or (is_pair and scores[0] < scores[1]):
+        raise BadConversation("no-preference", f"no candidate is better than the others: scores {scores[:8]}")
     return scores
 
 
@@ -264,13 +257,13 @@ class _Row:
     scores: list[float]
 
 
-def _row(group: RenderedGroup, encoded: Encoded, here: range) -> _Row:
+def _row(group: RenderedGroup, encoded: Encoded, numbers: range) -> _Row:
     """Cut the documents of candidates after the tokens that they share, and each after its last stop token."""
     ends, span_ends = np.cumsum(encoded.lengths), np.cumsum(encoded.span_counts)
     ids: list[Array] = []
     spans: list[Array] = []
     begins: list[int] = []
-    for at in here:
+    for at in numbers:
         own = encoded.spans[span_ends[at] - encoded.span_counts[at] : span_ends[at]].copy()
         mine = own[:, 4] >= group.prompt_messages
         own[~mine & np.isin(own[:, 3], _GENERATED), 3] = _PROMPT  # answers of the prompt are only context

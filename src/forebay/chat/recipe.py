@@ -142,7 +142,7 @@ class ChatRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fiel
         return {name: np.frombuffer(content, np.uint8) for name, content in contents.items()}
 
     def settled(
-        self, kept: Mapping[str, Any] | None, samples: Callable[[], Iterable[Sample]]
+        self, stored: Mapping[str, Any] | None, samples: Callable[[], Iterable[Sample]]
     ) -> tuple["ChatRecipe", tuple[str, ...]]:
         """The recipe with its encoder and its padding chosen, and notes about the choice."""
         vocabulary = self.vocabulary()
@@ -151,11 +151,11 @@ class ChatRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fiel
         if is_packed and self.encoder != "auto":
             return msgspec.structs.replace(self, pad=self._pad(vocabulary)), ()  # nothing is encoded
         self.token_bytes()
-        wanted = self.encoder if kept is None or self.encoder != "auto" else kept.get("encoder", "auto")
+        wanted = self.encoder if stored is None or self.encoder != "auto" else stored.get("encoder", "auto")
         rendered = [] if is_packed else self._rendered(enumerate(samples()), [])
         documents = [document for sample in rendered for document in sample.documents]
         texts = [document.text for document in documents]
-        encoder, notes = choose_encoder(wanted, vocabulary, texts, planned=kept is not None, control=True)
+        encoder, notes = choose_encoder(wanted, vocabulary, texts, planned=stored is not None, control=True)
         encoded = encode_documents(documents, open_encoder(encoder, vocabulary, control=True), self.token_bytes())
         if headers := encoded.headers:
             turns = sum(document.turns for document in documents)
@@ -191,7 +191,7 @@ class ChatRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fiel
         return Rows(columns, tuple(failures), chat_statistics(conversations, cut, columns, self.sequence_length))
 
     def vocabulary(self) -> Vocabulary:
-        return load_vocabulary(tokenizer_place(self.tokenizer))
+        return load_vocabulary(tokenizer_path(self.tokenizer))
 
     def token_bytes(self) -> TokenBytes:
         """The bytes of every token. Tokens that the tokenizer's configuration names, and `stop`, are control tokens."""
@@ -207,7 +207,7 @@ class ChatRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fiel
         return hashlib.sha256(canonical_json([self.revision, decides, dict(dependencies)])).hexdigest()
 
     def template_source(self) -> TemplateSource:
-        return load_template(tokenizer_place(self.tokenizer), self.template)
+        return load_template(tokenizer_path(self.tokenizer), self.template)
 
     @staticmethod
     def figures(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
@@ -305,8 +305,8 @@ class ChatRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fiel
         return vocabulary.ids[named] if named in vocabulary.ids else vocabulary.padding()
 
 
-def tokenizer_place(tokenizer: str) -> str:
-    """Where the tokenizer is: of a chat cache, the file of its constants."""
+def tokenizer_path(tokenizer: str) -> str:
+    """The path of a tokenizer; of a chat cache, that of its constants."""
     if not os.path.isfile(os.path.join(tokenizer, layout.CACHE)):
         return tokenizer
     store = open_store(tokenizer)

@@ -240,7 +240,7 @@ class RowReader:
         return self._vocabulary.end_of_document() if eos == "auto" else self._vocabulary.id_of(eos, "eos")
 
 
-KEPT_VALUES = 64
+SHOWN_VALUES = 64
 PEEKED_ROWS, SHEET_ROWS = 3, 24
 
 
@@ -298,7 +298,7 @@ def _cell(column: Column, value: Array) -> Cell:
     value = np.asarray(value)
     if column.ragged and column.dtype == "uint8" and not column.shape and (text := _text(value)) is not None:
         return Cell(dtype=column.dtype, shape=value.shape, text=text)
-    first: Any = value.reshape(-1)[:KEPT_VALUES]
+    first: Any = value.reshape(-1)[:SHOWN_VALUES]
     plain = first.astype(np.float32) if column.dtype == "bfloat16" else first
     return Cell(dtype=column.dtype, shape=value.shape, values=plain.tolist())
 

@@ -230,14 +230,16 @@ class Cadence:
         self._begun = clock()
         self._next = self._begun + FIRST_LINE_SECONDS
 
-    def is_due(self) -> tuple[bool, bool]:
-        """Whether a line is due, and whether it is about to be: the CPU of workers is measured between two moments."""
+    def is_due(self, speed: SpeedMeter, progress: Progress) -> bool:
+        """Whether a line is due. Shortly before, CPU is measured: that of workers needs two moments."""
         now = self._clock()
-        is_near = now >= self._next - MEASURE_SECONDS
+        speed.follow(progress)
+        if now >= self._next - MEASURE_SECONDS:
+            speed.measure(progress)
         if now < self._next:
-            return False, is_near
+            return False
         self._next = now + next(pause for until, pause in LINE_SECONDS if now - self._begun < until)
-        return True, is_near
+        return True
 
 
 class Lines:
@@ -251,11 +253,7 @@ class Lines:
     def __call__(self, progress: Progress) -> None:
         if progress.note:
             self._console.print(_note(progress.note))
-        self._speed.follow(progress)
-        is_due, is_near = self._cadence.is_due()
-        if is_near:
-            self._speed.measure(progress)
-        if is_due:
+        if self._cadence.is_due(self._speed, progress):
             facts = (*self._speed.facts(progress), self._speed.time_left(progress))
             parts = (f"{_phase(progress)} {_counts(progress)}", *facts)
             self._console.print(Text(", ".join(part for part in parts if part)))
@@ -270,11 +268,7 @@ class JsonLines:
         self._cadence = Cadence(clock)
 
     def __call__(self, progress: Progress) -> None:
-        self._speed.follow(progress)
-        is_due, is_near = self._cadence.is_due()
-        if is_near:
-            self._speed.measure(progress)
-        if is_due or progress.note:
+        if self._cadence.is_due(self._speed, progress) or progress.note:
             line = msgspec.json.encode({"progress": self._speed.record(progress)}).decode()
             self._stream.write(f"{line}\n")
             self._stream.flush()

@@ -68,7 +68,7 @@ def no_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
 @shows(errors.NotFound, "has no layer 'lune' (it has: raw)")
 def no_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     root, _ = build_lines(tmp_path)
-    run("build", root, "--layer", "lune", code=1)
+    run("build", root, "--layer", "lune", code=2)
     return run("drop", root, "lune", code=1)
 
 

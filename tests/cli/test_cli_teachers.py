@@ -36,7 +36,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory, tiny_models: TinyModels) ->
     return root
 
 
-def test_what_was_begun_goes_on_without_naming_it_again(taught: Path, tmp_path: Path) -> None:
+def test_unfinished_teacher_layers_resume_without_options(taught: Path, tmp_path: Path) -> None:
     root = tmp_path / "cache"
     shutil.copytree(taught, root)
     before = (chunk_path(root, "lune", 1)).read_bytes()
@@ -45,7 +45,10 @@ def test_what_was_begun_goes_on_without_naming_it_again(taught: Path, tmp_path: 
     run("repair", root)
     assert (chunk_path(root, "lune", 1)).read_bytes() == before
     assert "layer lune" in run("build", "teachers", root).out
-    assert f"resume with: forebay build teachers {root}" in run("build", root, "--layer", "lune", code=2).err
+    assert (
+        f"resume teacher layers with: forebay build teachers {root}"
+        in run("build", root, "--layer", "lune", code=2).err
+    )
 
 
 def test_another_recipe_names_what_differs(taught: Path, tiny_models: TinyModels) -> None:

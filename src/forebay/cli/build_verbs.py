@@ -27,13 +27,13 @@ from forebay.cli.settings import (
     BuildSettings,
     Kind,
     Settings,
+    base_recipe,
     engine_of,
     from_cache,
     from_file,
     from_words,
     kind_names,
     kind_of,
-    stored_recipe,
 )
 from forebay.cli.settings_file import checked_kind, read_settings_file
 from forebay.cli.verb import Verbs, verb
@@ -81,7 +81,7 @@ class KindGroup(Verbs):
             kind = checked_kind(read_settings_file(word), kind_names())
             return kind, self.get_command(ctx, kind), ["--from-file", *args]
         if is_cache(word):
-            kind = stored_recipe(word, _layer_among(args)).kind
+            kind = base_recipe(word).kind
             return kind, self.get_command(ctx, kind), ["--from-cache", *args]
         known = self.list_commands(ctx)
         meant = None if os.path.exists(word) else closest(word, known)
@@ -109,16 +109,6 @@ def gathered(kind: Kind, file: str | None, cache: str | None, flags: dict[str, A
     if cache is not None:
         return from_cache(kind, cache, passed)
     return from_words(kind, passed)
-
-
-def _layer_among(args: list[str]) -> str | None:
-    """The value of --layer, whose recipe decides which options there are."""
-    for position, word in enumerate(args[1:], 1):
-        if word == "--layer" and position + 1 < len(args):
-            return args[position + 1]
-        if word.startswith("--layer="):
-            return word.partition("=")[2]
-    return None
 
 
 def kind_options(kind: Kind) -> tuple[Decorator, ...]:

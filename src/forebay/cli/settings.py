@@ -13,11 +13,11 @@ from msgspec import Meta
 
 from forebay.building.layers import begun_plan, check_tagged, constants_file, source_for
 from forebay.building.options import ray_engine
-from forebay.cache.catalog import layers_of, read_cache_document, read_recipe_document
+from forebay.cache.catalog import read_cache_document, read_recipe_document
 from forebay.cli.options import WrongUsage, wrong_source_as_usage
 from forebay.cli.settings_file import checked_section, read_settings_file
 from forebay.engine.base import Engine
-from forebay.errors import LibraryMissing, not_found
+from forebay.errors import LibraryMissing
 from forebay.fields import Size, declared
 from forebay.format import layout
 from forebay.kinds import known_kinds, recipe_class, reopen_recipe
@@ -27,13 +27,12 @@ from forebay.recipe import Recipe, RecipeDocument, fields_of, hooks_of
 from forebay.source import Source
 from forebay.sources.source_settings import SourceSettings, is_on_hub
 from forebay.store import open_store
-from forebay.store.base import is_url
+from forebay.store.base import cache_not_found, is_url
 from forebay.tokens.vocabulary import is_path
 
-TEACHER = "teacher"
 Count = Annotated[int, Meta(ge=0)]
 FAMILIAR = ("tokens", "images", "raw")
-ON_OTHER_LAYERS = frozenset({"imported", TEACHER})  # not from a source; their modules need torch
+ON_OTHER_LAYERS = frozenset({"imported", "teacher"})  # not from a source; their modules need torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +188,13 @@ def from_file(kind: Kind, path: str, flags: Mapping[str, Any]) -> Settings:
 def from_cache(kind: Kind, root: str, flags: Mapping[str, Any]) -> Settings:
     """`forebay build CACHE`: the source and the recipe of the cache."""
     check_tagged(open_store(root))
-    stored = stored_recipe(root, flags.get("layer"))
+    stored = base_recipe(root)
     source, recipe, build = _sorted(kind, flags)
+    if build.get("layer", stored.layer) != stored.layer:
+        raise WrongUsage(
+            f"`build CACHE` resumes the base layer, '{stored.layer}' (got --layer {build['layer']})",
+            f"resume teacher layers with: {command_line('build', 'teachers', root)}",
+        )
     if source or "into" in build:
         raise WrongUsage(f"'{root}' is a cache and has its own source", "use `forebay update` to add data")
     plan = begun_plan(open_store(root))
@@ -213,18 +217,13 @@ def _changed(kind: Kind, reopened: Recipe, passed: dict[str, Any]) -> Recipe:
     return changed
 
 
-def stored_recipe(root: str, layer: str | None) -> RecipeDocument:
-    """The recipe of a layer, by default the base layer."""
+def base_recipe(root: str) -> RecipeDocument:
+    """The recipe of the base layer."""
     store = open_store(root)
-    name = layer or read_cache_document(store).base
-    stored = read_recipe_document(store, name)
+    stored = read_recipe_document(store, read_cache_document(store).base)
     if stored is None:
-        raise not_found("layer", name, root, layers_of(store))
-    if stored.kind == TEACHER:
-        raise WrongUsage(
-            f"layer '{name}' is a teacher layer", f"resume with: {command_line('build', 'teachers', root)}"
-        )
-    if kind_of(stored.kind) is None:
+        raise cache_not_found(root)
+    if stored.kind not in kind_names():
         raise LibraryMissing(
             f"no recipe of kind '{stored.kind}' is installed (known: {', '.join(kind_names())})",
             hint="install the package that provides it, or pass the recipe itself",

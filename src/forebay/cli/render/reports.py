@@ -51,7 +51,6 @@ def draw_build(report: BuildReport) -> RenderableType:
                 ("duplicates", f"{report.statistics['duplicates']:,} left out" if _has(report, "duplicates") else ""),
                 ("failed", _failed(report)),
                 ("written", f"{human_bytes(report.written_bytes)} in {human_time(report.seconds)}{_packed(report)}"),
-                ("time", ", ".join(_phases(report)) if report.seconds >= LONG_SECONDS else ""),
             ]
         )
     )
@@ -66,17 +65,6 @@ def _after_build(report: BuildReport) -> list[Text]:
         return [next_command(command_line("status", report.root))]
     loader = Text.assemble("train: ", (f"forebay.torch.Loader({report.root!r}, global_batch_size=8)", "cyan"))
     return [next_command(command_line("peek", report.root)), loader]
-
-
-LONG_SECONDS = 60.0  # of a build whose phases are shown; --json has those of every build
-
-
-def _phases(report: BuildReport) -> Iterator[str]:
-    """The seconds of each phase; writing is a sum over workers, so it is not a part of the time that passed."""
-    for phase in ("listing", "planning", "making", "writing", "publishing"):
-        if phase in report.phases:
-            summed = " (all workers, overlaps building)" if phase == "writing" else ""
-            yield f"{phase} {human_time(report.phases[phase])}{summed}"
 
 
 def _of_cache(built: float, total: float) -> str:

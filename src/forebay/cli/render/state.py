@@ -58,13 +58,6 @@ def draw_status(status: Status) -> RenderableType:
     return Group(*parts, *_next_step(status))
 
 
-def fill_command(root: str, layer: LayerStatus) -> str:
-    """The command that builds missing chunks with the cache's own source and recipe."""
-    if layer.kind == "teacher":
-        return command_line("build", "teachers", root)
-    return command_line("build", root, "--layer", layer.layer)
-
-
 def presence(planned: int, missing: Collection[int], suspect: Collection[int], cells: int = CELLS) -> Text:
     """Chunks as a row of cells: present, partly present, missing, suspect."""
     gone, bad = set(missing), set(suspect)
@@ -178,9 +171,10 @@ def _next_step(status: Status) -> Iterator[Text]:
         yield reuse_command(status.root, status.reusable)
     elif status.needs_source:
         yield Text.assemble("next: restore the deleted files, or ", reuse_command(status.root, status.reusable))
-    elif unfinished is not None:
-        is_base = unfinished is status.layers[0]
-        yield next_command(command_line("build", status.root) if is_base else fill_command(status.root, unfinished))
+    elif unfinished is not None and unfinished is status.layers[0]:
+        yield next_command(command_line("build", status.root))
+    elif unfinished is not None and unfinished.kind == "teacher":
+        yield next_command(command_line("build", "teachers", status.root))
     elif (status.grown or status.new) and status.source_root:
         added = (_source_path(status.source_root, path) for path in (*status.grown, *status.new))
         yield next_command(command_line("update", status.root, *islice(added, NAMED_FILES)))

@@ -43,7 +43,7 @@ def test_build_rejects_a_wrong_value_before_it_writes(tmp_path: Path, lines: Pat
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize("layer", ["", "a/b", 3])
+@pytest.mark.parametrize("layer", ["", "a/b", "../up", "-x", "ä", 3])
 def test_build_rejects_a_wrong_layer_name_before_it_writes(tmp_path: Path, lines: Path, layer: Any) -> None:
     with pytest.raises(RecipeInvalid, match="is not a valid layer name"):
         fb.build(tmp_path / "cache", fb.sources.lines(lines), fb.RawRecipe(), layer=layer, workers=0)

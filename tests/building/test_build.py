@@ -91,11 +91,6 @@ def test_building_again_makes_nothing_and_publishes_nothing(tmp_path, file, note
     assert {name: (tmp_path / "cache" / name).read_bytes() for name in every_file(tmp_path / "cache")} == before
 
 
-def test_inverse_goes_from_the_far_end(tmp_path, file, notes):
-    build(tmp_path / "cache", file, mode="inverse")
-    assert made(notes) == list(range(8))[::-1]
-
-
 def test_inverse_adds_new_files_then_fills_gaps_from_the_far_end(tmp_path, notes):
     write_orders(tmp_path / "source/a.txt", orders(4))
     build(tmp_path / "cache", tmp_path / "source", start_chunk=1, end_chunk=2)

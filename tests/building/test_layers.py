@@ -251,13 +251,6 @@ def test_presence_bits_have_a_name_of_their_own(tmp_path: Path) -> None:
         fb.build(root, None, AdditionLayer(name="present"), workers=0)
 
 
-def test_a_layer_name_that_is_no_name_is_refused(tmp_path: Path) -> None:
-    root = number_cache(tmp_path)
-    for name in ("../up", "a/b", "-x", "ä"):
-        with pytest.raises(RecipeInvalid, match="is not a valid layer name"):
-            fb.build(root, None, LengthLayer(), layer=name, workers=0)
-
-
 def test_a_layer_on_no_cache_is_an_error_that_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(CacheNotFound):
         fb.build(tmp_path / "nowhere", None, LengthLayer(), workers=0)

@@ -361,15 +361,6 @@ def test_status_and_verify_report_a_source_file_edited_under_its_old_size_and_ti
     assert "b.jsonl" in run("status", tmp_path / "cache", code=None).out
 
 
-def test_build_of_mostly_failing_samples_is_a_failure(tmp_path: Path) -> None:
-    lines = [b"%06d\n" % number if number % 100 == 0 else b"wrong\n" for number in range(1000)]
-    (tmp_path / "raw").mkdir()
-    (tmp_path / "raw/a.txt").write_bytes(b"".join(lines))
-    recipe = LineRecipe(chunk_rows=100)
-    with pytest.raises(fb.errors.BuildFailed):
-        fb.build(tmp_path / "cache", fb.sources.lines(tmp_path / "raw"), recipe, workers=0)
-
-
 def test_repair_rejects_a_copy_of_another_cache_even_without_cache_json(tmp_path: Path) -> None:
     damage = Damage(tmp_path)
     other = tmp_path / "other"

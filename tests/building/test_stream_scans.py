@@ -4,7 +4,6 @@ import bz2
 import gzip
 import lzma
 import random
-from collections import deque
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +24,6 @@ from forebay.source import SourceFile
 from forebay.sources import opening, pieces
 from forebay.sources.jsonl import LineSource
 from forebay.sources.opening import open_file
-from forebay.sources.pieces import _plain_cuts, _Search
 from forebay.store import MemoryStore
 
 RECIPE = fb.RawRecipe(chunk_bytes=300)
@@ -81,25 +79,6 @@ def test_cuts_by_the_ends_of_all_samples_are_those_of_the_source(tmp_path_factor
     ends = source.sample_ends(file)
     assert ends is not None
     assert list(StreamScan(file, ends).cuts(first, every)) == list(source.cuts(file, 0, first, every))
-
-
-@example([b"--", b"a"], b"--", 1, 1)
-@given(
-    st.lists(st.sampled_from([b"", b"a", b"-", b"--", b"---", b"ab-", b"\n", b"x" * 90]), max_size=40),
-    st.sampled_from([b"-", b"--", b"---", b"\n"]),
-    st.integers(1, 300),
-    st.integers(1, 300),
-)
-def test_small_cuts_of_a_plain_file_are_those_that_are_looked_for(tmp_path_factory, words, separator, first, every):
-    path = tmp_path_factory.mktemp("one") / "one.txt"
-    path.write_bytes(b"".join(words))
-    source = fb.sources.text(path, separator=separator.decode())
-    (file,) = source.files()
-    in_order = list(source.cuts(file, 0, first, every))
-    for start in [0, *in_order[:-1]]:
-        with path.open("rb") as plain:
-            looked_for = list(_plain_cuts(_Search(plain, separator, deque()), start, file.size, first, every))
-        assert list(source.cuts(file, start, first, every)) == looked_for
 
 
 def test_chunks_of_few_samples_are_cut_by_reading_a_plain_file_once(tmp_path, monkeypatch):

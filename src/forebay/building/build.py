@@ -65,7 +65,7 @@ def build(
             source = source if old is None else named_alike(source, old.plan)
             planner = _planner(cache, source, cast(Recipe, recipe), layer, options, bool(start_chunk or end_chunk))
             _plan(cache, planner, layer, mode, start_chunk, old, copy)
-            job = cache.base_job(planner.listing, planner.recipe, layer)
+            job = cache.base_job(planner, layer)
         planned = numbers(cache.index.state(layer).planned)
         check_start(cache.store, start_chunk, max(planned, default=-1) + 1)
         wanted = in_order(planned, mode, start_chunk, end_chunk)
@@ -132,7 +132,8 @@ def _layer_job(cache: CacheWriter, recipe: LayerRecipe, layer: str) -> ChunkJob:
     cache.notes += notes
     bind_layer(cache.store, resolved, layer)
     cache.refresh()
-    return cache.layer_job(resolved, layer)
+    _ = cache.index.published  # raises if nothing is
+    return cache.job(resolved, layer)
 
 
 def _check_inputs(cache: CacheWriter, layer: str, start: int | None, end: int | None) -> None:

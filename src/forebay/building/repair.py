@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import cast
 
 from forebay.building.chunk_maker import ChunkJob
 from forebay.building.layers import restore_constants, source_for
@@ -31,7 +30,7 @@ from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import Generation
 from forebay.format.tensors import hmac_key
-from forebay.recipe import AnyRecipe, LayerRecipe, RecipeDocument
+from forebay.recipe import AnyRecipe, RecipeDocument
 from forebay.source import Source
 from forebay.store.base import Missing, Store
 from forebay.store.retrying import RetryingStore
@@ -146,7 +145,7 @@ def _made(
     try:
         recipe = run.recipe_of(document)
         with CacheWriter(run.store, options.suited_to(recipe), is_repair=True) as cache:
-            job = replace(cache.layer_job(cast(LayerRecipe, recipe), document.layer), repairs=dict(bad))
+            job = replace(cache.job(recipe, document.layer), repairs=dict(bad))
             if not document.reads:
                 job = _with_source(run, cache.index, job)
             if not len(cache.index.table(document.layer)):

@@ -38,8 +38,6 @@ from forebay.format.tensors import hmac_key
 from forebay.recipe import RecipeDocument
 from forebay.store.base import Store, holds, key_refused, read_document
 
-TRIES = 100  # to create a generation, while others create theirs
-
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -58,14 +56,10 @@ class Known:
 
 def restore_index(run: RepairRun) -> None:
     """Restore documents and plan, then publish one generation that lists everything intact, if that is needed."""
-    for _ in range(TRIES):
+    number = None
+    while number is None:
         here = _known(run.store)
-        united = _restored(run, here)
-        number = _published(run, here, united)
-        if number is not None:
-            break
-    else:
-        raise ForebayError(f"no generation can be created at '{run.store.address}'", hint="stop other builders")
+        number = _published(run, here, _restored(run, here))
     _delete_damaged(run, here, number)
     run.log.notes += [f"'{key}' is of another cache and was left alone" for key in here.foreign]
 
@@ -312,16 +306,15 @@ def _published(run: RepairRun, here: Known, united: Generation) -> int | None:
 
 def _created(store: Store, here: Known, united: Generation) -> int | None:
     """The number of the new generation, above all others; None if somebody else has published meanwhile."""
-    first = max(here.numbers, default=-1) + 1
-    for number in range(first, first + TRIES):  # a folder or a link may have the name
+    number = max(here.numbers, default=-1) + 1
+    while tuple(generation_numbers(store)) == here.numbers:
         is_created = False
-        with suppress(Damaged):
+        with suppress(Damaged):  # a folder or a link has the name
             is_created = store.create(layout.generation(number), replace(united, number=number).encode(hmac_key()))
         if is_created:
             load_generation(store, number)  # raises if it does not read back
             return number
-        if tuple(generation_numbers(store)) != here.numbers:
-            return None
+        number += 1
     return None
 
 

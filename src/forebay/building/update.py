@@ -39,7 +39,7 @@ def update(
         before = cache.index.table(base)
         with naming_full_disk(cache.store, planner.listing.weight), cache.planning():
             append_new_files(cache, planner)
-        job = cache.base_job(planner.listing, planner.recipe, base, is_update=True)
+        job = cache.base_job(planner, base, is_update=True)
         report = make(cache, job, numbers(cache.index.state(base).planned))
         grown = _update_notes(planner.recipe, before, cache.refresh().table(base))
         made, present = report.made + before_update, report.present - before_update
@@ -72,7 +72,7 @@ def _make_last_segment(cache: CacheWriter, planner: Planner, base: str) -> int:
     if not last.number or not state.todo[own].any() or state.listed[own].any():
         return 0
     check_unsigned(cache, planner)
-    job = cache.base_job(planner.listing, planner.recipe, base, is_update=True)
+    job = cache.base_job(planner, base, is_update=True)
     report = make(cache, job, list(last.chunk_numbers))
     cache.refresh()
     return report.made

@@ -24,7 +24,7 @@ from forebay.file_table import FileTable
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.tensors import hmac_key, short_key_note
-from forebay.recipe import AnyRecipe, LayerRecipe, Recipe
+from forebay.recipe import AnyRecipe, Recipe
 from forebay.source import Source, SourceFile, differing_files, files_changed
 from forebay.store.base import Store, naming_full_disk, wait_until_listed
 from forebay.store.retrying import RetryingStore
@@ -151,11 +151,11 @@ class CacheWriter:
         passed, size = (passed, size) if size > total else (0, 0)
         self.show(Progress(phase="planning", done=done, total=total, unit="files", read_bytes=passed, total_bytes=size))
 
-    def base_job(self, listing: SourceListing, recipe: Recipe, layer: str, is_update: bool = False) -> ChunkJob:
+    def base_job(self, planner: Planner, layer: str, is_update: bool = False) -> ChunkJob:
         """The job of the base layer, after comparing the source with the plan; an update may have other files."""
-        plan, source, table = self.index.plan, listing.source, self.index.table(layer)
+        plan, listing, source, table = self.index.plan, planner.listing, planner.source, self.index.table(layer)
         check_kind(self.store, source, plan)
-        job = self._job(layer, recipe, source)
+        job = replace(self.job(planner.recipe, layer), source=source)
         check = SourceCheck(self.store, source, plan, job.folder, table)
         with self.clock.during("listing"):
             fresh = check.freshness(listed=listing.walked if self.knows_walk else ())
@@ -168,21 +168,16 @@ class CacheWriter:
 
     knows_walk = False  # True if the source was walked after the plan was written
 
-    def layer_job(self, recipe: LayerRecipe, layer: str) -> ChunkJob:
-        """The job of a layer above the base: it reads the chunks of the newest generation."""
-        self.index.published  # noqa: B018  # raises if nothing is
-        return self._job(layer, recipe, None)
-
-    def _job(self, layer: str, recipe: AnyRecipe, source: Source | None) -> ChunkJob:
-        document = self.index.recipe(layer)
+    def job(self, recipe: AnyRecipe, layer: str) -> ChunkJob:
+        """The job of a layer; without a source, it reads the chunks of the newest generation."""
+        document, newest = self.index.recipe(layer), self.index.newest
         assert document is not None
-        newest = self.index.newest
         return ChunkJob(
             store=self.store,
             layer=layer,
             recipe=recipe,
             fingerprint=document.fingerprint,
-            source=source,
+            source=None,
             planned=self.index.plan.digests,
             generation=newest.number if newest is not None else None,
             existing=frozenset(numbers(self.index.state(layer).unlisted)),

@@ -25,7 +25,7 @@ from forebay.cache.publish import create_next
 from forebay.cache.reports import Progress
 from forebay.cache.segment import Segment
 from forebay.cache.source_check import SourceCheck
-from forebay.cache.state import Index
+from forebay.cache.state import Index, numbers
 from forebay.columns import Array
 from forebay.errors import Damaged, ForebayError
 from forebay.file_table import FileTable
@@ -150,15 +150,12 @@ class Placement:
         """The records of placed chunks by layer, lowest first; a layer needs the chunks of all layers it reads."""
         placed: dict[str, list[ChunkRecord]] = {}
         for layer in sorted(self.old.published.layers, key=self.old.height):
-            recipe = self.old.recipe(layer)
+            recipe, usable = self.old.recipe(layer), set(numbers(unchanged))
             if recipe is None or (layer != self.old.base and not self._bind(layer)):
                 continue
-            usable = unchanged.copy() if layer == self.old.base else np.ones(len(unchanged), np.bool_)
             for below in () if layer == self.old.base else (self.old.base, *input_layers(recipe)):
-                has = np.zeros(len(unchanged), np.bool_)
-                has[[record.chunk for record in placed.get(below, ())]] = True
-                usable &= has
-            records = [record for record in self.old.table(layer).records() if usable[record.chunk]]
+                usable &= {record.chunk for record in placed.get(below, ())}
+            records = [record for record in self.old.table(layer).records() if record.chunk in usable]
             placed[layer] = self._place_chunks(layer, records)
         return placed
 

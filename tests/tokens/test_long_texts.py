@@ -111,6 +111,18 @@ def encoded(encoder: Any, texts: list[str]) -> list[list[int]]:
     return [ids[start:stop].tolist() for start, stop in pairwise(offsets)]
 
 
+class RecordingEncoder:
+    """Records the texts of each call; a token for each character."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+
+    def encode(self, texts: Any) -> Any:
+        self.calls.append(list(texts))
+        lengths = [0, *map(len, texts)]
+        return np.zeros(sum(lengths), np.uint32), np.cumsum(lengths)
+
+
 def assert_same_in_pieces(
     monkeypatch: pytest.MonkeyPatch, library: Any, vocabulary: Vocabulary, texts: list[str], least: int
 ) -> None:
@@ -318,18 +330,12 @@ def test_no_other_character_becomes_one_that_is_the_same_in_nfc() -> None:
 
 
 def test_a_call_has_few_bytes_whatever_its_characters() -> None:
-    class Seen:
-        def encode(self, texts: Any) -> Any:
-            calls.append(sum(len(text.encode()) for text in texts))
-            return np.zeros(0, np.uint32), np.zeros(len(texts) + 1, np.int64)
-
-    calls: list[int] = []
-    encoder = PiecewiseEncoder(Seen(), load_vocabulary(GPT2), 1_500_000)
     for texts in (["字、" * 400_000], ["字、" * 50_000] * 8, ["\U0001f469字、"] * 200_000):
-        calls.clear()
-        encoder.encode(texts)
-        assert sum(calls) == sum(len(text.encode()) for text in texts)
-        assert max(calls) <= 1 << 20
+        recording = RecordingEncoder()
+        PiecewiseEncoder(recording, load_vocabulary(GPT2), 1_500_000).encode(texts)  # type: ignore[arg-type]
+        sizes = [sum(len(text.encode()) for text in call) for call in recording.calls]
+        assert sum(sizes) == sum(len(text.encode()) for text in texts)
+        assert max(sizes) <= 1 << 20
 
 
 @pytest.mark.parametrize(("most", "allowed"), [(1_500_000, 1 << 20), (4_000_000, 4_000_000)])
@@ -337,21 +343,14 @@ def test_a_call_has_few_bytes_whatever_its_characters() -> None:
 def test_documents_are_encoded_by_few_calls_and_none_is_cut_to_fill_one(
     character: str, most: int, allowed: int
 ) -> None:
-    class Counting:
-        def encode(self, texts: Any) -> Any:
-            calls.append(list(texts))
-            lengths = [0, *map(len, texts)]
-            return np.zeros(sum(lengths), np.uint32), np.cumsum(lengths)
-
-    calls: list[list[str]] = []
-    texts = [character * 1_000] * 5_000
+    recording, texts = RecordingEncoder(), [character * 1_000] * 5_000
     blocks = [TextBatch(["id"] * 20, texts[at : at + 20]) for at in range(0, 5_000, 20)]
     frame = Frame((), (), 1, np.dtype(np.uint16))
-    encoder = PiecewiseEncoder(Counting(), load_vocabulary(GPT2), most)
-    found = encode_documents(Together(blocks), encoder, frame)
-    assert found.lengths.tolist() == list(map(len, texts))
-    assert list(chain(*calls)) == texts
-    assert all(allowed // 4 // 2 < sum(map(len, call)) <= allowed // 4 for call in calls[:-1])
+    encoder = PiecewiseEncoder(recording, load_vocabulary(GPT2), most)  # type: ignore[arg-type]
+    documents = encode_documents(Together(blocks), encoder, frame)
+    assert documents.lengths.tolist() == list(map(len, texts))
+    assert list(chain(*recording.calls)) == texts
+    assert all(allowed // 4 // 2 < sum(map(len, call)) <= allowed // 4 for call in recording.calls[:-1])
 
 
 class Together(BatchedSamples):
@@ -399,35 +398,23 @@ class Together(BatchedSamples):
 def test_a_tokenizer_that_may_join_what_is_cut_gets_every_text_whole(parts: dict[str, Any]) -> None:
     vocabulary = vocabulary_with(**parts)
     assert cut_points(vocabulary) is None
-
-    class Whole:
-        def encode(self, texts: Any) -> Any:
-            seen.extend(texts)
-            return np.zeros(0, np.uint32), np.zeros(len(texts) + 1, np.int64)
-
-    seen: list[str] = []
-    texts = ["New York, " * 100_000, "a b " * 300_000]
-    PiecewiseEncoder(Whole(), vocabulary, 4_000_000).encode(texts)
-    assert seen == texts
+    recording, texts = RecordingEncoder(), ["New York, " * 100_000, "a b " * 300_000]
+    PiecewiseEncoder(recording, vocabulary, 4_000_000).encode(texts)  # type: ignore[arg-type]
+    assert list(chain(*recording.calls)) == texts
 
 
 def test_a_text_of_wide_characters_fails_where_it_takes_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = PiecewiseEncoder(open_encoder("fastokens", load_vocabulary(GPT2)), load_vocabulary(GPT2), 100)
-    text = "word, " * 1000
-    assert encoder.problem(text + "\U0001f469") is None
+    def problem(text: str, most: int = 100) -> str | None:
+        return PiecewiseEncoder(open_encoder("fastokens", vocabulary), vocabulary, most).problem(text)
+
+    vocabulary, text, wide = load_vocabulary(GPT2), "word, " * 1000, "\U0001f469"
+    assert problem(text + wide) is None
     monkeypatch.setattr(piecewise, "WIDE_BYTES", 20_000)
-    assert encoder.problem(text + "’") is None
-    problem = encoder.problem(text + "\U0001f469")
-    assert problem is not None
-    found = re.fullmatch(r"its 6,001 characters take ([\d,]+) bytes .*set max_uncut_bytes to ([\d,]+) or more", problem)
-    assert found is not None
-    enough = int(found[2].replace(",", ""))
-    assert (
-        PiecewiseEncoder(open_encoder("fastokens", load_vocabulary(GPT2)), load_vocabulary(GPT2), enough).problem(
-            text + "\U0001f469"
-        )
-        is None
-    )
+    assert problem(text + "’") is None
+    message = problem(text + wide) or ""
+    limit = re.fullmatch(r"its 6,001 characters take [\d,]+ bytes .*set max_uncut_bytes to ([\d,]+) or more", message)
+    assert limit is not None
+    assert problem(text + wide, int(limit[1].replace(",", ""))) is None
 
 
 @pytest.mark.slow

@@ -350,14 +350,10 @@ def test_a_report_speaks_of_the_data(tmp_path):
     lines = ['{"text": "one two three"}', '{"text": ""}', '{"text": 1}', "no JSON", '{"text": "one two three"}'] * 40
     (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
     moments = []
-    report = fb.build(
-        tmp_path / "cache",
-        fb.sources.jsonl(tmp_path / "a.jsonl"),
-        fb.TokenRecipe(tokenizer="gpt2", sequence_length=16, deduplicate=True),
-        workers=0,
-        max_failures=1.0,
-        on_progress=moments.append,
-    )
+    source = fb.sources.jsonl(tmp_path / "a.jsonl")
+    recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=16, deduplicate=True)
+    options = {"workers": 0, "max_failures": 1.0}
+    report = fb.build(tmp_path / "cache", source, recipe, **options, on_progress=moments.append)
     assert report.reasons == {"empty": 40, "not-text": 40, "bad-json": 40}
     assert sum(report.reasons.values()) == report.failures
     assert (report.statistics["tokens"], report.statistics["duplicates"]) == (4, 79)
@@ -369,12 +365,6 @@ def test_a_report_speaks_of_the_data(tmp_path):
     assert list(report.phases) == ["listing", "planning", "making", "writing", "publishing"]
     assert sum(report.phases[phase] for phase in ("making", "publishing")) <= report.seconds
     assert (moments[-1].tokens, moments[-1].utilization) == (4, 4 / 16)
-    again = fb.build(
-        tmp_path / "cache",
-        fb.sources.jsonl(tmp_path / "a.jsonl"),
-        fb.TokenRecipe(tokenizer="gpt2", sequence_length=16, deduplicate=True),
-        workers=0,
-        max_failures=1.0,
-    )
+    again = fb.build(tmp_path / "cache", source, recipe, **options)
     assert (again.statistics, again.made_statistics, again.tokens_per_second) == (report.statistics, {}, None)
     assert (again.reasons, again.layer_reasons) == ({}, report.reasons)

@@ -264,8 +264,8 @@ class ImageManifestSource(Source):
     max_sample_bytes: int = MAX_IMAGE_BYTES
 
     def files(self) -> Sequence[SourceFile]:
-        look = self._look_in_listing() if is_url(self.root) else self._look
-        return FileTable.of(self._planned(line, look) for line in self._lines().named())
+        listed = self._listed_objects() if is_url(self.root) else None
+        return FileTable.of(self._planned(line, listed) for line in self._lines().named())
 
     def looking(self) -> Callable[[str], SourceFile]:
         if not is_url(self.root):
@@ -326,29 +326,21 @@ class ImageManifestSource(Source):
             raise FileNotFoundError(errno.ENOENT, f"no line of the manifest '{self.manifest}' names it", path)
         return line
 
-    def _planned(self, line: Line, look: Callable[[Line], SourceFile]) -> SourceFile:
-        """The image of a line, or the line itself if the image cannot be read."""
+    def _planned(self, line: Line, listed: Mapping[str, Entry] | None) -> SourceFile:
+        """The image of a line, or the line itself if the image cannot be read; `listed` are the objects of a bucket."""
         if line.reason:
             return self._failed(line)
         try:
-            return look(line)
+            return self._look(line) if listed is None else self._object(line, listed.get(line.image))
         except FileNotFoundError:
             return self._failed(line)
 
-    def _look_in_listing(self) -> Callable[[Line], SourceFile]:
-        """Return a `look` that finds images in one listing of the folder that all of them share."""
+    def _listed_objects(self) -> dict[str, Entry]:
+        """The images in a bucket, by one listing of the folder that all of them share."""
         named = {line.image for line in self._lines().named() if not line.reason}
         shared = os.path.commonpath([f"/{os.path.dirname(name)}" for name in named] or ["/"])[1:]
-        top, listed = full_path(self.root, shared), dict[str, Entry]()
-        for url, entry in objects_below(top):
-            name = relative_url(url, self.root)
-            if name in named:
-                listed[name] = entry
-
-        def look(line: Line) -> SourceFile:
-            return self._object(line, listed.get(line.image))
-
-        return look
+        listed = ((relative_url(url, self.root), one) for url, one in objects_below(full_path(self.root, shared)))
+        return {name: entry for name, entry in listed if name in named}
 
     def _object(self, line: Line, entry: Entry | None) -> SourceFile:
         """An image in a bucket; its etag is that of its line and its own."""

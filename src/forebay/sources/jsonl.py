@@ -5,7 +5,6 @@ has its line number and reason.
 """
 
 import os
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,16 +19,7 @@ from forebay import kernels
 from forebay.errors import SourceInvalid
 from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, SourceFile, TextBatch
 from forebay.sources.paths import BOM, MAX_SAMPLE_BYTES, LocalFiles, checked_limit, empty, named_below, not_utf8
-from forebay.sources.pieces import (
-    Block,
-    LongPiece,
-    Reading,
-    cut_between_pieces,
-    handed_out,
-    line_numbers,
-    piece_bounds,
-    piece_ends,
-)
+from forebay.sources.pieces import Block, Reading, cut_between_pieces, line_numbers, piece_bounds, piece_ends
 from forebay.sources.walking import with_stream_suffixes
 
 _JSON_TYPES = {b"{": "an object", b"[": "an array", b"t": "true", b"f": "false"}
@@ -40,24 +30,15 @@ _text_of = attrgetter("text")
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def read_documents(reading: Reading, path: str, field: str) -> Iterator[Sample | Failure | TextBatch]:
-    """The document of every line, those of a block as a batch if all its lines are valid. Blank lines are skipped."""
-    for block in reading:
-        if isinstance(block, LongPiece):
-            yield reading.long_piece(block)
-            continue
-        begin = reading.position
-        at = len(BOM) if begin == 0 and block.startswith(BOM) else 0
-        texts, starts = _all_at_once(block, at, field)
-        if not texts:
-            samples = deque(_one_by_one(reading, block, at, path, field))
-            del block
-            yield from handed_out(samples)
-            continue
-        del block
-        batch = [TextBatch([f"{path}@{begin + start}" for start in starts], texts)]
-        del texts
-        yield batch.pop()  # no reference to it stays here
+def _documents(
+    reading: Reading, block: Block, path: str, field: str
+) -> Sequence[TextBatch] | Iterator[Sample | Failure]:
+    """The documents of a block, as one batch if all its lines are valid. Blank lines are skipped."""
+    at = len(BOM) if reading.position == 0 and block.startswith(BOM) else 0
+    texts, starts = _all_at_once(block, at, field)
+    if not texts:
+        return _one_by_one(reading, block, at, path, field)
+    return [TextBatch([f"{path}@{reading.position + start}" for start in starts], texts)]
 
 
 def check_field(field: str) -> None:
@@ -204,7 +185,7 @@ class JsonlSource(LocalFiles):
         self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
     ) -> Iterable[Sample | Failure | SampleBatch]:
         reading = Reading(self.root, part, b"\n", self.max_sample_bytes, digest)
-        return read_documents(reading, part.file.path, self.text)
+        return reading.samples(lambda block: _documents(reading, block, part.file.path, self.text))
 
 
 def jsonl(
@@ -246,7 +227,8 @@ class LineSource(LocalFiles):
     def read(
         self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
     ) -> Iterable[Sample | Failure | SampleBatch]:
-        return _lines(Reading(self.root, part, b"\n", self.max_sample_bytes, digest), part.file.path)
+        reading = Reading(self.root, part, b"\n", self.max_sample_bytes, digest)
+        return reading.samples(lambda block: _samples(block, part.file.path, reading.position))
 
     def with_lines(self, failures: Sequence[Failure], parts: Iterable[Part]) -> tuple[Failure, ...]:
         """Reads a file again up to its last failure, a compressed one from its beginning."""
@@ -274,16 +256,6 @@ def lines(
 ) -> LineSource:
     """Every line of some files, folders or globs. `json_as_text` lets a token recipe read `.jsonl` files this way."""
     return LineSource(*named_below(paths, root), checked_limit(max_sample_bytes), json_as_text=json_as_text)
-
-
-def _lines(reading: Reading, path: str) -> Iterator[Sample | Failure]:
-    for block in reading:
-        if isinstance(block, LongPiece):
-            yield reading.long_piece(block)
-            continue
-        samples = deque(_samples(block, path, reading.position))
-        del block
-        yield from handed_out(samples)
 
 
 def _samples(block: Block, path: str, position: int) -> Iterator[Sample]:

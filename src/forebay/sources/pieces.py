@@ -13,7 +13,7 @@ it is decompressed once to find the cuts, and its parts are then read in order w
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import BinaryIO, TypeVar
@@ -231,10 +231,17 @@ class Reading(Iterator[Block | LongPiece]):
         self._passed = (len(block), self._newlines_in(block))
         return block
 
-    def long_piece(self, piece: LongPiece) -> Failure:
-        """The failure of a piece that was skipped."""
-        sample = f"{self._part.file.path}@{self.position}"
-        return too_large(sample, piece.size, self.max_sample_bytes, f"line {self.first_line()}: ")
+    def samples(self, decode: Callable[[Block], Iterable[T]]) -> Iterator[T | Failure]:
+        """What `decode` returns for each block, one by one, and a failure for each skipped piece."""
+        for block in self:
+            if isinstance(block, LongPiece):
+                sample, where = f"{self._part.file.path}@{self.position}", f"line {self.first_line()}: "
+                yield too_large(sample, block.size, self.max_sample_bytes, where)
+                continue
+            samples = deque(decode(block))
+            del block  # large, like the samples: none stays in memory here
+            while samples:
+                yield samples.popleft()
 
     def _newlines_in(self, block: Block | LongPiece) -> int:
         if not self._part.file.stream:
@@ -276,12 +283,6 @@ class _HashedRead:
         content = self._read(size)
         self.running.update(content)
         return content
-
-
-def handed_out(samples: deque[T]) -> Iterator[T]:
-    """Yield and forget the samples of a block, so that none stays in memory."""
-    while samples:
-        yield samples.popleft()
 
 
 def check_piece_start(plain: BinaryIO, root: str, path: str, start: int, separator: bytes) -> None:

@@ -1,7 +1,6 @@
 """Files as samples: whole, or text with a separator between documents."""
 
 import os
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from forebay.sources.paths import (
     not_utf8,
     too_large,
 )
-from forebay.sources.pieces import Block, LongPiece, Reading, cut_between_pieces, handed_out, piece_bounds, piece_ends
+from forebay.sources.pieces import Block, Reading, cut_between_pieces, piece_bounds, piece_ends
 from forebay.sources.walking import with_stream_suffixes, without_stream_suffix
 from forebay.store.base import is_url
 
@@ -154,7 +153,7 @@ class TextSource(LocalFiles):
             return _only_document(self.root, part, self.max_sample_bytes, digest)
         separator = self.separator.encode()
         reading = Reading(self.root, part, separator, self.max_sample_bytes, digest)
-        return _documents(reading, part.file.path, separator)
+        return reading.samples(lambda block: _in_block(reading, block, part.file.path, separator))
 
 
 def text(
@@ -196,16 +195,6 @@ def _whole_document(content: bytes, path: str) -> Sample | Failure:
     except UnicodeDecodeError as error:
         bad = begin + error.start
         return not_utf8(path, 1 + content.count(b"\n", 0, bad), content[bad], bad, error.reason)
-
-
-def _documents(reading: Reading, path: str, separator: bytes) -> Iterator[Sample | Failure]:
-    for block in reading:
-        if isinstance(block, LongPiece):
-            yield reading.long_piece(block)
-            continue
-        samples = deque(_in_block(reading, block, path, separator))
-        del block
-        yield from handed_out(samples)
 
 
 def _in_block(reading: Reading, block: Block, path: str, separator: bytes) -> Iterator[Sample | Failure]:

@@ -17,8 +17,8 @@ from benchmarks.lib.options import Options
 from benchmarks.lib.result import Result, Run, markdown
 
 CASES = (
-    "build.text", "build.images", "build.resize", "build.planning", "read.rows", "loader.tokens", "loader.stalls",
-    "images.batches", "masks.block_masks", "chat.preparation", "remote.first_batch",
+    "build.text", "build.images", "build.resize", "build.planning", "build.write_path", "read.rows", "loader.tokens",
+    "loader.stalls", "images.batches", "masks.block_masks", "chat.preparation", "remote.first_batch",
 )  # fmt: skip
 LIBRARIES = ("forebay", "numpy", "torch", "fastokens", "datasets", "trl", "pillow")
 

@@ -1,12 +1,5 @@
-"""Measurements of the write path, each its own command (run on an idle machine).
+"""Costs of the index: small chunks, builders that end together, the table of a layer, `--reuse` after an edit."""
 
-python -m benchmarks.write_path chunks  [--count 100000] [--s3]   small chunks into a folder, or a loopback S3 server
-python -m benchmarks.write_path ending  [--builders 50]           builders that end together
-python -m benchmarks.write_path state   [--count 1000000]         the table of a layer
-python -m benchmarks.write_path reuse   [--megabytes 10000]       a new cache after one source file was edited
-"""
-
-import argparse
 import multiprocessing
 import os
 import tempfile
@@ -17,20 +10,21 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.many_chunks import many_chunks
 from tests.remote.servers import request, s3_environment, s3_server
 
 import forebay as fb
-from benchmarks.many_chunks import many_chunks
-from benchmarks.tokens_goal import Goal
+from benchmarks.lib.options import Options
+from benchmarks.lib.result import Result
 from forebay.cache.state import Index
 from forebay.store import LocalStore
 from forebay.store.base import Buffer, Entry, Expected, Store
 from forebay.store.object_store import ObjectStore
 
+CASE = "build.write_path"
 CHUNK_BYTES = 1000
 LINE_BYTES = 100
 FILE_BYTES = 100_000_000  # of each source file of `reuse`
-MOST_ENDING_SECONDS, MOST_STATE_SECONDS = 60.0, 0.5
 
 
 class CountingStore(Store):
@@ -84,41 +78,47 @@ class CountingBucket(CountingStore, ObjectStore):
     """A bucket whose requests are counted."""
 
 
-def measure_chunks(options: argparse.Namespace, folder: Path) -> None:
-    """Seconds and requests to make small chunks in this process."""
+def measure(options: Options) -> Iterator[Result]:
+    quick = options.is_quick
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        folder = Path(name)
+        yield from small_chunks(folder / "folder", 500 if quick else 100_000, in_bucket=False)
+        yield from small_chunks(folder / "bucket", 100 if quick else 10_000, in_bucket=True)
+        yield builders_that_end_together(folder / "ending", 4 if quick else 50)
+        yield layer_table(folder / "state", 10_000 if quick else 1_000_000)
+        yield from reuse_after_an_edit(folder / "reuse", 10 if quick else 10_000)
+
+
+def small_chunks(folder: Path, count: int, *, in_bucket: bool) -> Iterator[Result]:
+    """Time and requests to make chunks of 1 KB in this process."""
     recipe = fb.RawRecipe(chunk_bytes=CHUNK_BYTES, codec="none")
-    source = _lines(folder / "lines.txt", options.count * CHUNK_BYTES)
+    source = _lines(folder / "lines.txt", count * CHUNK_BYTES)
     with ExitStack() as ending:
         root = str(folder / "cache")
-        if options.s3:
+        if in_bucket:
             (folder / "s3").mkdir()
             endpoint = ending.enter_context(s3_server(str(folder / "s3")))
             assert request("PUT", f"{endpoint}/chunks") == 200
             os.environ.update(s3_environment(endpoint))
             root = "s3://chunks/cache"
-        store = CountingBucket(root) if options.s3 else CountingFolder(root)
+        store = CountingBucket(root) if in_bucket else CountingFolder(root)
         seconds, report = _timed(lambda: fb.build(store, fb.sources.lines(source), recipe, workers=0, progress=False))
-        per_chunk = (
-            f"{store.requests / report.chunks:.2f} requests and {1000 * seconds / report.chunks:.2f} ms per chunk"
-        )
-        print(
-            f"{report.chunks:,} chunks into {'a bucket' if options.s3 else 'a folder'}: {seconds:.1f} s, {per_chunk}",
-            flush=True,
-        )
+    work = f"{report.chunks:,} chunks of 1 KB into {'an S3 server on loopback' if in_bucket else 'a folder'}"
+    yield Result(case=CASE, work=f"{work}: per chunk", unit="ms", ours=1000 * seconds / report.chunks)
+    yield Result(case=CASE, work=f"{work}: per chunk", unit="requests", ours=store.requests / report.chunks)
 
 
-def measure_ending(options: argparse.Namespace, folder: Path) -> None:
+def builders_that_end_together(folder: Path, builders: int) -> Result:
     """Builders that each make one chunk, then publish at the same moment."""
     recipe = fb.RawRecipe(chunk_bytes=CHUNK_BYTES)
-    source = _lines(folder / "lines.txt", (options.builders + 1) * CHUNK_BYTES)
+    source = _lines(folder / "lines.txt", (builders + 1) * CHUNK_BYTES)
     root = folder / "cache"
-    planned = fb.build(root, fb.sources.lines(source), recipe, workers=0, end_chunk=0, progress=False)
-    assert fb.summarize(root).planned_chunks > options.builders, planned
+    fb.build(root, fb.sources.lines(source), recipe, workers=0, end_chunk=0, progress=False)
     context = multiprocessing.get_context("spawn")
-    ready, results = context.Barrier(options.builders), context.Queue()
+    ready, results = context.Barrier(builders), context.Queue()
     processes = [
         context.Process(target=_end_together, args=(str(root), str(source), chunk, ready, results))
-        for chunk in range(1, options.builders + 1)
+        for chunk in range(1, builders + 1)
     ]
     for process in processes:
         process.start()
@@ -126,8 +126,9 @@ def measure_ending(options: argparse.Namespace, folder: Path) -> None:
     for process in processes:
         process.join()
     listed = fb.status(root, depth="index").layers[0].listed
-    assert listed == options.builders + 1, listed
-    print(Goal(f"{options.builders} builders that end together, s", seconds, "≤", MOST_ENDING_SECONDS))
+    assert listed == builders + 1, listed
+    return Result(case=CASE, work=f"{builders} builders that publish together: last one done", unit="s", ours=seconds,
+                  at_most=60.0)  # fmt: skip
 
 
 def _end_together(root: str, source: str, chunk: int, ready: Barrier, results: Any) -> None:
@@ -148,24 +149,22 @@ def _end_together(root: str, source: str, chunk: int, ready: Barrier, results: A
     results.put(time.monotonic() - store.began)
 
 
-def measure_state(options: argparse.Namespace, folder: Path) -> None:
-    """The table of a layer, once its generation and its plan are read."""
-    files = options.count // 2
-    store = LocalStore(str(many_chunks(folder / "many", options.count, files, files=files)))
+def layer_table(folder: Path, count: int) -> Result:
+    """The table of a layer, once its generation and its plan are read; the listing of its files is not counted."""
+    files = count // 2
+    store = LocalStore(str(many_chunks(folder, count, files, files=files)))
     index = Index.take(store)
-    seconds, plan = _timed(lambda: index.plan)
-    keys = [entry.key for entry in store.entries(index.folder("raw") or "")]
-    listing, _ = _timed(lambda: sum(1 for _ in store.entries(index.folder("raw") or "")))
+    plan, layer = index.plan, index.folder("raw") or ""
+    listing, _ = _timed(lambda: sum(1 for _ in store.entries(layer)))
     whole, state = _timed(lambda: index.state("raw"))
-    assert int(state.todo.sum()) == len(plan) - files, len(keys)
-    note = f"plan read in {seconds:.2f} s; listing of {len(keys):,} files {listing:.2f} s, not counted"
-    print(Goal(f"LayerState of {len(plan):,} chunks, s", max(0.0, whole - listing), "≤", MOST_STATE_SECONDS, note=note))
+    assert int(state.todo.sum()) == len(plan) - files
+    return Result(case=CASE, work=f"table of a layer with {len(plan):,} chunks", unit="s",
+                  ours=max(0.0, whole - listing), at_most=0.5)  # fmt: skip
 
 
-def measure_reuse(options: argparse.Namespace, folder: Path) -> None:
-    """Seconds and bytes written by `--reuse` after one of many source files was edited."""
-    data, total = folder / "data", options.megabytes * 1_000_000
-    data.mkdir()
+def reuse_after_an_edit(folder: Path, megabytes: int) -> Iterator[Result]:
+    """Time and bytes written by `--reuse` after one of many source files was edited."""
+    data, total = folder / "data", megabytes * 1_000_000
     size = min(FILE_BYTES, max(CHUNK_BYTES, total // 4))
     recipe = fb.RawRecipe(codec="none", chunk_bytes=size // 4)
     for number in range(max(4, total // size)):
@@ -176,14 +175,14 @@ def measure_reuse(options: argparse.Namespace, folder: Path) -> None:
     seconds, report = _timed(
         lambda: fb.build(store, fb.sources.lines(data), recipe, workers=0, reuse=folder / "old", progress=False)
     )
-    made = f"{report.made:,} of {report.chunks:,} chunks made"
-    print(
-        f"--reuse of {total / 1e6:,.0f} MB: {seconds:.1f} s, {store.written / 1e6:,.1f} MB written, {made}", flush=True
-    )
+    work = f"--reuse of {megabytes:,} MB after one file was edited ({report.made:,} of {report.chunks:,} chunks made)"
+    yield Result(case=CASE, work=f"{work}: time", unit="s", ours=seconds)
+    yield Result(case=CASE, work=f"{work}: written", unit="MB", ours=store.written / 1e6)
 
 
 def _lines(path: Path, size: int) -> Path:
     """A file of different lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as file:
         for number in range(max(1, size // LINE_BYTES)):
             file.write(f"{number:012d}".ljust(LINE_BYTES - 1, "x") + "\n")
@@ -194,28 +193,3 @@ def _timed(act: Callable[[], Any]) -> tuple[float, Any]:
     began = time.perf_counter()
     result = act()
     return time.perf_counter() - began, result
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", help="where caches are built; a temporary folder unless named")
-    verbs = parser.add_subparsers(required=True)
-    for name, measure, flags in (
-        ("chunks", measure_chunks, {"--count": 100_000}),
-        ("ending", measure_ending, {"--builders": 50}),
-        ("state", measure_state, {"--count": 1_000_000}),
-        ("reuse", measure_reuse, {"--megabytes": 10_000}),
-    ):
-        verb = verbs.add_parser(name)
-        verb.set_defaults(measure=measure)
-        for flag, default in flags.items():
-            verb.add_argument(flag, type=int, default=default)
-        if name == "chunks":
-            verb.add_argument("--s3", action="store_true", help="into an S3 server on loopback")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        options.measure(options, Path(folder))
-
-
-if __name__ == "__main__":
-    main()

@@ -14,17 +14,16 @@ import forebay as fb
 from benchmarks.lib.options import Options
 from benchmarks.lib.result import Result
 from forebay.building.cutting import wait_until_settled
-from forebay.building.listing import SourceListing, UnreadableFiles
+from forebay.building.listing import SourceListing
 from forebay.building.segments import Draft, Planner
-from forebay.building.trial import Trial
-from forebay.cache.plan import load_plan
+from forebay.cache.plan import Plan, load_plan
 from forebay.file_table import FileTable
 from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
 from forebay.store.local import LocalStore
 
 CASE = "build.planning"
 PER_FOLDER = 1000
-_ROWS = Trial(1, 0.0, 1, 0, 1.0, 400_000, 0, 400_000)  # 160 images of 448 pixels make a chunk
+CHUNK_IMAGES = 160
 
 
 class MadeUpImages(Source):
@@ -69,7 +68,7 @@ def plan(root: str, source: Source) -> None:
     wait_until_settled(files)
     listing, recipe = SourceListing(source), fb.ImageRecipe(tags=())
     planner = Planner(LocalStore(root), listing, recipe, lambda *_: None, lambda _: None)
-    segment = planner._first_segment(files, _ROWS, UnreadableFiles())
+    segment = planner._segment(Plan(()), files, {}, CHUNK_IMAGES)
     Draft(segment).append(LocalStore(root))
 
 

@@ -108,7 +108,7 @@ wheel: $(VENV)-tools/.ready  ## Build the sdist and the wheel into dist/
 	rm -rf build dist src/forebay.egg-info/SOURCES.txt
 	$(VENV)-tools/bin/python -m build --outdir dist
 	@# auditwheel renames the wheel to the oldest manylinux tag that it supports: PyPI rejects linux_x86_64.
-	@if [ "$$(uname)" = Linux ]; then export PATH="$(CURDIR)/$(VENV)-tools/bin:$$PATH"; \
+	@if [ "$$(uname)" = Linux ]; then export PATH="$(abspath $(VENV)-tools/bin):$$PATH"; \
 		auditwheel repair --wheel-dir dist dist/*-linux_*.whl && rm dist/*-linux_*.whl; fi
 	$(VENV)-tools/bin/twine check --strict dist/*
 

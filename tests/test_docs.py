@@ -17,7 +17,8 @@ import forebay as fb
 
 ROOT = Path(__file__).parent.parent
 TUTORIALS = sorted((ROOT / "docs").glob("tutorial*.md"))  # each begins in an empty folder
-DOCUMENTS = sorted((ROOT / "docs" / "documents").glob("*.md"))
+NAMES = ROOT / "docs" / "documents" / "names.md"
+DOCUMENTS = sorted(set((ROOT / "docs" / "documents").glob("*.md")) - {NAMES})
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 REMOTE = ROOT / "docs" / "guide-remote.md"  # its blocks need servers: tests/remote/test_remote_guide.py runs them
 CHAT = ROOT / "docs" / "guide-chat.md"  # its commands need what its blocks wrote
@@ -122,6 +123,18 @@ def test_links_between_pages_are_valid() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_names_of_the_documents_are_mapped_to_options_and_functions_that_exist() -> None:
+    rows = re.findall(r"^\| `.+?` .*?\| (.+?) \|", NAMES.read_text(), re.MULTILINE)
+    code = "\n".join(path.read_text() for folder in ("src", "examples") for path in (ROOT / folder).rglob("*.py"))
+    reference = "\n".join(path.read_text() for path in (ROOT / "docs" / "commands").glob("*.md"))
+    assert len(rows) > 50
+    for row in rows:
+        for option in re.findall(r"--[a-z-]+", row):
+            assert re.search(rf"{option}(?![-\w])", reference), option
+        for name in re.findall(r"`(?:\w+\.)*([A-Z]\w+)\b", row):
+            assert name in code, name
 
 
 ARCHITECTURE = ROOT / "docs" / "architecture.md"

@@ -21,7 +21,8 @@ NAMES = ROOT / "docs" / "documents" / "names.md"
 DOCUMENTS = sorted(set((ROOT / "docs" / "documents").glob("*.md")) - {NAMES})
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 REMOTE = ROOT / "docs" / "guide-remote.md"  # its blocks need servers: tests/remote/test_remote_guide.py runs them
-CHAT = ROOT / "docs" / "guide-chat.md"  # its commands need what its blocks wrote
+CHAT = ROOT / "docs" / "guide-chat.md"  # it continues in the folder of the tutorial, after its first section
+CHAT_TUTORIAL = ROOT / "docs" / "tutorial-chat.md"
 MASKS = ROOT / "docs" / "guide-masks.md"  # tests/masks/test_guide.py runs its blocks
 TRAINERS = ROOT / "docs" / "trainers.md"
 HOWTOS = sorted((ROOT / "docs").glob("howto-*.md"))  # their blocks read what their commands built
@@ -98,6 +99,8 @@ def test_a_page_runs_from_top_to_bottom_in_an_empty_folder(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if page == CHAT:
+        exec(compile("\n".join(_blocks(CHAT_TUTORIAL)[:2]), CHAT_TUTORIAL.name, "exec"), {})
     _run_page(page)
 
 

@@ -10,8 +10,7 @@ from types import ModuleType
 import pytest
 
 import forebay as fb
-from forebay.store import Store
-from forebay.testing import SourceContract, StoreContract
+from forebay.testing import SourceContract
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 MOST_LINES = 40
@@ -33,7 +32,7 @@ def page() -> ModuleType:
 PAGE_NAMES = page()
 
 
-@pytest.mark.parametrize("name", ["LetterRecipe", "RecordSource", "SqliteStore", "Vowels"])
+@pytest.mark.parametrize("name", ["LetterRecipe", "RecordSource"])
 def test_each_example_is_short(name):
     (block,) = (block for block in BLOCKS if f"class {name}" in block)
     lines = [line for line in block[block.index(f"class {name}") :].splitlines() if line.strip()]
@@ -58,8 +57,3 @@ class TestRecords(SourceContract):
     def samples_of(self, content: bytes) -> list[bytes]:
         stored = self.stored(content)
         return [stored[at : at + self.size] for at in range(0, len(stored), self.size)]
-
-
-class TestSqlite(StoreContract):
-    def make_store(self, folder: Path) -> Store:
-        return PAGE_NAMES.SqliteStore(f"{folder}.db")

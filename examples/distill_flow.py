@@ -265,7 +265,7 @@ class Training:
         )
         samples, dataset = batch["row_id"][:, 0] << 32 | batch["row_id"][:, 1], batch["dataset_id"]
         keep_lune, keep_sol = (
-            self.config.dropout(name).kept(name, self.done, samples, dataset) for name in ("lune", "sol")
+            self.config.dropout(name).keep(name, self.done, samples, dataset) for name in ("lune", "sol")
         )
         return lune.where(keep_lune), stats.where(keep_sol), spatial.where(keep_sol)
 

@@ -10,7 +10,7 @@ SAMPLES = np.arange(20_000)
 
 
 def kept(rate: float = 0.1, seed: int = 0, teacher: str = "lune", step: int = 5, dataset: object = 0) -> np.ndarray:
-    return TeacherDropout(rate, seed).kept(teacher, step, SAMPLES, dataset).numpy()
+    return TeacherDropout(rate, seed).keep(teacher, step, SAMPLES, dataset).numpy()
 
 
 def test_a_tenth_of_the_samples_learns_without_the_teacher() -> None:
@@ -22,7 +22,7 @@ def test_a_tenth_of_the_samples_learns_without_the_teacher() -> None:
 
 def test_order_and_company_do_not_matter() -> None:
     order = np.random.default_rng(0).permutation(len(SAMPLES))[:100]
-    alone = [TeacherDropout().kept("lune", 5, [sample]).item() for sample in order]
+    alone = [TeacherDropout().keep("lune", 5, [sample]).item() for sample in order]
     assert alone == kept()[order].tolist()
 
 
@@ -44,7 +44,7 @@ def test_samples_of_several_data_sets_have_their_own_coins_in_one_batch() -> Non
 
 def test_row_ids_beyond_32_bits_are_samples_too() -> None:
     far = (SAMPLES.astype(np.uint64) << np.uint64(32)) | np.uint64(7)
-    assert (TeacherDropout().kept("lune", 5, far).numpy() != kept()).mean() == pytest.approx(0.18, abs=0.02)
+    assert (TeacherDropout().keep("lune", 5, far).numpy() != kept()).mean() == pytest.approx(0.18, abs=0.02)
 
 
 def test_a_rate_that_is_no_share_is_an_error() -> None:

@@ -225,8 +225,8 @@ def test_dropout_goes_by_the_permanent_names_of_samples(tmp_path: Path) -> None:
     keys = multi.sample_keys(local, ids)
     assert keys[:2].tolist() == [0, 0]
     assert keys[-1] == (3 << 32) + 2  # the third row of chunk 3
-    kept = TeacherDropout(rate=0.5).kept("lune", 9, keys, ids)
+    kept = TeacherDropout(rate=0.5).keep("lune", 9, keys, ids)
     one_by_one = [
-        TeacherDropout(rate=0.5).kept("lune", 9, [key], one).item() for key, one in zip(keys, ids, strict=True)
+        TeacherDropout(rate=0.5).keep("lune", 9, [key], one).item() for key, one in zip(keys, ids, strict=True)
     ]
     assert kept.tolist() == one_by_one

@@ -165,11 +165,11 @@ class Work:
 
     def _take_made(self, event: Done) -> None:
         self.cache.clock.add("writing", event.writing_seconds)
-        made = msgspec.convert(event.record, MadeChunk)
+        chunk = msgspec.convert(event.record, MadeChunk)
         self.queue.done(event.chunk)
-        self.run.add(made.record, made.adopted)
+        self.run.add(chunk.record, chunk.adopted)
         self.run.read_bytes += self._weights[event.chunk] * self._bytes_per_unit
-        self.publisher.add(made.record, waits=self._waits(event.chunk))
+        self.publisher.add(chunk.record, waits=self._waits(event.chunk))
 
     def _take_death(self, died: Died) -> None:
         if died.began:

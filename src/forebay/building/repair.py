@@ -114,7 +114,7 @@ def _remake(
 ) -> None:
     """Make chunks as `build` does; a listed one that would have other content stays listed as it is."""
     folder, log = layout.document_folder(document), run.log
-    reasons = _made(run, options, document, bad, unlisted)
+    reasons = _make_chunks(run, options, document, bad, unlisted)
     table = Index.take(run.store).table(document.layer)
     for chunk, record in bad.items():
         key, at = record.key(folder), table.position(chunk)
@@ -133,7 +133,7 @@ def _remake(
             log.failed[key] = f"no generation lists it: {reasons[chunk]}"
 
 
-def _made(
+def _make_chunks(
     run: RepairRun,
     options: BuildOptions,
     document: RecipeDocument,

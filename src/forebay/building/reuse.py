@@ -53,7 +53,7 @@ def begin_reusing(cache: CacheWriter, planner: Planner, layer: str, old: Index, 
         return
     cache.check_base(begin_cache(cache.store, layer).base, layer)
     bind_layer(cache.store, planner.recipe, layer)
-    placed = Placement(old, cache, copy).place(_unchanged(old.plan, source.gone))
+    placed = Placement(old, cache, copy).place_layers(_unchanged(old.plan, source.gone))
     for segment in segments[len(cache.index.plan.segments) :]:
         cache.append(Draft(segment))
     if cache.index.plan.digests[: len(segments)] != digests:
@@ -146,7 +146,7 @@ class Placement:
     cache: CacheWriter
     copy: bool
 
-    def place(self, unchanged: Array) -> dict[str, list[ChunkRecord]]:
+    def place_layers(self, unchanged: Array) -> dict[str, list[ChunkRecord]]:
         """The records of placed chunks by layer, lowest first; a layer needs the chunks of all layers it reads."""
         placed: dict[str, list[ChunkRecord]] = {}
         for layer in sorted(self.old.published.layers, key=self.old.height):
@@ -164,18 +164,18 @@ class Placement:
         newest = self.old.published
         self.cache.store.create(layout.recipe(layer), [newest.recipes[layer].encode()])
         digest = newest.constants.get(layer)
-        return digest is None or self._place(layout.constants(newest.folder(layer)), bytes.fromhex(digest))
+        return digest is None or self._place_file(layout.constants(newest.folder(layer)), bytes.fromhex(digest))
 
     def _place_chunks(self, layer: str, records: Sequence[ChunkRecord]) -> list[ChunkRecord]:
         folder, placed = self.old.published.folder(layer), list[ChunkRecord]()
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            outcomes = pool.map(lambda record: self._place(record.key(folder), record.sha256), records)
+            outcomes = pool.map(lambda record: self._place_file(record.key(folder), record.sha256), records)
             for done, (record, is_placed) in enumerate(zip(records, outcomes, strict=True), 1):
                 placed += [record] if is_placed else []
                 self.cache.show(Progress(phase="copying", done=done, total=len(records)))
         return placed
 
-    def _place(self, key: str, sha256: bytes) -> bool:
+    def _place_file(self, key: str, sha256: bytes) -> bool:
         """Place one file; False if it is damaged or gone in the old cache."""
         store, old = self.cache.store, self.old.store
         if _has(store, key, sha256):

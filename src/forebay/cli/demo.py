@@ -220,5 +220,5 @@ def demo(into: str | None, keep: bool, names: str, chunk_rows: int) -> DemoRepor
     report = DemoRun(folder, build_options, is_json()).run()
     if into is None and not keep:
         shutil.rmtree(folder)
-        report = msgspec.structs.replace(report, kept=False)
+        report = msgspec.structs.replace(report, exists=False)
     return report

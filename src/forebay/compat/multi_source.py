@@ -98,7 +98,7 @@ class MultiSourceCache:
         return (None, None) if columns is None else (columns["sol_stats"].values, columns["sol_spatial"].values)
 
     def sample_keys(self, local_indices: Numbers, dataset_ids: Numbers) -> NDArray[np.uint64]:
-        """Return the permanent numbers of samples, from their row ids, for `TeacherDropout.kept(…, dataset_ids)`."""
+        """Return the permanent numbers of samples, from their row ids, for `TeacherDropout.keep(…, dataset_ids)`."""
         located = self._located(local_indices, dataset_ids)
         coins = Coins(0, 0, np.zeros(len(located.rows), np.uint64))
         ids = RowReader(list(self._caches.values()), ["row_id"]).read(located, coins)["row_id"]

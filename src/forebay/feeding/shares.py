@@ -22,7 +22,7 @@ from math import gcd, isfinite, lcm
 import numpy as np
 from numpy.typing import NDArray
 
-Places = NDArray[np.int64]
+Numbers = NDArray[np.int64]
 LARGEST = 2**31  # sum of all weights; products of two such numbers fit in 64 bits
 
 
@@ -31,9 +31,9 @@ class Shares:
     """Sources with weights, as an endless sequence of positions."""
 
     weights: tuple[int, ...]  # in lowest terms
-    _left: Places  # (nodes,): weight of the left branch
-    _both: Places  # (nodes,): weight of both
-    _branches: Places  # (nodes, 2): a node, or ~source
+    _left: Numbers  # (nodes,): weight of the left branch
+    _both: Numbers  # (nodes,): weight of both
+    _branches: Numbers  # (nodes, 2): a node, or ~source
 
     @classmethod
     def of(cls, weights: Sequence[float | Fraction]) -> "Shares":
@@ -56,38 +56,38 @@ class Shares:
             left, both, branches = [1], [1], [(heap[0][2], heap[0][2])]
         return cls(whole, np.array(left), np.array(both), np.array(branches))
 
-    def locate(self, positions: Places) -> tuple[Places, Places]:
+    def locate(self, positions: Numbers) -> tuple[Numbers, Numbers]:
         """(source, position in the source) of every position."""
-        places = np.array(positions, np.int64)
-        nodes = np.full_like(places, len(self._both) - 1)
+        numbers = np.array(positions, np.int64)
+        nodes = np.full_like(numbers, len(self._both) - 1)
         going = np.flatnonzero(nodes >= 0)
         while len(going):
-            node, place = nodes[going], places[going]
-            before = self._on_the_left(node, place)
-            right = (self._on_the_left(node, place + 1) == before).astype(np.int64)
-            places[going] = np.where(right, place - before, before)
+            node, number = nodes[going], numbers[going]
+            before = self._on_the_left(node, number)
+            right = (self._on_the_left(node, number + 1) == before).astype(np.int64)
+            numbers[going] = np.where(right, number - before, before)
             nodes[going] = self._branches[node, right]
             going = going[nodes[going] >= 0]
-        return ~nodes, places
+        return ~nodes, numbers
 
-    def counts(self, position: int) -> Places:
+    def counts(self, position: int) -> Numbers:
         """How many of the positions before this one each source has."""
         counts = np.zeros(len(self.weights), np.int64)
         ahead = [(len(self._both) - 1, position)]
         while ahead:
-            node, place = ahead.pop()
+            node, number = ahead.pop()
             if node < 0:
-                counts[~node] += place
+                counts[~node] += number
                 continue
-            before = int(self._on_the_left(np.array([node]), np.array([place]))[0])
-            ahead += zip(self._branches[node].tolist(), (before, place - before), strict=True)
+            before = int(self._on_the_left(np.array([node]), np.array([number]))[0])
+            ahead += zip(self._branches[node].tolist(), (before, number - before), strict=True)
         return counts
 
-    def _on_the_left(self, nodes: Places, places: Places) -> Places:
+    def _on_the_left(self, nodes: Numbers, numbers: Numbers) -> Numbers:
         left, both = self._left[nodes], self._both[nodes]
-        rounds, rest = np.divmod(places, both)
-        found: Places = rounds * left + (rest * left * 2 + both) // (both * 2)
-        return found
+        rounds, rest = np.divmod(numbers, both)
+        before: Numbers = rounds * left + (rest * left * 2 + both) // (both * 2)
+        return before
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +113,20 @@ class ChangingShares:
         passed = [shares.counts(length) for shares, length in zip(self._shares, lengths, strict=False)]
         self._before = np.cumsum([np.zeros(len(phases[0].weights), np.int64), *passed], axis=0)
 
-    def locate(self, positions: Places) -> tuple[Places, Places]:
+    def locate(self, positions: Numbers) -> tuple[Numbers, Numbers]:
         """(source, position in the source) of every position."""
-        sources, places = np.empty_like(positions), np.empty_like(positions)
+        sources, numbers = np.empty_like(positions), np.empty_like(positions)
         phases = np.searchsorted(self._starts, positions, side="right") - 1
         for phase in np.unique(phases).tolist():
             here = phases == phase
             sources[here], within = self._shares[phase].locate(positions[here] - self._starts[phase])
-            places[here] = within + self._before[phase, sources[here]]
-        return sources, places
+            numbers[here] = within + self._before[phase, sources[here]]
+        return sources, numbers
 
-    def counts(self, position: int) -> Places:
+    def counts(self, position: int) -> Numbers:
         """How many of the positions before this one each source has."""
         phase = int(np.searchsorted(self._starts, position, side="right")) - 1
-        counts: Places = self._before[phase] + self._shares[phase].counts(position - int(self._starts[phase]))
+        counts: Numbers = self._before[phase] + self._shares[phase].counts(position - int(self._starts[phase]))
         return counts
 
 

@@ -116,8 +116,8 @@ class EpochSegment:
         self.pinned = pinned
         self.selection = None if rule is None else rule.select(pinned)
         starts = pinned.chunk_starts
-        self._places = starts if self.selection is None else self.selection.before(starts)
-        self.counts = np.diff(self._places)
+        self._selected_starts = starts if self.selection is None else self.selection.before(starts)
+        self.counts = np.diff(self._selected_starts)
         if older is not None:
             self.counts[np.isin(pinned.chunk_numbers, older.chunk_numbers)] = 0
         self._firsts = np.concatenate([[0], np.cumsum(self.counts)])
@@ -142,7 +142,7 @@ class EpochSegment:
         """Return row numbers of the cache that is read."""
         if not self._whole:
             chunk = np.searchsorted(self._firsts, indices, side="right") - 1
-            indices = indices - self._firsts[chunk] + self._places[chunk]
+            indices = indices - self._firsts[chunk] + self._selected_starts[chunk]
         rows = indices if self.selection is None else self.selection.rows(indices)
         if self._shifts is None:
             return rows

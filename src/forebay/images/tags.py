@@ -36,14 +36,14 @@ class Tags:
 
     names: tuple[str, ...] = ()
     note: str = field(default="", compare=False)  # a hint that the counted tags may not be tags
-    _places: dict[str, int] = field(init=False, repr=False, compare=False)
+    _indices: dict[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        places = {name: index for index, name in enumerate(self.names)}
-        if len(places) < len(self.names):
+        indices = {name: index for index, name in enumerate(self.names)}
+        if len(indices) < len(self.names):
             twice = next(name for name, count in Counter(self.names).items() if count > 1)
             raise RecipeInvalid(f"the tag '{twice}' is in the vocabulary twice", hint="name each tag once")
-        object.__setattr__(self, "_places", places)
+        object.__setattr__(self, "_indices", indices)
 
     @classmethod
     def counted(
@@ -80,7 +80,7 @@ class Tags:
         return len(self.names)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places
+        return name in self._indices
 
     def indices(self, names: Iterable[str]) -> Indices:
         """Return the indices of the known tags, in ascending order, each once.
@@ -88,7 +88,7 @@ class Tags:
         >>> Tags(("cat", "dog")).indices(["dog", "unicorn", "dog"]).tolist()
         [1]
         """
-        return np.array(sorted({self._places[name] for name in names if name in self._places}), np.uint32)
+        return np.array(sorted({self._indices[name] for name in names if name in self._indices}), np.uint32)
 
     def named(self, indices: Iterable[int]) -> tuple[str, ...]:
         return tuple(self.names[index] for index in indices)
@@ -113,9 +113,9 @@ class Tags:
         order = np.arange(len(self), dtype=np.int64)
         for one, other in pairs.items():
             for name in (one, other):
-                if name not in self._places:
+                if name not in self._indices:
                     raise RecipeInvalid(f"the orientation tag '{name}' is not in the vocabulary of {len(self):,} tags")
-            first, second = self._places[one], self._places[other]
+            first, second = self._indices[one], self._indices[other]
             if order[first] not in (first, second) or order[second] not in (first, second):
                 raise RecipeInvalid(f"the orientation tag '{one}' or '{other}' is in two pairs; a flip swaps two tags")
             order[first], order[second] = second, first

@@ -156,7 +156,7 @@ def paint_scaled(
 
 
 def token_places(
-    places: Numbers,
+    begins: Numbers,
     ids: NDArray[np.uint32],
     skipped: NDArray[np.uint8],
     offsets: Numbers,
@@ -168,8 +168,8 @@ def token_places(
     Token `id` is `flat[offsets[id]:offsets[id + 1]]`, without its first `skipped[i]` bytes.
     """
     lengths = offsets[ids.astype(np.int64) + 1] - offsets[ids] - skipped
-    places[:] = np.cumsum(lengths) - lengths
-    values = np.arange(int(lengths.sum())) + np.repeat(offsets[ids] + skipped - places, lengths)
+    begins[:] = np.cumsum(lengths) - lengths
+    values = np.arange(int(lengths.sum())) + np.repeat(offsets[ids] + skipped - begins, lengths)
     return flat[values].tobytes() == text
 
 

@@ -2,7 +2,7 @@
 
     row number    0 1 2 3 4 5 6 7
     selected      . x x . . x . x
-    place           0 1     2   3        rows([2]) is 5, before([5]) is 2
+    position        0 1     2   3        rows([2]) is 5, before([5]) is 2
 
 A row costs one bit, which may be in a mapped file.
 
@@ -28,7 +28,7 @@ Rows = NDArray[np.int64]
 Bits = NDArray[np.uint8]
 BLOCK_ROWS = 1024  # rows that share one running count
 _BLOCK_BYTES = BLOCK_ROWS // 8
-_STEP = 1024  # places looked up at once, so that the copied blocks stay in the processor's cache
+_STEP = 1024  # positions looked up at once, so that the copied blocks stay in the processor's cache
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")  # (byte, bit)
 _ONES = _BITS.sum(axis=1, dtype=np.uint8)
 _NTH_ONE = np.argsort(_BITS == 0, axis=1, kind="stable").astype(np.uint8)  # (byte, n): where its n-th 1 is
@@ -42,25 +42,25 @@ class Selection:
             raise ValueError(f"bits must have {packed_bytes(total):,} bytes for {total:,} rows (got {len(bits):,})")
         self.total = total
         self.bits = bits
-        self._place = np.zeros(len(bits) // _BLOCK_BYTES + 1, np.int64)
-        for first in range(0, len(self._place) - 1, _STEP):
-            ones = _ONES[self._blocks(np.arange(first, min(first + _STEP, len(self._place) - 1)))]
-            self._place[first + 1 : first + 1 + len(ones)] = ones.sum(axis=1)
-        np.cumsum(self._place, out=self._place)
+        self._before_block = np.zeros(len(bits) // _BLOCK_BYTES + 1, np.int64)
+        for first in range(0, len(self._before_block) - 1, _STEP):
+            ones = _ONES[self._blocks(np.arange(first, min(first + _STEP, len(self._before_block) - 1)))]
+            self._before_block[first + 1 : first + 1 + len(ones)] = ones.sum(axis=1)
+        np.cumsum(self._before_block, out=self._before_block)
 
     def __len__(self) -> int:
-        return int(self._place[-1])
+        return int(self._before_block[-1])
 
-    def rows(self, places: Rows) -> Rows:
-        """Return the row numbers at some places among the selected rows."""
-        if len(places) > _STEP:
-            return np.concatenate([self.rows(places[at : at + _STEP]) for at in range(0, len(places), _STEP)])
-        block = np.searchsorted(self._place, places, side="right") - 1
-        left = places - self._place[block]
+    def rows(self, positions: Rows) -> Rows:
+        """Return the row numbers at some positions among the selected rows."""
+        if len(positions) > _STEP:
+            return np.concatenate([self.rows(positions[at : at + _STEP]) for at in range(0, len(positions), _STEP)])
+        block = np.searchsorted(self._before_block, positions, side="right") - 1
+        left = positions - self._before_block[block]
         content = self._blocks(block)
         ones = np.cumsum(_ONES[content], axis=1, dtype=np.int16)
         byte = np.sum(ones <= left[:, None], axis=1)
-        each = np.arange(len(places))
+        each = np.arange(len(positions))
         left -= np.where(byte > 0, ones[each, byte - 1], 0)
         rows: Rows = block * BLOCK_ROWS + byte * 8 + _NTH_ONE[content[each, byte], left]
         return rows
@@ -78,7 +78,7 @@ class Selection:
         each = np.arange(len(rows))
         whole = np.where(byte > 0, ones[each, byte - 1], 0)
         part = _ONES[content[each, np.minimum(byte, _BLOCK_BYTES - 1)] & ((1 << bit) - 1)]
-        counted: Rows = self._place[block] + whole + part
+        counted: Rows = self._before_block[block] + whole + part
         return counted
 
     @property

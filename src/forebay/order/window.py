@@ -155,13 +155,13 @@ class _Deal:
         lane = self._turns[positions % self._window.lanes]
         return self._rows(self._mixed(lane, self._lanes[lane] + positions // self._window.lanes))
 
-    def _mixed(self, lane: Numbers, places: Numbers) -> Numbers:
-        """Return where the shuffle of its window puts each place.
+    def _mixed(self, lane: Numbers, positions: Numbers) -> Numbers:
+        """Return where the shuffle of its window puts each position.
 
-        Many places share a window: its borders and its shuffle are computed once for all of them.
+        Many positions share a window: its borders and its shuffle are computed once for all of them.
         """
         size, lanes = self._window.rows, self._window.lanes
-        number = (places - self._lanes[lane] - (lane + 1) * size // lanes) // size + 1
+        number = (positions - self._lanes[lane] - (lane + 1) * size // lanes) // size + 1
         first, last = (int(number.min()) - 1, int(number.max()) + 2) if number.size else (-1, 2)
         edge = lane * (last - first) + number - first  # of a table of lanes and numbers
         edges, where = distinct(edge, lanes * (last - first))
@@ -169,28 +169,28 @@ class _Deal:
         starts = self._lanes[lane_of] + (lane_of + 1) * size // lanes + number_of * size
         steps = np.array([[-1], [0], [1]]) * size
         before, border, after = self._border(np.tile(lane_of, 3), (starts + steps).ravel()).reshape(3, -1)
-        is_later = places >= border[where]
+        is_later = positions >= border[where]
         which = 2 * where + is_later  # windows: of each edge, the one that ends there and the one that begins there
         low, high = np.stack([before, border], axis=1).ravel(), np.stack([border, after], axis=1).ravel()
         names = mix(
             mix(np.full(1, self._key, np.uint64) ^ lane_of.astype(np.uint64)).repeat(2)
             ^ (number_of.repeat(2) + np.tile([0, 1], len(edges))).astype(np.uint64)
         )
-        return low[which] + permute_each(places - low[which], which, high - low, names)
+        return low[which] + permute_each(positions - low[which], which, high - low, names)
 
-    def _border(self, lane: Numbers, places: Numbers) -> Numbers:
-        """Return the last place up to `places` where no unit is cut, within the lane."""
-        group, offset = self._in_group(np.clip(places, self._lanes[lane], self._lanes[lane + 1] - 1))
+    def _border(self, lane: Numbers, positions: Numbers) -> Numbers:
+        """Return the last position up to `positions` where no unit is cut, within the lane."""
+        group, offset = self._in_group(np.clip(positions, self._lanes[lane], self._lanes[lane + 1] - 1))
         unit, whole = self._window.unit, self._group_units[group] * self._window.unit
         rest = self._pieces.rests
         first = rest[self._first[group]]
         piece = np.searchsorted(rest, first + np.maximum(0, offset - whole), side="right") - 1
         border = self._groups[group] + np.where(offset < whole, offset // unit * unit, whole + rest[piece] - first)
-        return np.where(places >= self._lanes[lane + 1], self._lanes[lane + 1], border)
+        return np.where(positions >= self._lanes[lane + 1], self._lanes[lane + 1], border)
 
-    def _rows(self, places: Numbers) -> Numbers:
-        """Return the rows at some places, after shuffling the units of each group."""
-        group, offset = self._in_group(places)
+    def _rows(self, positions: Numbers) -> Numbers:
+        """Return the rows at some positions, after shuffling the units of each group."""
+        group, offset = self._in_group(positions)
         unit, pieces, first = self._window.unit, self._pieces, self._first[group]
         whole = self._group_units[group]
         within = np.minimum(offset // unit, np.maximum(0, whole - 1))
@@ -203,9 +203,9 @@ class _Deal:
         rest_rows = pieces.bases[by_rest] + pieces.full[by_rest] * unit + left - pieces.rests[by_rest]
         return np.where(offset < whole * unit, unit_rows, rest_rows)
 
-    def _in_group(self, places: Numbers) -> tuple[Numbers, Numbers]:
-        group = np.searchsorted(self._groups, places, side="right") - 1
-        return group, places - self._groups[group]
+    def _in_group(self, positions: Numbers) -> tuple[Numbers, Numbers]:
+        group = np.searchsorted(self._groups, positions, side="right") - 1
+        return group, positions - self._groups[group]
 
 
 def _hashes(numbers: Numbers, key: int) -> Words:

@@ -118,7 +118,7 @@ class DemoReport(Record, frozen=True, kw_only=True):
     root: str
     steps: tuple[DemoStep, ...]
     seconds: float
-    kept: bool = True  # whether the cache still exists
+    exists: bool = True  # whether the cache was left on the disk
 
 
 class Viewing(Record, frozen=True, kw_only=True):

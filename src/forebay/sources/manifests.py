@@ -275,14 +275,14 @@ class ImageManifestSource(Source):
 
     def look(self, path: str) -> SourceFile:
         line = self._line_of(path)
-        return self._failed(line) if self._is_place(path) else self._look(line)
+        return self._failed(line) if self._is_line_name(path) else self._look(line)
 
     def stamp(self, file: SourceFile) -> str:
         return stamp(self.root, file)
 
     def edited_beside(self, known: SourceFile, current: SourceFile) -> str:
         before, now = ((file.size, file.mtime_ns, file.etag.partition("+")[2]) for file in (known, current))
-        is_same_image = before == now and not self._is_place(current.path)
+        is_same_image = before == now and not self._is_line_name(current.path)
         return self._place_of(current.path) if is_same_image and known.etag != current.etag else ""
 
     def weight(self, file: SourceFile) -> int:
@@ -297,7 +297,7 @@ class ImageManifestSource(Source):
         line = self._line_of(part.file.path)
         if _LINE.match(part.file.etag)[0] != line.check:  # type: ignore[index]  # it matches nothing at least
             raise files_changed(self.root, {part.file.path: f"has another line in '{self.manifest}' than was planned"})
-        if self._is_place(part.file.path):
+        if self._is_line_name(part.file.path):
             yield self._failure(part.file, line)
             return
         content = read_image(self.root, part.file, self.max_sample_bytes)
@@ -311,7 +311,7 @@ class ImageManifestSource(Source):
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         line = self._line_of(file.path)
-        image = 0 if self._is_place(file.path) else image_digest(self.root, file)
+        image = 0 if self._is_line_name(file.path) else image_digest(self.root, file)
         value: int = xxhash.xxh3_64_intdigest(image.to_bytes(8, "little") + line.text)
         return value
 
@@ -320,7 +320,7 @@ class ImageManifestSource(Source):
         return open_lines(self.root, path, manifest_file(path), self.image)
 
     def _line_of(self, path: str) -> Line:
-        offset = self._place(path)
+        offset = self._offset_of(path)
         line = self._lines().find(path) if offset is None else self._lines().at(offset)
         if line is None:
             raise FileNotFoundError(errno.ENOENT, f"no line of the manifest '{self.manifest}' names it", path)
@@ -373,12 +373,12 @@ class ImageManifestSource(Source):
         detail = line.detail or f"line {line.number}: '{line.image}' could not be read when the cache was planned"
         return Failure(file.path, reason, detail)
 
-    def _place(self, path: str) -> int | None:
+    def _offset_of(self, path: str) -> int | None:
         match = re.fullmatch(rf"{re.escape(self.manifest)}@(\d+)", path)
         return int(match[1]) if match else None
 
-    def _is_place(self, path: str) -> bool:
-        return self._place(path) is not None
+    def _is_line_name(self, path: str) -> bool:
+        return self._offset_of(path) is not None
 
 
 def image_manifest(

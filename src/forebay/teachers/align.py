@@ -164,10 +164,10 @@ def check_alignment(
     """
     if expect not in (None, "tinyflux"):
         raise choice_error("expect", expect, (None, "tinyflux"))
-    kept = [cache.recipe(layer) for layer in cache.generation.recipes]
+    document = [cache.recipe(layer) for layer in cache.generation.recipes]
     layers = [
         _aligned(cache, one, recompute, held_out, allow_network)
-        for one in kept
+        for one in document
         if one.kind in (TeacherRecipe.kind, IMPORTED)
     ]
     return Alignment(root=cache.root, layers=tuple(layers), unmet=tuple(_unmet(layers)) if expect else ())
@@ -188,25 +188,29 @@ def _unmet(layers: Sequence[LayerAlignment]) -> Iterator[str]:
                 yield f"'{column}' must have the shape {shape} at a bucket (found {stored_shape})"
 
 
-def _aligned(cache: Cache, kept: RecipeDocument, recompute: int, held_out: int, allow_network: bool) -> LayerAlignment:
-    whole = open_cache(cache.store, generation=cache.generation.number, layers=[kept.layer])
-    constants = whole.constants(kept.layer)
+def _aligned(
+    cache: Cache, document: RecipeDocument, recompute: int, held_out: int, allow_network: bool
+) -> LayerAlignment:
+    whole = open_cache(cache.store, generation=cache.generation.number, layers=[document.layer])
+    constants = whole.constants(document.layer)
     buckets = tuple(float(t) for t in constants.pop(T_BUCKETS, np.empty(0)))
-    look = _Look(kept)
-    for columns in whole.chunks([*_names(kept), *_base_names(kept), presence_name(kept.layer)]):
-        look.take(kept, columns)
+    look = _Look(document)
+    for columns in whole.chunks([*_names(document), *_base_names(document), presence_name(document.layer)]):
+        look.take(document, columns)
     for name, values in constants.items():
         look.values(name, values.astype(np.float32))
-    again = _recomputed(whole, kept, recompute, held_out if buckets else 0, allow_network)
+    again = _recomputed(whole, document, recompute, held_out if buckets else 0, allow_network)
     absent = [f"none of its {len(whole):,} rows is present"] if len(whole) and not look.rows else []
     return LayerAlignment(
-        layer=kept.layer,
+        layer=document.layer,
         teacher=str(look.teacher.get("kind")),
-        columns={column.name: column.shape for column in kept.columns}
+        columns={column.name: column.shape for column in document.columns}
         | {name: tuple(values.shape) for name, values in constants.items()},
-        dtypes={column.name: column.dtype for column in kept.columns}
+        dtypes={column.name: column.dtype for column in document.columns}
         | {name: str(values.dtype) for name, values in constants.items()},
-        direction=str(look.teacher.get("time_direction") or kept.fields.get("time_direction") or "") if buckets else "",
+        direction=str(look.teacher.get("time_direction") or document.fields.get("time_direction") or "")
+        if buckets
+        else "",
         present=look.rows / max(1, len(whole)),
         buckets=buckets,
         usual_buckets=bool(buckets) and len(buckets) == len(BUCKETS) and bool(np.allclose(buckets, BUCKETS)),
@@ -214,7 +218,7 @@ def _aligned(cache: Cache, kept: RecipeDocument, recompute: int, held_out: int, 
         checked_rows=look.rows,
         recomputed_rows=again.rows,
         interpolation=again.interpolation,
-        problems=(*absent, *_bucket_problems(kept, buckets), *look.problems, *again.problems),
+        problems=(*absent, *_bucket_problems(document, buckets), *look.problems, *again.problems),
         notes=(*look.notes, *again.notes),
     )
 
@@ -222,20 +226,20 @@ def _aligned(cache: Cache, kept: RecipeDocument, recompute: int, held_out: int, 
 class _Look:
     """Collects ranges and problems of a layer, chunk by chunk."""
 
-    def __init__(self, kept: RecipeDocument) -> None:
-        self.fields = kept.fields
-        self.is_imported = kept.kind == IMPORTED
-        self.teacher: Mapping[str, Any] = kept.fields.get("teacher") or {"kind": kept.fields.get("part")}
+    def __init__(self, document: RecipeDocument) -> None:
+        self.fields = document.fields
+        self.is_imported = document.kind == IMPORTED
+        self.teacher: Mapping[str, Any] = document.fields.get("teacher") or {"kind": document.fields.get("part")}
         self.ranges: dict[str, tuple[float, float]] = {}
         self.problems: list[str] = []
         self.notes: tuple[str, ...] = ()
         self.rows = 0
 
-    def take(self, kept: RecipeDocument, columns: Columns) -> None:
-        present = np.asarray(columns[presence_name(kept.layer)])
+    def take(self, document: RecipeDocument, columns: Columns) -> None:
+        present = np.asarray(columns[presence_name(document.layer)])
         self.rows += int(present.sum())
-        self._prompts({name: columns[name] for name in [*_names(kept), *_base_names(kept)]}, present)
-        for column in kept.columns:
+        self._prompts({name: columns[name] for name in [*_names(document), *_base_names(document)]}, present)
+        for column in document.columns:
             values = columns[column.name]
             if column.dtype not in TOLERANCES:
                 continue
@@ -296,32 +300,32 @@ class _Again(msgspec.Struct, frozen=True):
     interpolation: tuple[InterpolationError, ...] = ()
 
 
-def reopened(kept: RecipeDocument, root: str, verb: str, allow_network: bool) -> TeacherRecipe:
+def reopened(document: RecipeDocument, root: str, verb: str, allow_network: bool) -> TeacherRecipe:
     """Return the recipe of a teacher layer; raise if its files would be downloaded or have changed."""
-    recipe = msgspec.convert(kept.fields, TeacherRecipe)
+    recipe = msgspec.convert(document.fields, TeacherRecipe)
     on_hub = () if allow_network else recipe.on_hub()
     if on_hub:
         raise SourceInvalid(
-            f"layer '{kept.layer}' of '{root}' needs '{on_hub[0]}' from the hub; forebay does not "
+            f"layer '{document.layer}' of '{root}' needs '{on_hub[0]}' from the hub; forebay does not "
             "contact a machine that only a cache names",
             hint=f"allow it with `forebay {verb} {root} --allow-network`",
             repository=on_hub[0],
         )
-    if not is_same_recipe(kept, recipe):
-        changed = ", ".join(differing_fields(kept, recipe))
-        raise RecipeInvalid(f"the teacher of layer '{kept.layer}' has changed (differs in: {changed})")
+    if not is_same_recipe(document, recipe):
+        changed = ", ".join(differing_fields(document, recipe))
+        raise RecipeInvalid(f"the teacher of layer '{document.layer}' has changed (differs in: {changed})")
     return recipe
 
 
-def _recomputed(cache: Cache, kept: RecipeDocument, most: int, held_out: int, allow_network: bool) -> _Again:
+def _recomputed(cache: Cache, document: RecipeDocument, most: int, held_out: int, allow_network: bool) -> _Again:
     """Recompute and compare a few rows, if the teacher is available."""
-    if not (most or held_out) or not kept.columns:
+    if not (most or held_out) or not document.columns:
         return _Again()
-    if kept.kind == IMPORTED:
+    if document.kind == IMPORTED:
         return _Again(notes=("no row was recomputed: an imported layer does not record its teacher",))
     try:
-        recipe = msgspec.structs.replace(reopened(kept, cache.root, "verify --align", allow_network), device="auto")
-        return _compared(cache, kept, recipe, most, held_out)
+        recipe = msgspec.structs.replace(reopened(document, cache.root, "verify --align", allow_network), device="auto")
+        return _compared(cache, document, recipe, most, held_out)
     except (SourceInvalid, ModelUnusable, LibraryMissing, SourceNotFound, StoreUnavailable) as error:
         if "sample" in error.facts:
             return _Again(problems=(error.message,))
@@ -330,23 +334,23 @@ def _recomputed(cache: Cache, kept: RecipeDocument, most: int, held_out: int, al
         return _Again(problems=(error.message,))
 
 
-def _compared(cache: Cache, kept: RecipeDocument, recipe: TeacherRecipe, most: int, held_out: int) -> _Again:
+def _compared(cache: Cache, document: RecipeDocument, recipe: TeacherRecipe, most: int, held_out: int) -> _Again:
     problems: dict[str, None] = {}
     count = 0
     try:
         for rows in sampled_rows(cache, most):
             count += len(rows)
-            again, stored = recipe.make(cache.read(rows, recipe.reads)), cache.read(rows, _names(kept))
-            before = np.asarray(cache.read(rows, [presence_name(kept.layer)])[presence_name(kept.layer)])
+            again, stored = recipe.make(cache.read(rows, recipe.reads)), cache.read(rows, _names(document))
+            before = np.asarray(cache.read(rows, [presence_name(document.layer)])[presence_name(document.layer)])
             lost = [failure for failure in again.failures if failure.reason == NOT_FINITE]
             if lost and np.count_nonzero(np.asarray(again.present)) < np.count_nonzero(before):
                 problems[f"recomputed, sample '{lost[0].sample}' has {lost[0].detail}"] = None
                 continue
             if not np.array_equal(np.asarray(again.present), before):
                 problems["other rows are present where they are recomputed"] = None
-            differences = (_difference(column, again.columns, stored, before) for column in kept.columns)
+            differences = (_difference(column, again.columns, stored, before) for column in document.columns)
             problems |= dict.fromkeys(problem for problem in differences if problem)
-        errors = interpolation_errors(kept.layer, recipe, cache, held_out)
+        errors = interpolation_errors(document.layer, recipe, cache, held_out)
     finally:
         recipe.release()
     return _Again(count, tuple(problems), interpolation=errors)
@@ -373,19 +377,19 @@ def _present_values(column: Column, columns: Columns, rows: NDArray[np.int64]) -
     return np.concatenate([values.values[:0], *(values[row] for row in holders.tolist())])
 
 
-def _bucket_problems(kept: RecipeDocument, buckets: tuple[float, ...]) -> Iterator[str]:
-    declared = tuple(kept.fields.get("buckets", ()))
+def _bucket_problems(document: RecipeDocument, buckets: tuple[float, ...]) -> Iterator[str]:
+    declared = tuple(document.fields.get("buckets", ()))
     if declared != buckets:
         yield f"its constants have the buckets {buckets}, but its recipe has {declared}"
-    for column in kept.columns:
+    for column in document.columns:
         if buckets and column.shape[:1] != (len(buckets),):
             yield f"'{column.name}' has {column.shape[:1]} timesteps, but there are {len(buckets)} buckets"
 
 
-def _names(kept: RecipeDocument) -> list[str]:
-    return [column.name for column in kept.columns]
+def _names(document: RecipeDocument) -> list[str]:
+    return [column.name for column in document.columns]
 
 
-def _base_names(kept: RecipeDocument) -> list[str]:
-    prompts = any(column.name.endswith(PROMPT) for column in kept.columns)
-    return [str(kept.fields["prompt_column"])] if prompts else []
+def _base_names(document: RecipeDocument) -> list[str]:
+    prompts = any(column.name.endswith(PROMPT) for column in document.columns)
+    return [str(document.fields["prompt_column"])] if prompts else []

@@ -120,7 +120,7 @@ class BatchedForward:
         for at in range(0, len(rows), self.batch_size):
             some = slice(at, at + self.batch_size)
             batch = self._run_batch(teacher, samples, rows[some])
-            bad |= {at + place: detail for place, detail in self._not_finite(batch).items()}
+            bad |= {at + index: detail for index, detail in self._not_finite(batch).items()}
             for name, values in batch.items():
                 results[name][some] = values if self.buckets else values[:, 0]
         return results, bad

@@ -153,7 +153,7 @@ class Clip(Teacher, frozen=True, kw_only=True, tag="clip"):
         width = int(self._setting("hidden_size", None))
         pooled = int(self._setting("projection_dim", None)) if self.projected else width
         shapes = {"pooled": (pooled,), "states": (self.length, width)}
-        return tuple(Output(f"{self.name}_{kept}", shapes[kept]) for kept in self.keeps)
+        return tuple(Output(f"{self.name}_{output}", shapes[output]) for output in self.keeps)
 
     def files(self) -> Mapping[str, str]:
         return hashes("clip", self.model, tokenizer=tokenizer_of(self.model, self.tokenizer))

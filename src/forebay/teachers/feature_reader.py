@@ -104,12 +104,12 @@ class Features:
         values |= {name: constant[steps] for name, constant in self._constant.items()}
         return Between(values, near.alpha, np.asarray(read[self._bits]))
 
-    def interpolated(self, found: Between) -> dict[str, Array]:
+    def interpolated(self, between: Between) -> dict[str, Array]:
         """Return every column at t, and the presence bits."""
-        columns = {name: _interpolated(values, found.alpha) for name, values in found.values.items()}
+        columns = {name: _interpolated(values, between.alpha) for name, values in between.values.items()}
         for values in columns.values():
-            values[~found.present] = np.nan
-        return {**columns, self._bits: found.present}
+            values[~between.present] = np.nan
+        return {**columns, self._bits: between.present}
 
     def neighbors(self, rows: Array, t: ArrayLike, direction: TimeDirection | None) -> Neighbours:
         """Return the lower of the two buckets around t, for every row, and how far t is above it."""

@@ -204,7 +204,7 @@ _TOKENIZER = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "spiece.model",
 )  # fmt: skip
-_BESIDE = (CONFIG, *_TOKENIZER)
+_TOKENIZER_FILES = (CONFIG, *_TOKENIZER)
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(/[\w./-]+)?")
 
 
@@ -227,10 +227,10 @@ def weights_file(weights: str) -> str:
     return _from_hub(weights, "there is no such file")
 
 
-def is_on_hub(place: str) -> bool:
+def is_on_hub(model: str) -> bool:
     """Return whether a model or single weights would be downloaded: a hub name that is not on this disk."""
-    is_here = os.path.isfile(place) if place.endswith(SUFFIX) else os.path.isdir(place)
-    return not is_here and _is_hub_name(place)
+    is_here = os.path.isfile(model) if model.endswith(SUFFIX) else os.path.isdir(model)
+    return not is_here and _is_hub_name(model)
 
 
 def tokenizer_of(model: str, tokenizer: str | None) -> str:
@@ -303,10 +303,12 @@ def hashes(name: str, model: str, weights: str | None = None, tokenizer: str | N
     """Return the hashes of the files that a model's outputs depend on: `name/file` -> SHA-256."""
     folder = model_folder(model)
     config_of(model)  # raises for a folder that is not a model, before its weights are hashed
-    files = [os.path.join(folder, CONFIG)] if weights else [*_weights_in(model, folder), *_there(folder, _BESIDE)]
+    files = (
+        [os.path.join(folder, CONFIG)] if weights else [*_weights_in(model, folder), *_there(folder, _TOKENIZER_FILES)]
+    )
     files += [weights_file(weights)] if weights else []
     digests = {f"{name}/{os.path.basename(path)}": file_hash(path) for path in dict.fromkeys(files)}
-    apart = _there(model_folder(tokenizer), _BESIDE) if tokenizer and (weights or tokenizer != model) else []
+    apart = _there(model_folder(tokenizer), _TOKENIZER_FILES) if tokenizer and (weights or tokenizer != model) else []
     return digests | {f"{name}/tokenizer/{os.path.basename(path)}": file_hash(path) for path in apart}
 
 
@@ -380,7 +382,7 @@ def _from_hub(name: str, problem: str) -> str:
     hub: Any = import_module("forebay.hub")  # only a name on the hub needs its library
     try:
         inner = path[0] if path else ""
-        local: str = hub.model_files(f"{organisation}/{repository}", inner, (SUFFIX, INDEX, *_BESIDE))
+        local: str = hub.model_files(f"{organisation}/{repository}", inner, (SUFFIX, INDEX, *_TOKENIZER_FILES))
     except (SourceNotFound, StoreUnavailable) as error:
         raise ModelUnusable(
             f"the model '{name}' cannot be used: nothing of that name is on this disk, and {error.message}",

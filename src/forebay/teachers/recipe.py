@@ -185,8 +185,8 @@ class TeacherRecipe(
 
     def on_hub(self) -> tuple[str, ...]:
         """Return the models and weights of the teacher that would be downloaded."""
-        places = [getattr(self.model, name) for name in self.model.located]
-        return tuple(place for place in places if isinstance(place, str) and is_on_hub(place))
+        models = [getattr(self.model, name) for name in self.model.located]
+        return tuple(model for model in models if isinstance(model, str) and is_on_hub(model))
 
     def versions(self) -> Mapping[str, str]:
         """Return the versions of libraries and, with torch, the device: bits are reproducible on one device only."""
@@ -194,20 +194,20 @@ class TeacherRecipe(
         device = {"device": runner("devices").device_facts(self.device)} if "torch" in libraries else {}
         return {**libraries, **device}
 
-    def settled(self, kept: Mapping[str, Any] | None, survey: Any) -> tuple["TeacherRecipe", tuple[str, ...]]:
+    def settled(self, stored: Mapping[str, Any] | None, survey: Any) -> tuple["TeacherRecipe", tuple[str, ...]]:
         """Return the recipe with the type it computes in, and a batch size that fits in memory.
 
-        The latter is found before the first chunk, then kept.
+        The latter is found before the first chunk, then stored.
         """
         wide = self.dtype if self.model.depends_on == "nothing" else self.model.computes_in(self.dtype)
         if wide != self.dtype:
-            resolved, notes = msgspec.structs.replace(self, dtype=wide).settled(kept, survey)
+            resolved, notes = msgspec.structs.replace(self, dtype=wide).settled(stored, survey)
             note = f"'{self.default_layer}' computes in {wide}: the configuration of its model says so"
             return resolved, (*notes, note)
-        if kept is not None:
-            if kept.get("requested_batch_size") != self.batch_size:
+        if stored is not None:
+            if stored.get("requested_batch_size") != self.batch_size:
                 return self, ()
-            sizes = {name: kept[name] for name in ("batch_size", "requested_batch_size")}
+            sizes = {name: stored[name] for name in ("batch_size", "requested_batch_size")}
             return msgspec.structs.replace(self, **sizes), ()
         if self.model.depends_on == "nothing":
             return self, ()
@@ -249,8 +249,10 @@ class TeacherRecipe(
         outputs, bad = self._forward_with().run(teacher, samples, asked)
         samples = samples.without({asked[at]: detail for at, detail in bad.items()})
         good = [at for at in range(len(asked)) if at not in bad]
-        kept = {name: values[good] for name, values in outputs.items()} if bad else outputs
-        return Rows(self._spread(kept, [asked[at] for at in good], len(samples)), samples.failures, {}, samples.present)
+        usable = {name: values[good] for name, values in outputs.items()} if bad else outputs
+        return Rows(
+            self._spread(usable, [asked[at] for at in good], len(samples)), samples.failures, {}, samples.present
+        )
 
     def run_at(self, times: tuple[float, ...], rows: Columns) -> dict[str, Array]:
         """Return what the teacher makes of the present rows at any times, `(rows, times, …)` per output.

@@ -108,8 +108,8 @@ class RecipeContract:
         assert fingerprint(again) == fingerprint(recipe)
 
     def test_the_same_samples_make_the_same_bytes(self, recipe: Recipe) -> None:
-        rows, made = self.encoded(recipe, self.samples())
-        assert made == self.encoded(recipe, self.samples())[1]
+        rows, encoded = self.encoded(recipe, self.samples())
+        assert encoded == self.encoded(recipe, self.samples())[1]
         assert not rows.failures
         assert all(len(rows.columns[column.name]) for column in recipe.columns())
 

@@ -218,8 +218,8 @@ class StoreContract:
         for size, name in enumerate(names):
             store.create(name, [bytes(size)])
         for prefix in ("", "a", "a/", "a/1", "a/1/", "a-", "a.", "ab", "z/y/", "z/y/x/w", "z/y/x/w/", "none", "b/"):
-            found = [name for name in sorted(names) if name.startswith(prefix)]
-            assert list(store.entries(prefix)) == [Entry(name, names.index(name)) for name in found], prefix
+            matching = [name for name in sorted(names) if name.startswith(prefix)]
+            assert list(store.entries(prefix)) == [Entry(name, names.index(name)) for name in matching], prefix
 
     def test_a_deleted_key_is_gone_and_deleting_again_is_no_error(self, store: Store) -> None:
         store.create("a/gone", [b"x"])

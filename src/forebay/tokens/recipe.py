@@ -158,14 +158,14 @@ class TokenRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fie
             )
 
     def settled(
-        self, kept: Mapping[str, Any] | None, samples: Callable[[], Iterable[Sample]]
+        self, stored: Mapping[str, Any] | None, samples: Callable[[], Iterable[Sample]]
     ) -> tuple["TokenRecipe", tuple[str, ...]]:
         """The recipe with its encoder chosen and its tokens as ids, and notes about the choice."""
         vocabulary = self.vocabulary()
         own = msgspec.structs.replace(self, **self._ids(vocabulary)._asdict())
         texts = filter(None, map(_beginning, samples()))  # which holds no sample while the next is read
-        wanted = self.encoder if kept is None or self.encoder != "auto" else kept.get("encoder", "auto")
-        encoder, notes = choose_encoder(wanted, vocabulary, texts, planned=kept is not None)
+        wanted = self.encoder if stored is None or self.encoder != "auto" else stored.get("encoder", "auto")
+        encoder, notes = choose_encoder(wanted, vocabulary, texts, planned=stored is not None)
         return msgspec.structs.replace(own, encoder=encoder), notes
 
     def reopened(self, dependencies: Mapping[str, str], constants: str) -> "TokenRecipe":

@@ -32,7 +32,7 @@ from forebay.format.generation import ChunkTable
 from forebay.records import Record
 from forebay.store.base import Store
 
-MISSING, CLAIMED, ABANDONED, MADE, PUBLISHED, LOST, BAD = ".cauplb"
+MISSING, CLAIMED, ABANDONED, UNLISTED, PUBLISHED, LOST, BAD = ".cauplb"
 NAMES = dict(zip(".cauplb", ["missing", "claimed", "abandoned", "made", "published", "lost", "bad"], strict=True))
 CHECK_SECONDS = 0.1  # that one map spends on comparing headers
 MOST_UNPLANNED = 1 << 20  # cells of a map whose plan is damaged: an untrusted generation may have any numbers
@@ -132,7 +132,7 @@ def _layer_map(
         chunk = _chunk_of(key)
         if 0 <= chunk < cells:
             codes[chunk] = ord(CLAIMED if _claim_state(claim, watch) == "working" else ABANDONED)
-    codes[np.fromiter((chunk for chunk in files if chunk < cells), np.int64)] = ord(MADE)
+    codes[np.fromiter((chunk for chunk in files if chunk < cells), np.int64)] = ord(UNLISTED)
     checked = heads.check(index.store, folder, table, CHECK_SECONDS)
     shown = table.chunks < cells
     codes[table.chunks[shown]] = listed_states(layer, table, files, heads)[shown]

@@ -11,7 +11,7 @@ from forebay.cache.reports import BuilderStatus
 from forebay.cache.status import builder_statuses
 from forebay.records import Record
 from forebay.store.base import Store
-from forebay.viewer.chunk_map import MADE, PUBLISHED, ChunkMap, HeadChecks, chunk_map
+from forebay.viewer.chunk_map import UNLISTED, PUBLISHED, ChunkMap, HeadChecks, chunk_map
 
 FRESH_SECONDS = 0.7  # a younger snapshot answers every page
 HISTORY = 600
@@ -77,7 +77,7 @@ class Watch:
         beats = read_builders(self.store)
         chunks = chunk_map(self.store, self.heads, self._watch)
         gone = {owner for owner in beats if is_dead(owner) or self._watch.is_silent(owner)}
-        done = {layer.layer: sum(map(layer.states.count, PUBLISHED + MADE)) for layer in chunks.layers}
+        done = {layer.layer: sum(map(layer.states.count, PUBLISHED + UNLISTED)) for layer in chunks.layers}
         missing = {layer.layer: layer.planned - done[layer.layer] for layer in chunks.layers}
         builders = builder_statuses(beats, missing, gone.__contains__)
         working = [beat for owner, beat in beats.items() if owner not in gone]

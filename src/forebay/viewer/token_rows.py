@@ -179,7 +179,7 @@ def _part(first: int, size: int) -> slice:
     return slice(start, min(size, start + MOST_SHOWN))
 
 
-def _log_probs(cache: Cache, row: int, places: Array, part: slice) -> dict[str, list[float]]:
+def _log_probs(cache: Cache, row: int, trained: Array, part: slice) -> dict[str, list[float]]:
     """The values of layers that have one number per label, each at the token that it is about."""
     log_probs = {}
     for layer in cache.generation.recipes:
@@ -191,9 +191,9 @@ def _log_probs(cache: Cache, row: int, places: Array, part: slice) -> dict[str, 
         is_present = np.asarray(read.pop(bits))[0]
         for name, values in read.items() if is_present else ():
             own = np.asarray(values[0], np.float32)
-            if own.shape == (int(places.sum()),):
-                spread = np.full(len(places), np.nan, np.float32)
-                spread[places] = own
+            if own.shape == (int(trained.sum()),):
+                spread = np.full(len(trained), np.nan, np.float32)
+                spread[trained] = own
                 log_probs[name] = spread[part].round(4).tolist()
     return log_probs
 
@@ -252,10 +252,10 @@ def token_texts(vocabulary: Vocabulary, tokens: Array, lengths: Array, part: sli
     starts = np.full(len(tokens), int(lengths.sum()), np.int64)  # padding is one more piece
     starts[: int(lengths.sum())] = np.repeat(np.cumsum(lengths, dtype=np.int64) - lengths, lengths)
     low = max(0, part.start - CONTEXT)
-    ids, places = tokens[low : part.stop].tolist(), range(part.start - low, part.stop - low)
+    ids, ends = tokens[low : part.stop].tolist(), range(part.start - low, part.stop - low)
     begins = np.maximum(starts[part] - low, np.arange(part.start, part.stop) - low - CONTEXT).clip(0).tolist()
-    before = [ids[begin:at] for at, begin in zip(places, begins, strict=True)]
-    both = before + [ids[begin : at + 1] for at, begin in zip(places, begins, strict=True)]
+    before = [ids[begin:at] for at, begin in zip(ends, begins, strict=True)]
+    both = before + [ids[begin : at + 1] for at, begin in zip(ends, begins, strict=True)]
     tokenizer = reference_tokenizer(vocabulary)
     decoded = in_time(
         vocabulary.name, "decode", len(before), lambda: tokenizer.decode_batch(both, skip_special_tokens=False)

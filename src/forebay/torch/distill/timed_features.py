@@ -46,9 +46,9 @@ class TeacherRows:
         """Return rows as they are, or those of a tensor whose absent rows are NaN."""
         return targets if isinstance(targets, TeacherRows) else cls(targets, ~targets.flatten(1).isnan().any(dim=1))
 
-    def where(self, kept: Tensor) -> "TeacherRows":
-        """Return the rows, absent also where `kept` (rows,) is False: teacher dropout."""
-        present = self.present & kept.to(self.present.device)
+    def where(self, mask: Tensor) -> "TeacherRows":
+        """Return the rows, absent also where `mask` (rows,) is False: teacher dropout."""
+        present = self.present & mask.to(self.present.device)
         return TeacherRows(_absent(self.values, present), present)
 
     def filled(self, other: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ class TeacherDropout:
     The choice is the same on any rank, in any order and after any resume. Samples are permanent numbers, for instance
     `row_id` of a batch.
 
-    >>> TeacherDropout(rate=0.5).kept("lune", step=3, samples=[7, 8, 9, 10]).tolist()
+    >>> TeacherDropout(rate=0.5).keep("lune", step=3, samples=[7, 8, 9, 10]).tolist()
     [True, True, False, False]
     """
 
@@ -157,15 +157,15 @@ class TeacherDropout:
         if not 0 <= self.rate <= 1:
             raise ValueError(f"rate must be from 0 to 1 (got {self.rate})")
 
-    def kept(self, teacher: str, step: int, samples: Numbers, dataset_ids: Numbers = 0) -> Tensor:
+    def keep(self, teacher: str, step: int, samples: Numbers, dataset_ids: Numbers = 0) -> Tensor:
         """Return bool (samples,), True where a sample learns from this teacher at this step."""
         keys = to_array(samples).astype(np.uint64)
         datasets = np.broadcast_to(to_array(dataset_ids), keys.shape)
-        kept = np.empty(keys.shape, np.bool_)
+        mask = np.empty(keys.shape, np.bool_)
         for dataset in np.unique(datasets).tolist():
             here = datasets == dataset
-            kept[here] = ~self._dropped(keys[here], f"{teacher} of {dataset}", step)
-        return torch.from_numpy(kept)
+            mask[here] = ~self._dropped(keys[here], f"{teacher} of {dataset}", step)
+        return torch.from_numpy(mask)
 
     def _dropped(self, keys: NDArray[np.uint64], of: str, step: int) -> NDArray[np.bool_]:
         return Coins(self.seed, step, keys).flip(f"drop the teacher {of}", self.rate)

@@ -124,10 +124,10 @@ def build(
     progress: ShowProgress = None,
     on_progress: OnProgress | None = None,
 ) -> BuildReport:
-    """Compute what is missing of a layer, and nothing else.
+    """Build the missing chunks of a layer.
 
     `source` is a path, a glob, `hub:org/name` or a bucket URL, a list of them, or one of `fb.sources`.
-    A recipe that `reads` columns adds a layer on the rows that are there; it needs no source. `workers=0` makes
+    A recipe that `reads` columns adds a layer to existing rows and needs no source. `workers=0` makes
     chunks in this process, and so does `engine="inline"`; `engine="local"`, the default, starts worker processes. Each
     worker, also a single one, tokenizes in one thread unless you set `FASTOKENS_BPE_THREADS`; this process leaves the
     number to that variable. `engine="ray"`, or a `forebay.engine.ray.RayEngine`, makes them on a Ray cluster, where an
@@ -137,8 +137,8 @@ def build(
     stored for later commands. `replace` drops a layer above the base that another recipe made, and builds it anew.
     `reuse` is an older cache whose unchanged chunks a new cache takes over, by hard link unless `copy`.
 
-    A bar shows how far it is in a terminal or a notebook; `progress=False` hides it, `progress=True` shows it anywhere,
-    and a function is called with every `Progress` instead. The same goes for every verb that takes long.
+    A terminal or a notebook shows a progress bar; `progress=False` hides it, `progress=True` shows it anywhere,
+    and a function is called with every `Progress` instead. This applies to all verbs with progress.
     """
     check_is_recipe(recipe)
     check_range(start_chunk, end_chunk)
@@ -225,7 +225,7 @@ def verify(
     """Check every published byte against its digest; `full` also decodes all rows and hashes the source again.
 
     A source on another machine that the cache names is asked only with `allow_network`, or where it is passed.
-    `cache_id`, `min_generation` and `digest` refuse another cache in this place, as `open_cache` does, and
+    `cache_id`, `min_generation` and `digest` reject another cache, as in `open_cache`, and
     `max_block_bytes` bounds what one compressed block decodes to.
     """
     checked_whole("max_block_bytes", max_block_bytes, 1)
@@ -259,7 +259,7 @@ def repair(
     progress: ShowProgress = None,
     on_progress: OnProgress | None = None,
 ) -> RepairReport:
-    """Put back exactly what `verify` finds bad or missing: from a copy of the cache, or made again from the source.
+    """Restore damaged and missing chunks from a copy of the cache, or make them again from the source.
 
     A source on another machine that the cache names is read only with `allow_network`, or where it is passed.
     """
@@ -279,12 +279,12 @@ def status(
     failures: int | None = SHOWN_FAILURES,
     depth: Depth = "chunks",
 ) -> Status:
-    """How far a cache is: chunks present, missing, suspect, claimed by whom; failed samples; stale sources.
+    """Return the state of a cache: present, missing, suspect and claimed chunks, failed samples, stale sources.
 
-    Of the failed samples, the first `failures` are listed, and all of them where that is None. With `allow_network`, or
-    where the source is passed, it is listed to find new files, and a source on another machine is asked.
-    With `depth="index"` no chunk is opened and the source is not asked: a cache of any size can be polled.
-    `planners` are the builders that still plan, also where there is nothing else yet.
+    The first `failures` failed samples are listed, or all of them for None. With `allow_network`, or if the source is
+    passed, the source is listed to find new files, also on another machine. With `depth="index"` no chunk is opened
+    and the source is not read: a cache of any size can be polled.
+    `planners` are the builders that are still planning, even before there is a plan.
     """
     if depth not in get_args(Depth):
         raise choice_error("depth", depth, get_args(Depth))
@@ -308,7 +308,7 @@ def status(
 
 
 def summarize(root: Root, *, generation: int | None = None) -> Summary:
-    """What a cache is, at its newest generation or at another."""
+    """Describe a cache, at its newest generation or at another one."""
     if generation is not None:
         checked_whole("generation", generation)
     return _with_figures(summarize_cache(open_store(root), generation))
@@ -324,11 +324,11 @@ def estimate(
     start_chunk: int | None = None,
     end_chunk: int | None = None,
 ) -> Estimate:
-    """What a build will take, estimated from a sample: at most 5% of the source, but at least a few whole documents.
+    """Estimate the size and time of a build from a sample: at most 5% of the source, at least a few whole documents.
 
-    If a cache that this recipe began is at `into`, the figures are of its missing chunks, in an inclusive range of
-    them. Of images, the tags of all are read as well, unless the recipe names its vocabulary. `seconds` is of
-    listing the source and making chunks on this machine; planning and the start of workers are not counted.
+    If `into` has a cache of this recipe, the figures are those of its missing chunks, within an inclusive range. The
+    tags of all images are read unless the recipe has a vocabulary. `seconds` covers listing the source and making
+    chunks on this machine, not planning and starting workers.
     """
     check_is_recipe(recipe)
     check_range(start_chunk, end_chunk)
@@ -364,8 +364,8 @@ def dry_run(
 ) -> DryRun:
     """Return what `build` with these arguments would do, and write nothing.
 
-    `planned` counts the chunks of the plan and `missing` lists those that would be built, of an inclusive range; both
-    are None if there is no plan yet. `estimate` is what they will take. Another recipe's layer is an error, as in
+    `planned` counts the chunks of the plan and `missing` lists those to build, within an inclusive range; both
+    are None if there is no plan yet. `estimate` has their size and time. A layer of another recipe is an error, as in
     `build`. For teacher layers, use `fb.teachers.estimate_teachers`.
     """
     check_is_recipe(recipe)
@@ -424,9 +424,9 @@ def copy(
     progress: ShowProgress = None,
     on_progress: OnProgress | None = None,
 ) -> CopyReport:
-    """Copy what the newest generation lists, every chunk checked on the way; the copy is signed with the key in use.
+    """Copy the newest generation and check every chunk; the copy is signed with the key in use.
 
-    `old_key` is the key of the original if it is another one; `sign` allows signing an original without a tag.
+    `old_key` is the key of the original if it differs; `sign` allows signing an original without a tag.
     """
     if isinstance(destination, str | os.PathLike) and os.path.isfile(destination):
         raise NotADirectoryError(errno.ENOTDIR, "it is a file, and a cache is a folder", os.fspath(destination))

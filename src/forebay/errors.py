@@ -1,4 +1,4 @@
-"""The errors that forebay raises. One class for each way a program might react; the sentence stands where it is raised.
+"""The errors that forebay raises: one class per way a program might react. The message is written where it is raised.
 
 ForebayError
 ├── CacheNotFound        there is no cache, or nothing is published in it

@@ -76,7 +76,7 @@ class DoctorReport(Record, frozen=True, kw_only=True):
 
 
 def doctor(root: Root | None = None) -> DoctorReport:
-    """Check the installation, the machine, the disk and, if one is named, a cache.
+    """Check the installation, the machine, the disk and, if one is passed, a cache.
 
     Lists versions and extras; CPU, memory and disk; whether credentials are set, never their values. Tries a
     create-only write next to the cache, or in this folder. `problems` of the report lists what is wrong, each with the

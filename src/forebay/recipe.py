@@ -108,8 +108,8 @@ class RecipeHooks:
     def identity(self) -> Identity | None:
         """Return 16 bytes of a hash, equal for equal samples; None: the recipe does not deduplicate.
 
-        Planning finds, in the order of the source, every sample that is equal to an earlier one, and `make` is not
-        passed it. A sample whose identity is None is never left out.
+        Planning leaves out every sample that equals an earlier one, in the order of the source. A sample whose identity
+        is None is never left out.
         """
         return None
 
@@ -141,7 +141,7 @@ class RecipeHooks:
         return self
 
     def reopened(self, dependencies: Mapping[str, str], constants: str) -> Any:
-        """Return the recipe of an existing cache; `constants` is the file of its constants, which may serve it."""
+        """Return the recipe of an existing cache; `constants` is the file of its constants."""
         return self
 
     def on_hub(self) -> tuple[str, ...]:
@@ -155,7 +155,7 @@ class RecipeHooks:
         """
 
     def release(self) -> tuple[str, ...]:
-        """Free what was loaded, when a build ends in this process; return notes for its report."""
+        """Release loaded models when a build ends in this process; return notes for its report."""
         return ()
 
     def rows_from(self, statistics: Mapping[str, Any]) -> float | None:
@@ -173,7 +173,7 @@ class RecipeHooks:
 
     @staticmethod
     def metadata(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
-        """The same facts under the names of another format."""
+        """Return the same figures under the names of another format."""
         return {}
 
 
@@ -198,7 +198,7 @@ def hooks_of(recipe: object) -> RecipeHooks:
 
 @runtime_checkable
 class Recipe(Protocol):
-    """How samples become rows of the base layer: what a recipe must have. `RecipeHooks` has what it may have."""
+    """How samples become rows of the base layer: the required members of a recipe. `RecipeHooks` has the others."""
 
     kind: ClassVar[str]
     revision: ClassVar[int]
@@ -226,10 +226,10 @@ class RowRecipe(Recipe, Protocol):
 
 @runtime_checkable
 class LayerRecipe(Protocol):
-    """How the rows of a base layer get further columns: `reads` names the columns that `make` is given.
+    """A recipe that adds columns to the rows of a base layer: `make` gets the columns in `reads`.
 
-    They are columns of the base layer or of other layers that are there. A column of another layer brings that layer's
-    presence bits along as `<layer>.present`; a row that one of them lacks is absent here too, whatever `make` says.
+    They are columns of the base layer or of other existing layers. A column of another layer comes with the presence
+    bits of that layer, `<layer>.present`; a row that is absent there is absent here as well.
     `RecipeHooks` has the optional methods.
     """
 
@@ -343,10 +343,10 @@ def input_layers(stored: RecipeDocument) -> dict[str, str]:
 
 
 def fingerprint(recipe: AnyRecipe, inputs: Mapping[str, str] = NO_INPUTS, stored: Mapping[str, str] = NO_INPUTS) -> str:
-    """SHA-256 over kind, revision, fields, and the hashes of the files and the layers a recipe depends on.
+    """SHA-256 over kind, revision, fields, and the hashes of the files and layers that the recipe depends on.
 
-    `inputs` are the layers it reads in the cache it belongs to, from `input_names`. A file that has another name than
-    in the `stored` dependencies of a layer, and the same hash, counts under its stored name.
+    `inputs` are the layers that it reads, from `input_names`. A renamed file with the same hash as in the `stored`
+    dependencies counts under its stored name.
     """
     identity = {
         "kind": recipe.kind,

@@ -27,7 +27,7 @@ WHOLE_FILE = 1 << 62  # more than any file has: cut into one part
 
 
 class SourceFile(msgspec.Struct, frozen=True):
-    """One file of a source as it was when looked at: enough to tell whether it changed.
+    """The identity of one source file: enough to detect whether it changed.
 
     `stream` is true of a file that can only be read from its beginning (a compressed one): it is scanned once by the
     planner, which then knows the digest of its bytes, and its parts go to one worker in order.
@@ -227,9 +227,9 @@ def listing_of(find: Callable[..., Listing], *arguments: Hashable) -> Listing:
 class Source(Protocol):
     """Where samples come from: the base of every source. A new one passes `forebay.testing.SourceContract`.
 
-    What is abstract it must have; the rest are hooks with their defaults. It is picklable, small, and opens nothing
-    until asked. A missing file raises `FileNotFoundError`, an error of the disk or the network `OSError`; a sample with
-    bad content is yielded as a `Failure`.
+    Abstract methods are required; the others are hooks with defaults. A source is small and picklable, and opens
+    nothing when it is created. A missing file raises `FileNotFoundError`, an error of the disk or the network
+    `OSError`; a sample with bad content is yielded as a `Failure`.
     """
 
     kind: ClassVar[str] = ""  # under which `forebay.kinds` finds its class again
@@ -256,9 +256,9 @@ class Source(Protocol):
 
     @abstractmethod
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
-        """Where parts of `file` from `start` on may end: about `first` after start, then about each `every`.
+        """Yield where parts of `file` after `start` may end: about `first` after `start`, then about every `every`.
 
-        The last one is the end of the file. A file that has nothing after `start` gives none.
+        The last one is the end of the file. A file without content after `start` yields none.
         """
 
     @abstractmethod
@@ -267,8 +267,8 @@ class Source(Protocol):
     ) -> Iterable[Sample | Failure | SampleBatch]:
         """The samples of one part in order, alone or in batches.
 
-        A source that hashes what it reads sets `digest`. A preview, for estimates, may take less: fewer samples, or
-        bytes that no hash covers.
+        A source that hashes the bytes it reads sets `digest`. With `preview`, for estimates, it may read fewer samples
+        and need not hash.
         """
 
     @abstractmethod
@@ -279,13 +279,13 @@ class Source(Protocol):
     def reads_planned_files(self) -> bool:
         """Whether `read` compares each file that it reads with its part, and raises `SourceChanged` if it differs.
 
-        Otherwise a build looks at every file of a chunk before and after it is read.
+        Otherwise a build compares every file of a chunk before and after it reads it.
         """
         return False
 
     @property
     def files_grow(self) -> bool:
-        """False where a file that got longer is another sample, not an old one with more behind it."""
+        """Whether a longer file has the old samples followed by new ones. False: it is a different sample."""
         return True
 
     def describe(self) -> Mapping[str, Any]:
@@ -306,7 +306,7 @@ class Source(Protocol):
         return msgspec.convert({**description, **{name: description[name] for name in stated}}, cls)
 
     def unwalked(self) -> Self:
-        """The source as a cache names it: its files are those that are planned, no folder is walked to find more."""
+        """Return the source with the planned files only: no folder is searched."""
         return self
 
     def is_walked(self) -> bool:
@@ -314,7 +314,7 @@ class Source(Protocol):
         return True
 
     def without_gone(self) -> Self:
-        """The source without names of which nothing is left; itself where all are there, or none is. It is walked."""
+        """Return the source without paths that no longer exist; itself if all exist or none does."""
         return self
 
     def workers(self) -> int | None:
@@ -322,13 +322,13 @@ class Source(Protocol):
         return None
 
     def looking(self) -> Callable[[str], SourceFile]:
-        """Return a `look` for checking all files: a source may list them once for it."""
+        """Return a function like `look` for checking all files; a source may list them once."""
         return self.look
 
     def sample_ends(self, file: SourceFile) -> NDArray[np.uint64] | None:
-        """Where every sample of a stream ends, found by one pass, at which `cuts` may cut it.
+        """Return where the samples of a stream end, from one pass; `cuts` may cut there.
 
-        None where only `cuts` finds that, or where there are too many to hold. It is called in several threads.
+        None if only `cuts` can tell, or if there are too many to hold. Called in several threads.
         """
         return None
 
@@ -358,7 +358,7 @@ class Source(Protocol):
         return self
 
     def touched_ns(self, file: SourceFile) -> int:
-        """When anything that a sample of this file is read from was last written to."""
+        """Return when the files of a sample of this file were last written to."""
         return file.mtime_ns
 
     def stamp(self, file: SourceFile) -> str:
@@ -382,7 +382,7 @@ class Source(Protocol):
         return Listing(self.files(), {})
 
     def notes(self, files: Sequence[SourceFile] = ()) -> tuple[str, ...]:
-        """What a user should know about how it reads what was named.
+        """Return notes for the user about how the source is read.
 
         `files` are its files as they were listed: a source may read the beginnings of a few, and walks no folder.
         """

@@ -176,7 +176,7 @@ def _columns(store: Store, layer: str) -> tuple[Column, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a recipe may read of the source before it decides: a few samples, or the metadata of all."""
+    """Parts of the source that a recipe may read before it decides: a few samples, or the metadata of all."""
 
     listing: SourceListing | None
     store: Store | None = None

@@ -81,7 +81,10 @@ class PlanRepair:
         return segment.cache_id == self.united.document.cache_id
 
     def _has_chunks_beyond(self, plan: Plan) -> bool:
-        """True if the base has sound chunk files that no segment plans: a segment is lost. A key trusts no file."""
+        """True if the base has sound chunk files that no segment plans: a segment is lost.
+
+        With a key, unlisted files are not trusted.
+        """
         if self.united.base not in self.united.recipes or hmac_key() is not None:
             return False
         store, document = self.run.store, self.united.recipe(self.united.base)

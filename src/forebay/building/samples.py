@@ -9,10 +9,10 @@ from forebay.source import BatchedSamples, Failure, Part, PartDigest, Sample, Sa
 
 
 class ChunkSamples(BatchedSamples):
-    """The samples of a slice, once through; what has bad content is set aside as a failure.
+    """Iterates once over the samples of a slice; samples with bad content become failures.
 
-    A sample that the filter of duplicates leaves out counts, and is not passed on. `digests` are those that the source
-    took while it read; with `preview` it takes none, and may have a cheaper way to read.
+    Duplicates are counted, but not yielded. `digests` are those that the source computed while it
+    read; with `preview` there are none, and the source may have a cheaper way to read.
     """
 
     def __init__(

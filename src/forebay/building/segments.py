@@ -38,7 +38,7 @@ class Draft:
     identities: Sequence[Buffer] = ()
 
     def append(self, store: Store) -> bool:
-        """Make it part of the plan; False if another planner was first. The identities are written before it."""
+        """Append the segment to the plan, after its identities; False if another planner was first."""
         number, digest = self.segment.number, self.segment.identities
         key = layout.identities(number, digest)
         if self.identities:

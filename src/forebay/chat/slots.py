@@ -155,7 +155,7 @@ def _parse(marked: str, slots: int, calls: Sequence[tuple[int, int]]) -> Parsed 
 def locate_slots(
     template: ChatTemplate, stop: str | None, conversation: Conversation, upto: int, text: str
 ) -> tuple[Stripped, Parsed]:
-    """Render with private characters around contents: only they may differ from the text.
+    """Render with private characters around contents; without them the text must be the same.
 
     Where a template removes white space around contents, the characters are put inside it, on as few sides as possible:
     white space that is written belongs to its content.

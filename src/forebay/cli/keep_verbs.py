@@ -136,7 +136,7 @@ def clean(cache: str, keep_generations: int | None, unpublished: bool) -> Any:
     """Remove leftovers of stale builders, and files of dropped layers.
 
     Never removes data in use. A claim of another machine is removed only if it is not renewed for a minute.
-    --unpublished withdraws an update of which nothing could be published.
+    --unpublished withdraws an update without any published chunk.
 
     Example: forebay clean caches/edu --keep-generations 3
     """

@@ -198,16 +198,16 @@ class Cache:
     def text(self, row: SupportsIndex) -> list[str]:
         """The text of a row of packed tokens: one string for each document, or part of one, in the row.
 
-        Control tokens and padding are left out. The tokenizer is the one that the cache keeps.
+        Control tokens and padding are left out. The tokenizer is stored in the cache.
         """
         return row_text(self, self._number(row))
 
     def kept_tokenizer(self) -> tuple[str, bytes]:
-        """The name and the content of the tokenizer that a cache of tokens keeps."""
+        """Return the name and the content of the tokenizer that a token cache stores."""
         return kept_tokenizer(self)
 
     def origin(self, row: SupportsIndex) -> Origin:
-        """Where a row came from: its sample's id, where the cache keeps ids, and the parts of source files.
+        """Return the origin of a row: the id of its sample, if the cache stores ids, and the parts of source files.
 
         Without ids, as in a row of packed tokens, the parts are those of its whole chunk;
         `fb.peek(root, [row], source=source)` names the documents.
@@ -229,8 +229,8 @@ class Cache:
     ) -> dict[str, Array | Ragged]:
         """Some rows, in the order passed, repeats allowed: one array, or one `Ragged`, per column.
 
-        A negative number is an `IndexError`: in computed numbers it is a mistake, and the last row would hide it. Of a
-        column in `slices`, only a part of each row is read, such as the two timesteps around t.
+        A negative number is an `IndexError`, because it is usually a mistake in computed numbers. `slices` reads only a
+        part of each row of a column, such as the two timesteps around t.
         """
         numbers, wanted, step = _whole_numbers(rows), self._wanted(columns), self._step
         self._check_slices(slices, len(numbers))
@@ -310,7 +310,7 @@ class Cache:
         return all([self._files[layer].keep(position) for layer in self._layers_of(columns)])
 
     def allow_passing(self, size: int, columns: Sequence[str]) -> None:
-        """Keep up to `size` bytes of chunks open that are in no file, if that is more than by default."""
+        """Keep up to `size` bytes of fetched chunks in memory, if that is more than the default."""
         for layer in self._layers_of(columns):
             maps = self._readers.maps_of(layer)
             maps.passing_bytes = max(maps.passing_bytes, size)

@@ -114,7 +114,7 @@ class ImageLines:
         return self._checked(number) if number < len(self._starts) and self._starts[number] == start else None
 
     def _repetitions(self) -> dict[int, int]:
-        """Lines that name an image again -> the first that did."""
+        """Lines with a repeated image -> the first line with it."""
         edges = np.flatnonzero(np.diff(self._sorted, prepend=_NO_IMAGE, append=_NO_IMAGE))
         again: dict[int, int] = {}
         for run in np.flatnonzero(np.diff(edges) > 1).tolist():  # the same hash, by name or by chance

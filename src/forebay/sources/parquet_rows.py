@@ -111,7 +111,7 @@ class ParquetRows:
     def batches(
         self, columns: tuple[str, ...], start: int, stop: int, max_sample_bytes: int
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Some rows, a few at a time, each time with the number of the first.
+        """Yield batches of rows with the number of their first row.
 
         A row group is read from its beginning, so earlier rows are decoded and skipped, unless the last read of this
         file ended before these rows in the same group.

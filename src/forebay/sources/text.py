@@ -36,7 +36,7 @@ _LOOKED_FILES = 8
 
 
 def cut_whole(root: str, file: SourceFile, start: int, max_sample_bytes: int) -> Iterator[int]:
-    """The end of a file; of a stream, after decompression."""
+    """Yield the end of a file; for a stream, its length after decompression."""
     check_readable(root, file)
     if start:
         raise files_changed(root, {file.path: "grew, but it is one sample and cannot be appended to"})

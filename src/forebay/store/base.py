@@ -130,7 +130,7 @@ class Store(Protocol):
         """
 
     def leftovers(self) -> Iterator[Entry]:
-        """Temporary files of writers that are dead."""
+        """Temporary files of stale writers."""
         return iter(())
 
     def document(self) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
-"""A store in a bucket: S3 and what speaks its protocol, Google Cloud Storage, Azure, or the memory of this process.
+"""A store in a bucket: S3 and compatible services, Google Cloud Storage, Azure, or the memory of this process.
 
-Creating an object is not a clean yes or no. The client retries some requests by itself, a reply can be lost after the
-server has acted, and a service may answer "conflict" although nothing was written:
+The outcome of a create request can be unclear. The client retries some requests, a reply can be lost after the server
+has acted, and a service may answer "conflict" although nothing was written:
 
     put ──▶ yes, or "exists" to the first request ──▶ done
      └────▶ anything else ──▶ whose object is there?  mine ──▶ created     another's ──▶ not created

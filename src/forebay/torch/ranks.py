@@ -165,7 +165,7 @@ class Agreement:
             raise self._missing([0], round(time.monotonic() - started, 1)) from error
 
     def _named(self, rank: int) -> int:
-        """Return the number of a rank in the whole world, which is the one that a user knows."""
+        """Return the global number of a rank, as messages show it."""
         return self._ranks.members[rank] if self._ranks.members else rank
 
     def _missing(self, missing: Sequence[int], seconds: float) -> StateMismatch:

@@ -257,7 +257,7 @@ def view(
     rows: int = 24,
     height: int = HEIGHT,
 ) -> InlineView | StaticView:
-    """Show caches in the browser, inline where this is a notebook.
+    """Show caches in the browser, or inline in a notebook.
 
     By default a thread of this process serves the pages on this machine, under an address with a secret token. With
     `static`, the pages are a copy with `rows` sampled rows of each cache: it stays in a saved notebook, and works where

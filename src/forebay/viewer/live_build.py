@@ -11,7 +11,7 @@ from forebay.cache.reports import BuilderStatus
 from forebay.cache.status import builder_statuses
 from forebay.records import Record
 from forebay.store.base import Store
-from forebay.viewer.chunk_map import UNLISTED, PUBLISHED, ChunkMap, HeadChecks, chunk_map
+from forebay.viewer.chunk_map import PUBLISHED, UNLISTED, ChunkMap, HeadChecks, chunk_map
 
 FRESH_SECONDS = 0.7  # a younger snapshot answers every page
 HISTORY = 600

@@ -181,7 +181,7 @@ class Field:
             raise ValueError(self.refusal(value, error)) from error
 
     def refusal(self, value: Any, error: msgspec.ValidationError) -> str:
-        """What the field must be, for a value that is not valid."""
+        """Return the allowed values of a field, for a value that is not valid."""
         expected = self._expected(value)
         return f"it must be {expected}" if expected else str(error)
 

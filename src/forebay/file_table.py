@@ -75,7 +75,7 @@ def _is_stored(name: str, values: NDArray[Any]) -> bool:
 
 
 class FileTable(Sequence[SourceFile]):
-    """Files in order, made as objects when they are asked for.
+    """Files in order; objects are created on access.
 
     >>> FileTable.of([SourceFile("a.jpg", 120), SourceFile("b.jpg", 40)])[1].size
     40
@@ -143,7 +143,7 @@ class FileTable(Sequence[SourceFile]):
         return FileTable.of(self[at] for at in sorted(range(len(self)), key=paths.__getitem__))
 
     def find(self, path: str) -> int | None:
-        """Where a file is, the last one of that name; None where there is none."""
+        """Return the index of the last file with that name, or None."""
         hashes, order = self._by_hash()
         wanted = np.uint64(_hash(path))
         low, high = (int(np.searchsorted(hashes, wanted, side)) for side in ("left", "right"))

@@ -73,7 +73,7 @@ def reopen_recipe(
 
 
 def remote_inputs(recipe: AnyRecipe) -> tuple[str, ...]:
-    """What a recipe would fetch from the hub; nothing is contacted to find out."""
+    """The files that a recipe would fetch from the hub, without any request."""
     return tuple(hooks_of(recipe).on_hub())
 
 
@@ -95,7 +95,7 @@ def _one_line(error: Exception) -> str:
 
 
 def remote_source(description: Mapping[str, Any]) -> str:
-    """What a source on another machine is called; empty where a plan describes one on this machine.
+    """The name of a source on another machine; empty for one on this machine.
 
     >>> remote_source({"kind": "hub", "name": "org/set", "endpoint": "https://mirror.example"})
     'hub:org/set at https://mirror.example'

@@ -1,4 +1,4 @@
-"""What a recipe is, and the fingerprint that names it.
+"""Recipes and their fingerprints.
 
 A recipe is frozen data. Everything that changes the bytes of a chunk is a field of it or the hash of a file it
 depends on; nothing else is. Two recipes with one fingerprint make the same chunks.
@@ -40,7 +40,7 @@ class ChunkTarget:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a recipe made of a slice.
+    """Rows and failures that a recipe made from a slice.
 
     Statistics are summed over chunks where they are shown. `present` belongs to layers on top of a base layer: False
     stands for a row that could not be made.
@@ -412,7 +412,7 @@ def differing_fields(
 ) -> dict[str, str]:
     """The fields in which a stored recipe and another one differ: name -> stored value → value of the other.
 
-    Of a field that holds fields, those that differ are named: `a.b`.
+    Nested fields are listed as `a.b`.
     """
     now = inputs_in(stored.dependencies) if inputs is None else inputs
     names = ("kind", "revision")

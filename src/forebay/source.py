@@ -1,4 +1,4 @@
-"""What a source is: ordered raw samples in files that have an identity, cut into parts.
+"""Sources: ordered raw samples in files with an identity, cut into parts.
 
 file a.jsonl  ├──────part──────┼───part───┤      chunk 0 = [a 0:900]
 file b.jsonl  ├─part─┼────────part────────┤      chunk 1 = [a 900:1400, b 0:350]   …
@@ -156,7 +156,7 @@ class PartDigest:
 
 
 class Annotated(msgspec.Struct, frozen=True):
-    """A sample's bytes with what is said about them: an image and the tags of its sidecar."""
+    """A sample's bytes with metadata: an image and the tags of its sidecar."""
 
     content: bytes
     metadata: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Build a layer: plan a new cache or bind a recipe, then make what is missing."""
+"""Build a layer: plan a new cache or bind a recipe, then make missing chunks."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -51,7 +51,7 @@ def build(
     reuse: Store | None = None,
     copy: bool = False,
 ) -> BuildReport:
-    """Make what is missing of a layer, in an inclusive range of chunks; plan it first if it is new."""
+    """Make the missing chunks of a layer in an inclusive range; plan it first if it is new."""
     check_range(start_chunk, end_chunk)
     check_layer_name(layer)
     check_recipe(recipe)

@@ -92,5 +92,5 @@ class SourceListing:
         return [file for file in self.files if not os.path.normpath(os.path.join(root, file.path)).startswith(own)]
 
     def weight(self) -> int:
-        """What all files hold, in the unit of the source."""
+        """The content of all files, in the unit of the source."""
         return sum(map(self.source.weight, self.files))

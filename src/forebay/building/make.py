@@ -238,7 +238,7 @@ class Work:
                 self.cache.store.delete(leftover.key)
 
     def needed_bytes(self) -> int:
-        """What is still to be written, estimated from what was, or from the source."""
+        """Estimate the bytes still to write, from those written so far or from the source."""
         left = [chunk for chunk in self._todo if chunk not in self.run.records]
         if self.run.records:
             return len(left) * self.run.written_bytes // len(self.run.records)

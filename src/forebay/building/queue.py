@@ -56,7 +56,7 @@ class ChunkQueue:
 
     @property
     def holders(self) -> tuple[str, ...]:
-        """The hosts of builders that hold what is left."""
+        """The hosts of builders that hold the remaining chunks."""
         return tuple(sorted({claim.host for claim in self._held.values()}))
 
     def claim_next(self, slot: int, slots: Collection[int]) -> int | None:

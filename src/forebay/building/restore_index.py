@@ -41,7 +41,7 @@ from forebay.store.base import Store, holds, key_refused, read_document
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the generations of a cache tell about it."""
+    """Facts about a cache from its generations."""
 
     newest: Generation | None  # sound
     numbers: tuple[int, ...] = ()  # of all of them

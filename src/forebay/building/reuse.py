@@ -86,7 +86,7 @@ def _check_reusable(cache: CacheWriter, planner: Planner, layer: str, old: Index
 
 @dataclass(frozen=True, slots=True)
 class SourceNow:
-    """What became of the files that an old cache was planned from."""
+    """The current state of the files that an old cache was planned from."""
 
     gone: Collection[str]  # changed, missing, or not in the source passed
     now: Mapping[str, SourceFile]  # the same content, as the file looks now

@@ -1,4 +1,4 @@
-"""What happened in a build so far: counts, phases, notices, memory; and what it reports at the end."""
+"""The state of a running build: counts, phases, notices, memory; and its final report."""
 
 import time
 from collections import Counter
@@ -92,7 +92,7 @@ class BuildRun:
         return len(self.records) - len(self.adopted)
 
     def figures(self, recipe: AnyRecipe) -> dict[str, Any]:
-        """What the recipe derives from the chunks made so far."""
+        """Figures that the recipe derives from the chunks made so far."""
         counts = {"chunks": self.made, "rows": self.rows, "bytes": self.written_bytes}
         return hooks_of(recipe).figures(fields_of(recipe), self.sums, counts) if self.made else {}
 

@@ -85,7 +85,7 @@ def named_alike(source: Source, plan: Plan) -> Source:
 
 
 def _update_notes(recipe: Recipe, before: ChunkTable, after: ChunkTable) -> tuple[str, ...]:
-    """What a recipe says of the rows that were added, by their sums."""
+    """Notes of the recipe about added rows, by their sums."""
     old = before.totals()
     counted = {name: value for name, value in after.totals().items() if not isinstance(value, list)}
     return hooks_of(recipe).grown({name: value - cast(float, old.get(name, 0)) for name, value in counted.items()})

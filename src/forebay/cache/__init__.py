@@ -1,1 +1,1 @@
-"""Plans, claims, builds, readers: the core, which knows no kind of data."""
+"""Plans, claims, state, verification and copies: the index of a cache, independent of kinds of data."""

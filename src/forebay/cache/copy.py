@@ -1,4 +1,4 @@
-"""Copy a cache: a verified copy of what the newest generation lists. Interrupted, it can be run again.
+"""Copy a cache: a verified copy of the newest generation. Run it again after an interruption.
 
 The copy is signed with the key in use, whichever key the cache was signed with: this is how a key is changed.
 """

@@ -92,7 +92,7 @@ def read_builder(store: Store, owner: str) -> BuilderBeat | None:
 
 
 def is_dead(owner: str) -> bool:
-    """True if an owner is known to be dead; only its own host can know."""
+    """True if an owner is known to be dead; only its own host can tell."""
     parsed = Owner.parse(owner)
     return parsed is not None and parsed.is_dead()
 

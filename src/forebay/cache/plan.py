@@ -116,7 +116,7 @@ class Plan:
 
     @cached_property
     def weights(self) -> Array:
-        """What every chunk takes from the source, in its unit."""
+        """The amount of source that each chunk covers, in the source's unit."""
         return np.concatenate([np.empty(0, np.int64), *(segment.weights() for segment in self.segments)])
 
     @property

@@ -71,7 +71,7 @@ class OverLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """What a publisher lists records under."""
+    """The facts that all records of a publisher share."""
 
     layer: str
     fingerprint: str
@@ -259,7 +259,7 @@ def over_limit(
 
 
 def _empty(store: Store) -> Generation:
-    """What comes before the first generation."""
+    """The empty generation before the first one."""
     text = read_document(store, layout.CACHE).decode()
     return Generation(number=-1, cache=text, recipes={}, constants={}, plan=(), versions=(), layers={})
 

@@ -41,7 +41,7 @@ OnProgress = Callable[[Progress], None]
 
 
 class BuildReport(Record, frozen=True, kw_only=True):
-    """What a build did."""
+    """The result of a build."""
 
     only_in_table = (
         *("samples", "made_statistics", "statistics", "figures", "made_rows", "made_failures", "phases"),
@@ -78,7 +78,7 @@ class BuildReport(Record, frozen=True, kw_only=True):
 
 
 class ImportReport(Record, frozen=True, kw_only=True):
-    """What came of an old cache: its rows, and what the build of each layer says."""
+    """The result of an import: its rows, and the report of each layer."""
 
     root: str
     old: str
@@ -129,7 +129,7 @@ class VerifyReport(Record, frozen=True, kw_only=True):
 
 
 class RepairReport(Record, frozen=True, kw_only=True):
-    """What a repair did."""
+    """The result of a repair."""
 
     root: str
     restored: tuple[str, ...]  # the very bytes that were published are back
@@ -243,7 +243,7 @@ class LayerSummary(Record, frozen=True, kw_only=True):
 
 
 class Summary(Record, frozen=True, kw_only=True):
-    """What a cache is."""
+    """The facts about a cache."""
 
     root: str
     cache_id: str
@@ -263,7 +263,7 @@ class Summary(Record, frozen=True, kw_only=True):
 
 
 class Estimate(Record, frozen=True, kw_only=True):
-    """What a build will take, estimated from a sample."""
+    """The size and time of a build, estimated from a sample."""
 
     files: int
     source_weight: int
@@ -286,7 +286,7 @@ class Estimate(Record, frozen=True, kw_only=True):
 
 
 class DryRun(Record, frozen=True, kw_only=True):
-    """What a build would do; `planned` and `missing` are None if there is no plan."""
+    """The work that a build would do; `planned` and `missing` are None if there is no plan."""
 
     in_ranges = ("missing",)
 
@@ -299,7 +299,7 @@ class DryRun(Record, frozen=True, kw_only=True):
 
 
 class RemoteEstimate(Record, frozen=True, kw_only=True):
-    """What training from a remote cache will fetch: for the node that needs most."""
+    """The downloads of training from a remote cache, for the busiest node."""
 
     root: str
     generation: int
@@ -328,7 +328,7 @@ class RemoteEstimate(Record, frozen=True, kw_only=True):
 
 
 class TierFill(Record, frozen=True, kw_only=True):
-    """What warming a tier for a cache did."""
+    """The result of filling a tier for a cache."""
 
     root: str
     tier: str
@@ -358,7 +358,7 @@ class TierContents(Record, frozen=True, kw_only=True):
 
 
 class TierClean(Record, frozen=True, kw_only=True):
-    """What cleaning a tier removed."""
+    """The files removed from a tier."""
 
     path: str
     caches: tuple[str, ...]
@@ -366,7 +366,7 @@ class TierClean(Record, frozen=True, kw_only=True):
 
 
 class CleanReport(Record, frozen=True, kw_only=True):
-    """What a cleaning removed."""
+    """The files removed by `clean`."""
 
     root: str
     temporary: tuple[str, ...]
@@ -380,7 +380,7 @@ class CleanReport(Record, frozen=True, kw_only=True):
 
 
 class DropReport(Record, frozen=True, kw_only=True):
-    """What dropping layers did; `clean` with `keep_generations` frees their files."""
+    """The result of dropping layers; `clean` with `keep_generations` frees their files."""
 
     root: str
     layers: tuple[str, ...]

@@ -148,7 +148,7 @@ class Segment:
         return list(zip(*columns, strict=True))
 
     def weights(self) -> Array:
-        """What every chunk of this segment takes from the source."""
+        """The amount of source that each chunk of this segment covers."""
         parts = self.tensors["part_stop"].astype(np.int64) - self.tensors["part_start"].astype(np.int64)
         passed = np.concatenate([[0], np.cumsum(parts)])
         edges = self.tensors["chunk_parts"].astype(np.int64)

@@ -94,7 +94,7 @@ def foreign_problem(store: Store, generation: Generation, newer: Generation | No
 
 
 def index_problems(index: Index) -> list[Problem]:
-    """What is wrong with cache.json, recipes, constants, segments and identities."""
+    """Problems of cache.json, recipes, constants, segments and identities."""
     store, generation = index.store, index.published
     texts = {layout.CACHE: generation.cache}
     texts |= {layout.recipe(layer): text for layer, text in generation.recipes.items()}
@@ -118,7 +118,7 @@ def _constants_problem(store: Store, key: str, digest: str) -> str:
 
 
 def _plan_problems(index: Index) -> dict[str, str]:
-    """What is wrong with segments, listed or not, and with identities, which only `update` needs.
+    """Problems of segments, listed or not, and of identities (only `update` needs them).
 
     Chunks of a lost generation may depend on segments that no generation lists.
     """

@@ -1,4 +1,4 @@
-"""Compare a source with what its plan and chunks were made from: one verdict per file.
+"""Compare a source with the plan and the chunks made from it: one verdict per file.
 
 same       same size and times, or the planned ranges have the same content
 grown      larger, and the planned ranges have the same content: `update` appends the rest
@@ -31,7 +31,7 @@ Verdict = Literal["same", "grown", "changed", "missing"]
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """What became of the planned files that look different."""
+    """The verdicts on planned files whose identity changed."""
 
     changed: Mapping[str, str] = field(default_factory=dict)  # path -> how
     missing: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class SourceCheck:
         return Freshness(changed, missing, grown, now)
 
     def verdict(self, known: SourceFile, current: SourceFile | Exception) -> tuple[Verdict, str]:
-        """What became of one planned file, and how it changed."""
+        """Return the state of one planned file, and how it changed."""
         if isinstance(current, FileNotFoundError):
             return "missing", GONE
         if isinstance(current, Exception):  # a folder or a pipe in its place, or no permission

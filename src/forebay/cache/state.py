@@ -1,4 +1,4 @@
-"""What a cache has and lacks: one index per verb, one table per layer. Every verb reads these.
+"""Present and missing parts of a cache: one index per verb, one table per layer. Every verb reads these.
 
 chunk      0  1  2  3  4  5
 planned    ■  ■  ■  ■  ■  ■     in the plan (layers above the base: listed in the base and in all input layers)

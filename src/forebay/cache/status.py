@@ -183,7 +183,7 @@ def _claim_status(key: str, claim: Claim) -> ClaimStatus:
 
 
 def _freshness(index: Index, source: Source | None) -> Freshness | None:
-    """What became of the source; None if it cannot be asked."""
+    """The state of the source files; None if the source cannot be read."""
     if source is None:
         return None
     if not index.plan.segments:

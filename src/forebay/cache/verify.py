@@ -88,7 +88,7 @@ def _by_layer(gone: list[Listed]) -> dict[str, tuple[int, ...]]:
 
 
 def document_problems(index: Index) -> list[Problem]:
-    """What is wrong with everything except chunk files and generations."""
+    """Problems of everything except chunk files and generations."""
     generation = index.published
     inner = [
         *outdated_layers(generation),
@@ -112,7 +112,7 @@ def outdated_layers(generation: Generation) -> list[Problem]:
 
 
 def orphan_problems(generation: Generation) -> list[Problem]:
-    """Listed chunks that were made for other rows than the base layer lists under their number."""
+    """Listed chunks made for other rows than the base layer has under their number."""
     base = generation.table(generation.base)
     problems: list[Problem] = []
     for layer, table in generation.layers.items():
@@ -186,7 +186,7 @@ def _gap_counts(index: Index) -> dict[str, int]:
 def check_chunk(
     store: Store, folder: str, record: ChunkRecord, full: bool, limit: int = MAX_BLOCK_BYTES
 ) -> list[Problem] | None:
-    """What is wrong with one chunk; None where its file is gone."""
+    """Problems of one chunk; None if its file is gone."""
     key, layer = record.key(folder), layout.layer_of(folder)
     try:
         pieces = Pieces(store, key)
@@ -204,7 +204,7 @@ def check_chunk(
 def check_all(
     listed: list[Listed], check: Callable[[str, ChunkRecord], list[Problem] | None], on_progress: OnProgress
 ) -> tuple[list[list[Problem] | None], int]:
-    """What is wrong with each chunk, in threads; and how many bytes were checked."""
+    """Return problems of each chunk, checked in threads, and the number of checked bytes."""
     checked: list[list[Problem] | None] = []
     started, read = time.monotonic(), 0
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -237,7 +237,7 @@ def _batches(listed: list[Listed]) -> list[list[Listed]]:
 
 
 def _locate(view: View, key: str, layer: str, record: ChunkRecord) -> list[Problem]:
-    """Where in a bad file the damage is, as closely as its own sums can tell."""
+    """Locate the damage in a bad file as closely as its checksums allow."""
     chunk = record.chunk
     problem = head_problem(view, record)
     if problem is not None:

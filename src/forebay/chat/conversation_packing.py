@@ -223,7 +223,7 @@ def pack_conversations(
 
 
 def offsets_in_samples(encoded: Conversations) -> Array:
-    """Where each document begins if the documents of its sample stand one behind the other."""
+    """The offset of each document in its sample."""
     passed = np.cumsum(encoded.lengths) - encoded.lengths
     first = np.ones(len(encoded.numbers), np.bool_)
     first[1:] = encoded.numbers[1:] != encoded.numbers[:-1]

@@ -30,7 +30,7 @@ _BOOT = "import sys; sys.path[:] = {path!r}; from forebay.chat.sandbox import ma
 
 
 class ContentUses(NamedTuple):
-    """What a template does with contents except writing them."""
+    """Uses of contents in a template other than writing them."""
 
     looked_for: tuple[str, ...]  # texts
     strips: bool  # whether outer white space may decide what is written

@@ -32,7 +32,7 @@ class TemplateSource:
 
     @cached_property
     def sha256(self) -> str:
-        """Of the text and the tokens: both decide what is rendered."""
+        """Hash of the template text and the control tokens: both affect rendering."""
         return hashlib.sha256(self.text.encode() + b"\0" + self.tokens_json).hexdigest()
 
     @property

@@ -138,7 +138,7 @@ def _unusable(vocabulary: Vocabulary, problem: str) -> ModelUnusable:
 
 
 def offsets_of(lengths: Sequence[int] | Array) -> Array:
-    """Where each part begins, and the last one ends (int64)."""
+    """The start of each part, and the end of the last one (int64)."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets

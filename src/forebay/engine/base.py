@@ -117,7 +117,7 @@ Event = Done | Failed | Died
 
 
 class EngineUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine has at work."""
+    """The workers of an engine, their memory and processor time."""
 
     workers: int
     pids: tuple[int, ...] = ()  # those on this machine, for measuring memory and CPU
@@ -155,7 +155,7 @@ class Engine(Protocol):
         """Change the number of slots; a busy slot finishes its chunk first."""
 
     def usage(self) -> EngineUsage:
-        """The workers that are there now."""
+        """The running workers."""
 
     def stop(self) -> None:
         """End the task and its workers; unfinished chunks are lost. Stopping twice is a no-op."""

@@ -101,7 +101,7 @@ class Phase:
 class ChangingShares:
     """Shares whose weights change at some positions; each source continues where it was.
 
-    Every phase meets its own shares to within two rows.
+    In every phase, the shares are exact to within two rows.
     """
 
     def __init__(self, phases: Sequence[Phase]) -> None:

@@ -221,7 +221,7 @@ def _fill(job: _Job, chunks: Numbers, on_progress: OnProgress | None) -> TierFil
 
 
 def tier_contents(path: str | os.PathLike[str]) -> TierContents:
-    """What the tier of chunks in a folder keeps, cache by cache."""
+    """The contents of a tier folder, cache by cache."""
     folder = TierFolder(path).opened()
     caches = tuple(
         TierShare(cache_id=one.cache_id, addresses=one.addresses, chunks=one.chunks, bytes=one.bytes)

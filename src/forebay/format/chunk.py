@@ -253,7 +253,7 @@ def check_columns(columns: Columns, declared: Sequence[Column]) -> int:
 
 
 def dictionary_problem(column: Column, offsets: Array, index: Array | Ragged | None) -> str | None:
-    """What is wrong with the places of a dictionary's values, if anything."""
+    """Describe invalid positions of dictionary values; None if they are valid."""
     name = f"the index '{column.index}' of column '{column.name}'"
     if not isinstance(index, np.ndarray) or index.dtype != np.uint32 or index.ndim != 1:
         return f"{name} is not a uint32 column"

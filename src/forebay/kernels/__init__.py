@@ -1,6 +1,6 @@
 """Loops over bytes: compiled (`_kernels.c`), or the NumPy definitions of `reference.py` where no compiler was there.
 
-The choice is made once, here. No other module knows which of the two it calls.
+The choice is made once, here. Other modules do not depend on it.
 """
 
 try:

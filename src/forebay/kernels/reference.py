@@ -1,4 +1,4 @@
-"""What the compiled loops do, in NumPy: their definition, the oracle of their tests, and their replacement without a
+"""The compiled loops in NumPy: their definition, the oracle of their tests, and their replacement without a
 compiler. `_kernels.c` has the same functions with the same arguments; only it checks the sizes of its arguments.
 """
 

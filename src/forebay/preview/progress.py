@@ -304,7 +304,7 @@ def _phase_facts(progress: Progress) -> Iterator[str]:
 
 
 def _reading(progress: Progress, seconds: float) -> str:
-    """What was read or downloaded, and at what rate."""
+    """The bytes read or downloaded, and their rate."""
     rate = f"{human_bytes(progress.read_bytes / seconds)}/s"
     if not progress.downloads:
         return f"read {rate}"

@@ -15,7 +15,7 @@ class Cell(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CacheRows(Record, frozen=True, kw_only=True):
-    """What every record of rows begins with."""
+    """The first fields of every record of rows."""
 
     root: str
     generation: int
@@ -23,7 +23,7 @@ class CacheRows(Record, frozen=True, kw_only=True):
 
 
 class RowPosition(Record, frozen=True, kw_only=True):
-    """What every record of one row begins with."""
+    """The first fields of every record of one row."""
 
     row: int
     chunk: int
@@ -122,7 +122,7 @@ class DemoReport(Record, frozen=True, kw_only=True):
 
 
 class Viewing(Record, frozen=True, kw_only=True):
-    """What a server of the viewer shows, and where."""
+    """The caches that a viewer server shows, and its address."""
 
     url: str
     caches: tuple[str, ...]

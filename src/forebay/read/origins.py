@@ -1,4 +1,4 @@
-"""Where a row came from, and its text."""
+"""The origin of a row, and its text."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -25,7 +25,7 @@ class RowId:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Origin:
-    """Where a row came from: its place in the cache, its sample's id, and the parts of source files."""
+    """The origin of a row: its position in the cache, the id of its sample, and parts of source files."""
 
     chunk: int
     row: int

@@ -24,7 +24,7 @@ Homes = Mapping[str, tuple[str, Column]]  # by column name: its layer, its decla
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a cache is read; does not change what is read."""
+    """Options of reading; they do not change results."""
 
     memory: int = DEFAULT_MEMORY
     max_maps: int = MAX_MAPS

@@ -169,11 +169,11 @@ class StoredText:
         return content
 
     def end(self) -> int:
-        """Where the last line ends."""
+        """The end of the last line."""
         return self.size - (self.size > 0 and self.read(self.size - 1, self.size) == b"\n")
 
     def line_starts(self) -> Array:
-        """Where each line begins."""
+        """The start of each line."""
         width = self.width
         ends = np.concatenate([np.empty(0, width), *(piece.astype(width) for piece in self._line_ends())])
         starts = np.concatenate([np.zeros(min(self.size, 1), width), ends[ends < self.end()] + width(1)])

@@ -64,7 +64,7 @@ class SourceSettings(Protocol):
 
 
 class PathSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the options of every source have."""
+    """Options that all sources share."""
 
     example: ClassVar[str] = "data"
 

@@ -1,6 +1,6 @@
 """Find the files that paths, folders and globs name, by the same rules for every source, in folders and in buckets.
 
-- A file that is named is read, whatever its suffix.
+- A file that is passed by name is read with any suffix.
 - A folder stands for all files below it. Names that begin with a dot, and `__pycache__`, are left out.
 - A glob means what it means in a shell, case-sensitive, with `**` for any number of folders; a folder
   that it matches stands for all files below it.

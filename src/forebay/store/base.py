@@ -49,7 +49,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a value must be: its size, its SHA-256, and (length, XXH3-128 digest) of its first bytes, where known."""
+    """The expected value: its size, its SHA-256, and (length, XXH3-128 digest) of its first bytes, where known."""
 
     size: int
     sha256: bytes | None = None
@@ -373,10 +373,10 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Fetching(Protocol):
-    """A store that fetches what it is asked for from another one."""
+    """A store that fetches values from another one."""
 
     def transfers(self) -> Transfers:
-        """What was fetched so far."""
+        """Statistics of fetched values."""
         ...
 
 

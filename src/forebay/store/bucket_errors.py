@@ -1,4 +1,4 @@
-"""What an error of the bucket client means: an error of forebay, or that the same request may succeed later."""
+"""Translate errors of the bucket client: into an error of forebay, or a retry."""
 
 import re
 

@@ -297,7 +297,7 @@ def _entry(key: str, status: os.stat_result) -> Entry:
 
 
 def _etag(status: os.stat_result) -> str:
-    """What changes when a file is replaced: every value is a new file."""
+    """An etag that changes when a file is replaced: every value is a new file."""
     return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
 
 

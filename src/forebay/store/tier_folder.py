@@ -194,7 +194,7 @@ class TierFolder:
         return sorted((entry.key.removeprefix(folder).replace("~", "/"), entry.size - 32) for entry in entries)
 
     def caches(self) -> list[TierCache]:
-        """What is kept, cache by cache."""
+        """The stored chunks, cache by cache."""
         addresses = self._addresses()
         caches = []
         for cache_id in sorted(self.files.folders("caches/")):

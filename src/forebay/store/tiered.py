@@ -135,7 +135,7 @@ class TieredStore(Store):
         return self._asked(lambda: self._far.head(key), lambda: super(TieredStore, self).head(key))
 
     def _asked(self, ask: Callable[[], T], recall: Callable[[], T]) -> T:
-        """What the far store answers; while it does not answer, what the tier has instead, if anything."""
+        """Return the answer of the far store, or the tier's copy while the far store does not answer."""
         if time.monotonic() < self._away_until:
             with suppress(Missing):
                 return recall()

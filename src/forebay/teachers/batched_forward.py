@@ -29,7 +29,7 @@ from forebay.teachers.teacher_samples import TeacherSamples
 
 @dataclass(slots=True, eq=False)
 class LoadedTeacher:
-    """A loaded teacher, and a count of what it did."""
+    """A loaded teacher and its counters."""
 
     name: str
     device: str

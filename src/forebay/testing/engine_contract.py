@@ -1,4 +1,4 @@
-"""What every engine promises, as tests to inherit: a subclass makes one, and a few small chunks are run by it."""
+"""The guarantees of every engine, as tests to inherit: a subclass makes one, and a few small chunks are run by it."""
 
 import errno
 import os
@@ -67,7 +67,7 @@ def _fail(chunk: int) -> None:
 
 
 def run_chunks(engine: Engine, chunks: Sequence[int], submitted: int = 0) -> dict[int, Event]:
-    """What became of each chunk, once all but the first `submitted` were given to idle slots."""
+    """The outcome of each chunk, once all but the first `submitted` were given to idle slots."""
     waiting, heard, deadline = list(chunks[submitted:]), dict[int, Event](), time.monotonic() + PATIENCE
     while len(heard) < len(chunks):
         assert time.monotonic() < deadline, f"nothing was heard of chunks {sorted(set(chunks) - heard.keys())}"

@@ -1,4 +1,4 @@
-"""What every store promises, as tests to inherit.
+"""The guarantees of every store, as tests to inherit.
 
 `make_store` gives a fresh store. A store that other processes can open inherits `SharedStoreContract` instead, and
 gives `reopen`, a picklable function that opens it there: the races are then run between real processes as well. Public

@@ -1,4 +1,4 @@
-"""Where a text may be cut so that its pieces have the tokens of the whole text.
+"""Positions where a text can be cut without changing its tokens.
 
     text     … the lazy dog| jumps over. The next|, with a comma …      "|": a cut point
     pieces   … the lazy dog    jumps over. The next    , with a comma …

@@ -179,7 +179,7 @@ def to_numpy(values: torch.Tensor) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class BatchTable:
-    """What a batch contains: lines as text, a table in a notebook."""
+    """The contents of a batch: lines as text, a table in a notebook."""
 
     batch: Mapping[str, object]
 

@@ -230,7 +230,7 @@ class Loader:
         return self._one_cache().quality(self.epoch, self.global_batch_size)
 
     def statistics(self) -> LoaderStatistics:
-        """Return what the run waited for, and what was fetched; `print(loader.statistics())` is one line.
+        """Return wait times and fetched bytes; `print(loader.statistics())` is one line.
 
         `msgspec.json.encode` makes JSON of it.
         """

@@ -26,7 +26,7 @@ Counted = int | Cache | CacheDataset | Loader
 
 @dataclass(frozen=True, slots=True)
 class ScheduleOptions:
-    """What turns rows into steps, and steps into a multiplier."""
+    """Options that turn rows into steps, and steps into a multiplier."""
 
     epochs: float
     effective_batch: int

@@ -41,7 +41,7 @@ _EXPORT = re.compile(r"^export (?:async )?(?:function|const) (\w+)", re.MULTILIN
 
 
 class Bundle(Record, frozen=True, kw_only=True):
-    """What the page finds in itself."""
+    """The records embedded in a static page."""
 
     records: dict[str, object]
     pictures: dict[str, str]

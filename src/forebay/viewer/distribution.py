@@ -1,4 +1,4 @@
-"""What a sample of rows looks like: histograms of lengths and padding, and the rows that stand out.
+"""Statistics of sampled rows: histograms of lengths and padding, and outliers.
 
 Whole runs of rows are read from chunks at equal distances, until a time is over or enough rows are read: a cache of any
 size is answered in about a second.

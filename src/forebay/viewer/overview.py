@@ -58,7 +58,7 @@ class Gap(Record, frozen=True, kw_only=True):
 
 
 class Overview(Record, frozen=True, kw_only=True):
-    """What the first page shows besides the summary of `forebay info`."""
+    """The first page of the viewer, in addition to the summary of `forebay info`."""
 
     health: Health
     gaps: tuple[Gap, ...]

@@ -124,7 +124,7 @@ def compared(caches: Sequence[ShownCache], query: Query) -> object:
 
 
 def guarded(shown: ShownCache, make: Callable[[], Answer]) -> Answer | RecordProblem:
-    """What `make` returns, or the problem that is in its way."""
+    """Return the result of `make`, or a record of the problem."""
     try:
         return make()
     except (BadQuery, IndexError):

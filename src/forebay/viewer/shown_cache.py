@@ -19,7 +19,7 @@ MAPS = 64  # of chunk files of one layer: all are looked at before each answer
 
 @dataclass(eq=False)
 class ShownCache:
-    """One cache of the viewer, with what is worth keeping between requests."""
+    """One cache of the viewer, with values that are reused between requests."""
 
     store: Store
     source: Source | None = None

@@ -243,7 +243,7 @@ def vocabulary_of(cache: Cache) -> Vocabulary:
 
 
 def token_texts(vocabulary: Vocabulary, tokens: Array, lengths: Array, part: slice | None = None) -> list[str]:
-    """What each token of a part of a row adds to the text of its document.
+    """The text that each token of a part of a row adds to its document.
 
     A token is decoded with a few before it, so that spaces which a decoder drops at a beginning are kept; a character
     of several tokens belongs to the last of them.

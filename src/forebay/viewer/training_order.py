@@ -91,7 +91,7 @@ def _stream(cache: Cache, shuffle: str, seed: int) -> CacheStream:
 
 
 class JobStatistics(Record, frozen=True, kw_only=True):
-    """What a running Loader wrote to its statistics file, as it wrote it."""
+    """The contents of a running loader's statistics file."""
 
     path: str
     statistics: dict[str, object]

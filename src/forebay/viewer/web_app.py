@@ -199,7 +199,7 @@ class WebApp:
         return Answer(as_json(result), "application/json")
 
     def _maker(self, path: str, shown: ShownCache | None, name: str, query: Query) -> Callable[[], object] | None:
-        """What makes the record of a path; None where there is none."""
+        """Return the function that makes the record of a path, or None."""
         if path == "/api/caches.json":
             return partial(cache_names, self.caches)
         if path == "/api/compare.json":
@@ -269,7 +269,7 @@ MOST_CONNECTIONS = 256  # more get 503
 
 @dataclass(frozen=True)
 class Address:
-    """Where a viewer is reached."""
+    """The address of a viewer."""
 
     host: str
     port: int

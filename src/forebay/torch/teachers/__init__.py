@@ -16,7 +16,7 @@ __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)
 def default_device() -> str:
     """Return the device that "auto" stands for: the GPU, if there is one, else the CPU.
 
-    Of several GPUs it is the one with the number of this process on its machine, as torchrun sets it, or the first.
+    With several GPUs, the one with this process's local rank as set by torchrun, else the first.
     """
     if not torch.cuda.is_available():
         return "cpu"

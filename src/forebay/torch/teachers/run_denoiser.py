@@ -229,7 +229,7 @@ SD3_T5_TOKENS = 256  # of zeros, where an SD3 has no T5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenoiserInputs:
-    """What a pipeline passes to its denoiser, on the device and in the type of the model."""
+    """The inputs of a pipeline's denoiser, on the device and in the type of the model."""
 
     latents: Tensor  # (samples, channels, height, width)
     timesteps: Tensor  # (samples,), float32, as the model counts them

@@ -120,7 +120,7 @@ def build_caches(folder: Path, count: int) -> None:
         fb.build(root, fb.sources.images(images), fb.ImageRecipe(size=SIZE, tags=()), workers=0)
         chosen = {layer: recipe for layer, recipe in layers.items() if layer != absent}
         for report in fb.build_layers(root, chosen):
-            print(f"{name}: layer {report.layer}, {report.made} made, {report.present} there before", flush=True)
+            print(f"{name}: layer {report.layer}, {report.built} made, {report.present} there before", flush=True)
 
 
 class Block(nn.Module):

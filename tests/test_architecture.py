@@ -162,7 +162,7 @@ def test_only_few_modules_read_the_environment() -> None:
 
 
 def test_hooks_are_declared_and_never_asked_for_by_name() -> None:
-    """A caller that asks whether a recipe, a source or a job has some member would not notice that it is misspelt.
+    """A caller that asks whether a recipe, a source or a job has some member would not notice that it is misspelled.
 
     What differs between platforms and their libraries is asked for by name; `recipe.hooks_of` does it for all.
     """

@@ -175,7 +175,7 @@ def reuse_after_an_edit(folder: Path, megabytes: int) -> Iterator[Result]:
     seconds, report = _timed(
         lambda: fb.build(store, fb.sources.lines(data), recipe, workers=0, reuse=folder / "old", progress=False)
     )
-    work = f"--reuse of {megabytes:,} MB after one file was edited ({report.made:,} of {report.chunks:,} chunks made)"
+    work = f"--reuse of {megabytes:,} MB after one file was edited ({report.built:,} of {report.chunks:,} chunks made)"
     yield Result(case=CASE, work=f"{work}: time", unit="s", ours=seconds)
     yield Result(case=CASE, work=f"{work}: written", unit="MB", ours=store.written / 1e6)
 

@@ -24,7 +24,7 @@ def stacked(images: list[np.ndarray]) -> torch.Tensor:
 
 
 def check_images(batch: torch.Tensor) -> None:
-    """Whole batches of different images: uint8, or float32 that was normalised."""
+    """Whole batches of different images: uint8, or float32 that was normalized."""
     if tuple(batch.shape) != (BATCH, *SHAPE):
         raise AssertionError(f"a batch is {tuple(batch.shape)}, not {(BATCH, *SHAPE)}: this is not what is compared")
     if batch.dtype == torch.uint8:

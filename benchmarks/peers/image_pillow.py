@@ -38,10 +38,10 @@ class Letterboxed(Dataset):
 
 class Normalised(Letterboxed):
     def __getitem__(self, number: int) -> torch.Tensor:
-        return normalised(super().__getitem__(number))
+        return normalized(super().__getitem__(number))
 
 
-def normalised(pixels: torch.Tensor) -> torch.Tensor:
+def normalized(pixels: torch.Tensor) -> torch.Tensor:
     return pixels.float().div_(255).sub_(MEAN).div_(STD)
 
 
@@ -53,8 +53,8 @@ def configurations(folder: str) -> dict[str, Epoch]:
     plain, ready = loading(Letterboxed(folder)), loading(Normalised(folder))
     return {
         "uint8": lambda: plain,
-        "float32, normalised by workers": lambda: ready,
-        "float32, normalised by the receiver": lambda: map(normalised, plain),
+        "float32, normalized by workers": lambda: ready,
+        "float32, normalized by the receiver": lambda: map(normalized, plain),
     }
 
 

@@ -8,7 +8,7 @@ from forebay.torch import Loader
 
 def build(files, out, tokenizer):
     recipe = fb.TokenRecipe(tokenizer=tokenizer, sequence_length=512, chunk_rows=64)
-    return fb.build(out, fb.sources.jsonl(*files, text="text"), recipe).made
+    return fb.build(out, fb.sources.jsonl(*files, text="text"), recipe).built
 
 
 def loader(out, batch_size, rank, world):
@@ -21,7 +21,7 @@ from trial_harness import main  # noqa: E402
 
 
 def append(files, out, tokenizer):
-    return fb.update(out, fb.sources.jsonl(*files, text="text")).made
+    return fb.update(out, fb.sources.jsonl(*files, text="text")).built
 
 
 def repair(out):

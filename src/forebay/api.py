@@ -193,8 +193,8 @@ def update(
 ) -> BuildReport:
     """Append new files, and data appended to known files, as a new segment of the plan; then build it.
 
-    A known file with other content is an error that lists it: published rows never change. A model on the hub that only
-    the cache names is fetched only with `allow_network`. The further arguments are those of `build`.
+    A known file with other content is an error that lists it: published rows never change. A model on the hub that is
+    only recorded in the cache is fetched only with `allow_network`. The further arguments are those of `build`.
     """
     check_flags(allow_network=allow_network)
     options = BuildOptions(
@@ -224,7 +224,7 @@ def verify(
 ) -> VerifyReport:
     """Check every published byte against its digest; `full` also decodes all rows and hashes the source again.
 
-    A source on another machine that the cache names is asked only with `allow_network`, or where it is passed.
+    A source on another machine is contacted only with `allow_network`, or where it is passed.
     `cache_id`, `min_generation` and `digest` reject another cache, as in `open_cache`, and
     `max_block_bytes` bounds what one compressed block decodes to.
     """
@@ -261,7 +261,7 @@ def repair(
 ) -> RepairReport:
     """Restore damaged and missing chunks from a copy of the cache, or make them again from the source.
 
-    A source on another machine that the cache names is read only with `allow_network`, or where it is passed.
+    A source on another machine is read only with `allow_network`, or where it is passed.
     """
     options = BuildOptions(workers=workers, memory_limit=memory_limit, on_progress=on_progress or silent)
     check_flags(allow_network=allow_network)
@@ -396,7 +396,7 @@ def clean(
     unpublished: bool = False,
     lease_seconds: float = LEASE_SECONDS,
 ) -> CleanReport:
-    """Remove temporary files of dead writers, claims of dead builders, files of dropped layers; never data in use.
+    """Remove temporary files and claims of stale builders, and files of dropped layers; never data in use.
 
     `unpublished` also withdraws the last segment of the plan if nothing of it is published, with its files.
     """

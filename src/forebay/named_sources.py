@@ -113,7 +113,7 @@ def _with_manifest(cache: str, described: Mapping[str, Any], paths: Sequence[str
 def _on_hub(cache: str, described: Mapping[str, Any], paths: Sequence[str], download: Mapping[str, Any]) -> Source:
     """The same data set at another revision.
 
-    Naming the data set allows contacting the user's hub, but not another hub that only the cache names.
+    Naming the data set allows contacting the user's hub, but not another hub that is recorded in the cache.
     """
     own = f"{HUB}{described['name']}"
     if list(paths) != [own]:

@@ -81,7 +81,7 @@ class RecipeHooks:
         class MyRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True): ...
 
     A hook that takes no argument may be overridden by a class attribute or a property. `forebay.testing.RecipeContract`
-    finds a hook that is misspelt.
+    finds a hook that is misspelled.
     """
 
     __slots__ = ()

@@ -85,8 +85,8 @@ def test_building_again_makes_nothing_and_publishes_nothing(tmp_path, file, note
     first = build(tmp_path / "cache", file)
     before = {name: (tmp_path / "cache" / name).read_bytes() for name in every_file(tmp_path / "cache")}
     second = build(tmp_path / "cache", file)
-    assert (first.made, first.present, first.rows) == (8, 0, 16)
-    assert (second.made, second.present, second.generation) == (0, 8, first.generation)
+    assert (first.built, first.present, first.rows) == (8, 0, 16)
+    assert (second.built, second.present, second.generation) == (0, 8, first.generation)
     assert made(notes) == list(range(8))
     assert {name: (tmp_path / "cache" / name).read_bytes() for name in every_file(tmp_path / "cache")} == before
 
@@ -97,7 +97,7 @@ def test_inverse_adds_new_files_then_fills_gaps_from_the_far_end(tmp_path, notes
     before = chunk_digests(tmp_path / "cache")
     write_orders(tmp_path / "source/b.txt", orders(4))
     (notes / "makes").unlink()
-    assert build(tmp_path / "cache", tmp_path / "source", mode="inverse").made == 6
+    assert build(tmp_path / "cache", tmp_path / "source", mode="inverse").built == 6
     assert made(notes) == [3, 2, 1, 0, 3, 0]  # each file begins with its own chunk 0
     assert chunk_digests(tmp_path / "cache").items() >= before.items()
 
@@ -113,11 +113,11 @@ def test_build_reports_a_listed_chunk_whose_file_is_gone_and_leaves_it_to_repair
 
 def test_a_range_is_inclusive_and_the_rest_can_follow(tmp_path, file, notes):
     report = build(tmp_path / "cache", file, start_chunk=2, end_chunk=4)
-    assert (report.chunks, report.made) == (3, 3)
+    assert (report.chunks, report.built) == (3, 3)
     assert made(notes) == [2, 3, 4]
     assert layer_status(tmp_path / "cache").missing == (0, 1, 5, 6, 7)
     assert len(fb.open_cache(tmp_path / "cache")) == 6
-    assert build(tmp_path / "cache", file).made == 5
+    assert build(tmp_path / "cache", file).built == 5
 
 
 def test_an_interrupted_build_publishes_what_it_made_releases_its_claims_and_goes_on_from_there(tmp_path, file, notes):
@@ -126,7 +126,7 @@ def test_an_interrupted_build_publishes_what_it_made_releases_its_claims_and_goe
     assert isinstance(caught.value, KeyboardInterrupt)
     assert len(fb.open_cache(tmp_path / "cache")) == 6
     assert fb.status(tmp_path / "cache").claims == ()
-    assert build(tmp_path / "cache", file).made == 5
+    assert build(tmp_path / "cache", file).built == 5
     assert made(notes) == list(range(8))
 
 
@@ -140,7 +140,7 @@ def test_chunks_of_a_killed_build_are_adopted(tmp_path, notes):
     present = chunk_count(root)
     assert not list(root.glob("generations/*"))
     report = fb.build(root, fb.sources.lines(file), ObedientRecipe(seconds=0.02), workers=0)
-    assert (report.made, report.present, report.rows) == (60 - present, present, 120)
+    assert (report.built, report.present, report.rows) == (60 - present, present, 120)
     assert len(made(notes)) <= 61
     assert fb.verify(root, full=True).sound
 
@@ -256,7 +256,7 @@ def test_a_file_that_was_only_touched_is_still_the_same(tmp_path, file):
     build(tmp_path / "cache", file, end_chunk=3)
     os.utime(file, (1, 1))
     report = build(tmp_path / "cache", file)
-    assert report.made == 4
+    assert report.built == 4
     build(tmp_path / "other", file)
     assert chunk_digests(tmp_path / "cache") == chunk_digests(tmp_path / "other")
 
@@ -291,7 +291,7 @@ def test_a_file_that_grew_is_reported_and_what_was_planned_is_built(tmp_path, fi
     with open(file, "ab") as more:
         more.write(order_line(99, "keep"))
     report = build(tmp_path / "cache", file)
-    assert report.made == 4
+    assert report.built == 4
     assert report.notes == (
         f"1 file(s) of the source grew; `forebay update {tmp_path / 'cache'} SOURCE` adds the new data",
     )
@@ -325,7 +325,7 @@ def test_a_build_continues_when_a_file_is_appended_to_while_it_is_read(tmp_path,
     file, root = tmp_path / "source.txt", tmp_path / "cache"
     write_orders(file, orders(8, c2=f"append {file} 1", c5=f"append {file} 1"))
     report = build(root, file, workers=workers)
-    assert (report.made, report.rows) == (8, 16)
+    assert (report.built, report.rows) == (8, 16)
     assert fb.verify(root, source=fb.sources.lines(file), full=True).sound
     assert fb.update(root, fb.sources.lines(file), recipe=ObedientRecipe(), workers=0).rows == 18
 
@@ -460,7 +460,7 @@ def test_a_layer_over_rows_that_are_there_needs_no_source(tmp_path, file):
     build(tmp_path / "cache", file, end_chunk=3)
     file.unlink()
     report = fb.build(tmp_path / "cache", None, LengthLayer(), workers=0)
-    assert (report.made, report.rows, report.failures) == (4, 8, 4)
+    assert (report.built, report.rows, report.failures) == (4, 8, 4)
 
 
 def zipped(lines: list[str]) -> bytes:
@@ -527,7 +527,7 @@ def test_an_unlisted_file_that_is_no_sound_chunk_does_not_stop_a_build(tmp_path,
     ids = [bytes(row["id"]) for row in map(fb.open_cache(root).__getitem__, range(8))]
     fb.build(tmp_path / "alone", source, ObedientRecipe(), workers=0)
     assert ids == [bytes(row["id"]) for row in map(fb.open_cache(tmp_path / "alone").__getitem__, range(8))]
-    assert fb.build(root, source, ObedientRecipe(), workers=0).made == 0
+    assert fb.build(root, source, ObedientRecipe(), workers=0).built == 0
 
 
 def chunk_with_a_huge_statistic(root: Path) -> bytes:
@@ -549,7 +549,7 @@ def test_a_chunk_of_another_source_that_appears_during_a_build_is_replaced(tmp_p
             strange = chunk_path(tmp_path / "cache", "obedient", 4)
             strange.write_bytes((chunk_path(tmp_path / "other", "obedient", 4)).read_bytes())
 
-    assert build(tmp_path / "cache", sources["ours"], workers=0, on_progress=listen).made == 6
+    assert build(tmp_path / "cache", sources["ours"], workers=0, on_progress=listen).built == 6
     assert chunk_digests(tmp_path / "cache") == chunk_digests(tmp_path / "same")
 
 

@@ -84,7 +84,7 @@ def test_duplicates_are_left_out_counted_and_told(tmp_path):
 def test_a_chunk_of_duplicates_alone_has_no_rows_and_stands_in_the_plan(tmp_path):
     report = fb.build(tmp_path / "cache", source_of(tmp_path, [b"a"] * 20), RECIPE, workers=0)
     assert report.chunks > 2
-    assert (report.made, report.rows, rows_of(tmp_path / "cache")) == (report.chunks, 1, [b"a"])
+    assert (report.built, report.rows, rows_of(tmp_path / "cache")) == (report.chunks, 1, [b"a"])
     assert fb.verify(tmp_path / "cache", full=True).sound
 
 
@@ -153,7 +153,7 @@ def test_a_planner_that_comes_second_takes_the_plan_that_is_there(tmp_path):
         states.append(without_claim(tree(root)))
 
     report = fb.build(root, source, RECIPE, workers=0, on_progress=while_planning(first))
-    assert report.made == 0
+    assert report.built == 0
     assert states == [tree(root)]
 
 

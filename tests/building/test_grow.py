@@ -41,7 +41,7 @@ def test_a_new_file_becomes_new_chunks_and_old_rows_keep_their_ids(tmp_path: Pat
     ids = pinned.row_ids(np.arange(20))
     write_lines(tmp_path / "raw/0 sorts first.txt", 20, 6)
     report = grown(root, tmp_path / "raw")
-    assert (report.made, report.present, report.chunks) == (2, 5, 7)
+    assert (report.built, report.present, report.chunks) == (2, 5, 7)
     cache = fb.open_cache(root)
     assert numbers(root) == list(range(26))
     assert cache.row_ids(np.arange(20)) == ids
@@ -65,7 +65,7 @@ def test_a_file_that_only_grew_is_appended(tmp_path: Path, suffix: str) -> None:
     for first in (10, 13):
         with open(path, "ab") as file:
             file.write(PACK[suffix](lines(first, 3)))
-        assert grown(root, path).made == 1
+        assert grown(root, path).built == 1
         assert numbers(root) == list(range(first + 3))
         assert fb.verify(root, full=True).sound
     assert {name: tree(root / "layers")[name] for name in before} == before
@@ -81,9 +81,9 @@ def test_growing_by_nothing_changes_nothing(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
     before = tree(root)
     report = grown(root, tmp_path / "raw")
-    assert (report.made, report.generation) == (0, 0)
+    assert (report.built, report.generation) == (0, 0)
     os.utime(tmp_path / "raw/a.txt", ns=(1, 1))
-    assert grown(root, tmp_path / "raw").made == 0
+    assert grown(root, tmp_path / "raw").built == 0
     assert tree(root) == before
 
 
@@ -94,7 +94,7 @@ def test_inverse_build_plans_new_files_and_fills_gaps_from_the_far_end(tmp_path:
     fb.build(other, source, LineRecipe(), workers=0, end_chunk=1)
     write_lines(tmp_path / "raw/z.txt", 20, 6)
     plain = fb.build(root, source, LineRecipe(), workers=0)
-    assert (plain.chunks, plain.made) == (5, 0)
+    assert (plain.chunks, plain.built) == (5, 0)
     assert f"`forebay update {root} SOURCE` adds them" in plain.notes[0]
     made: list[str] = []
 
@@ -103,7 +103,7 @@ def test_inverse_build_plans_new_files_and_fills_gaps_from_the_far_end(tmp_path:
 
     note_files(None)
     report = fb.build(other, source, LineRecipe(), workers=0, mode="inverse", on_progress=note_files)
-    assert (report.made, report.chunks) == (5, 7)
+    assert (report.built, report.chunks) == (5, 7)
     assert sorted(made[:2]) == ["000000", "000001"]
     assert made[2:] == ["000006", "000005", "000004", "000003", "000002"]
     assert numbers(other) == list(range(26))
@@ -113,8 +113,8 @@ def test_growing_twice_and_again_is_one_segment_each(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
     for number in range(3):
         write_lines(tmp_path / f"raw/c{number}.txt", 20 + 4 * number, 4)
-        assert grown(root, tmp_path / "raw").made == 1
-        assert grown(root, tmp_path / "raw").made == 0
+        assert grown(root, tmp_path / "raw").built == 1
+        assert grown(root, tmp_path / "raw").built == 0
     assert numbers(root) == list(range(32))
     assert len(list((root / "plan").iterdir())) == 4
     assert fb.summarize(root).source_files == 5
@@ -164,21 +164,21 @@ def test_a_file_whose_last_line_was_unfinished_has_changed(tmp_path: Path, suffi
 def test_another_folder_can_be_added_and_its_names_are_relative_to_the_first(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
     write_lines(tmp_path / "more/deep/a.txt", 20, 4)
-    assert grown(root, tmp_path / "more").made == 1
+    assert grown(root, tmp_path / "more").built == 1
     assert numbers(root) == list(range(24))
     assert fb.verify(root, full=True).sound
     flip(tmp_path / "more/deep/a.txt", 3, 1)
     os.utime(tmp_path / "more/deep/a.txt", ns=(1, 1))
     assert list(fb.verify(root).stale) == ["../more/deep/a.txt"]
     flip(tmp_path / "more/deep/a.txt", 3, 1)
-    assert grown(root, tmp_path / "more", tmp_path / "raw").made == 0, "both folders are known by now"
+    assert grown(root, tmp_path / "more", tmp_path / "raw").built == 0, "both folders are known by now"
 
 
 def test_the_first_folder_need_not_be_there_any_more(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
     shutil.rmtree(tmp_path / "raw")
     write_lines(tmp_path / "more/c.txt", 20, 4)
-    assert grown(root, tmp_path / "more").made == 1
+    assert grown(root, tmp_path / "more").built == 1
     assert numbers(root) == list(range(24))
 
 
@@ -188,7 +188,7 @@ def test_growing_makes_what_was_missing_before_too(tmp_path: Path) -> None:
     fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0, start_chunk=3)
     assert numbers(root) == list(range(12, 20))
     write_lines(tmp_path / "raw/b.txt", 20, 4)
-    assert grown(root, tmp_path / "raw").made == 4
+    assert grown(root, tmp_path / "raw").built == 4
     assert numbers(root) == list(range(24))
     assert numbers(root, generation=0) == list(range(12, 20))
 
@@ -204,7 +204,7 @@ def test_a_grow_that_was_interrupted_goes_on(tmp_path: Path) -> None:
         "generations/000002.safetensors",
     ):
         (root / name).unlink(missing_ok=True)
-    assert grown(root, tmp_path / "raw").made == 1
+    assert grown(root, tmp_path / "raw").built == 1
     assert tree(root / "layers") == whole
     assert numbers(root) == list(range(32))
 
@@ -238,7 +238,7 @@ def test_an_installed_recipe_is_found_again(tmp_path: Path) -> None:
 def test_naming_a_known_file_again_changes_nothing(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
     before = tree(root)
-    assert grown(root, tmp_path / "raw/a.txt").made == 0
+    assert grown(root, tmp_path / "raw/a.txt").built == 0
     assert tree(root) == before
 
 

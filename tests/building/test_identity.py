@@ -54,7 +54,7 @@ def test_another_source_of_the_same_kind_is_refused_and_named(tmp_path):
 def test_the_first_build_can_be_repeated_after_the_cache_grew_from_elsewhere(tmp_path):
     root, source = text_cache(tmp_path)
     fb.update(root, fb.sources.lines(write_lines(tmp_path / "more/b.txt", 300, 10)), workers=0)
-    assert fb.build(root, source, RECIPE, workers=0).made == 0
+    assert fb.build(root, source, RECIPE, workers=0).built == 0
 
 
 def test_a_file_that_is_one_sample_is_stale_when_it_gets_longer(tmp_path):
@@ -114,7 +114,7 @@ def test_a_cache_among_the_files_of_its_source_never_becomes_part_of_it(tmp_path
     source, root = fb.sources.lines(tmp_path / "raw"), tmp_path / "raw/cache"
     assert fb.build(root, source, RECIPE, workers=0).rows == 30
     assert fb.build(root, source, RECIPE, workers=0).notes == ()
-    assert fb.update(root, source, workers=0).made == 0
+    assert fb.update(root, source, workers=0).built == 0
     write_lines(tmp_path / "raw/b.txt", 30, 10)
     fb.update(root, source, workers=0)
     assert len(fb.open_cache(root)) == 40

@@ -278,7 +278,7 @@ def test_an_interrupted_layer_goes_on_and_has_the_same_bytes(tmp_path: Path) -> 
     root = number_cache(tmp_path / "broken")
     fb.build(root, None, LengthLayer(), workers=0, mode="inverse", start_chunk=2)
     report = fb.build(root, None, LengthLayer(), workers=2)
-    assert (report.made, report.present) == (2, 3)
+    assert (report.built, report.present) == (2, 3)
     chunks = {name: value for name, value in tree(layer_path(whole, "length")).items() if name.startswith("0")}
     assert len(chunks) == 5
     assert {name: value for name, value in tree(layer_path(root, "length")).items() if name.startswith("0")} == chunks
@@ -295,7 +295,7 @@ def test_a_layer_that_fails_on_one_chunk_publishes_the_others_and_retries(tmp_pa
     assert len(fb.open_cache(root, layers=["moody-layer"])) == 16
     MOOD["add"] = -1
     try:
-        assert fb.build(root, None, MoodyLayer(), workers=0).made == 1
+        assert fb.build(root, None, MoodyLayer(), workers=0).built == 1
     finally:
         MOOD["add"] = 0
     assert len(fb.open_cache(root, layers=["moody-layer"])) == 20
@@ -316,5 +316,5 @@ def test_a_layer_follows_the_base_as_it_grows(tmp_path: Path) -> None:
     fb.update(root, fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
     with pytest.raises(NotFound):
         fb.open_cache(root).read([20], columns=["times"])
-    assert fb.build(root, None, LengthLayer(), workers=0).made == 1
+    assert fb.build(root, None, LengthLayer(), workers=0).built == 1
     assert fb.open_cache(root).read([22], columns=["times"])["times"].tolist() == [44]

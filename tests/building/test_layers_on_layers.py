@@ -49,9 +49,9 @@ def test_what_a_layer_that_is_read_lacks_is_told_before_any_work(tmp_path: Path)
         fb.build(root, None, SumLayer(), workers=0)
     assert told.value.facts["chunks"] == (2, 3, 4)
     assert chunks_of(root, "sum") == {}
-    assert fb.build(root, None, SumLayer(), workers=0, end_chunk=1).made == 2
+    assert fb.build(root, None, SumLayer(), workers=0, end_chunk=1).built == 2
     fb.build(root, None, LengthLayer(), workers=0)
-    assert fb.build(root, None, SumLayer(), workers=0).made == 3
+    assert fb.build(root, None, SumLayer(), workers=0).built == 3
 
 
 def test_a_layer_that_was_begun_and_has_no_chunk_yet_lacks_them_all(tmp_path: Path) -> None:

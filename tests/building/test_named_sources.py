@@ -50,7 +50,7 @@ def test_update_status_verify_and_repair_read_paths_as_the_cache_was_built(tmp_p
     root, both = tmp_path / "cache", str(data / "*.jsonl")
     fb.build(root, fb.sources.jsonl(data / "a.jsonl"), RECIPE, workers=0)
     assert fb.status(root, source=both).new == ("b.jsonl",)
-    assert fb.update(root, both, workers=0).made == 1
+    assert fb.update(root, both, workers=0).built == 1
     assert fb.verify(root, source=both).source_checked
     next(iter(root.glob("layers/*/000001.safetensors"))).unlink()
     assert not fb.repair(root, source=both, workers=0).failed

@@ -55,7 +55,7 @@ class HiccupStore(fb.LocalStore):
 def test_a_build_survives_hiccups_of_claims_and_generations(tmp_path, part, code):
     source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(3)))
     store = HiccupStore(tmp_path / "cache", part, code)
-    assert fb.build(store, source, ObedientRecipe(), workers=0).made == 3
+    assert fb.build(store, source, ObedientRecipe(), workers=0).built == 3
     assert fb.status(tmp_path / "cache", source=source).claims == ()
     assert store.seen
 

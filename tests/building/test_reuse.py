@@ -63,16 +63,16 @@ def test_reuse_links_unchanged_chunks_and_makes_the_others(tmp_path, data):
     old, new = files_of(tmp_path / "old"), files_of(tmp_path / "new")
     linked = [name for name, path in old.items() if path.samefile(new[name])]
     assert len(linked) == report.present > len(old) / 2
-    assert report.made == len(new) - len(linked)
+    assert report.built == len(new) - len(linked)
     assert fb.verify(tmp_path / "new", full=True).sound
     assert fb.status(tmp_path / "new", source=source_of(data)).complete
-    assert build(tmp_path / "new", data).made == 0, "the same command without the option finds nothing to do"
+    assert build(tmp_path / "new", data).built == 0, "the same command without the option finds nothing to do"
 
 
 def test_reuse_of_an_unchanged_source_makes_nothing(tmp_path, data):
     build(tmp_path / "old", data)
     report = build(tmp_path / "new", data, reuse=tmp_path / "old")
-    assert report.made == 0
+    assert report.built == 0
     assert chunk_digests(tmp_path / "new", "raw") == chunk_digests(tmp_path / "old", "raw")
 
 
@@ -104,7 +104,7 @@ def test_reuse_does_not_take_damaged_chunks(tmp_path, data):
     damaged.write_bytes(content)
     files_of(tmp_path / "old")["000003.safetensors"].unlink()
     report = build(tmp_path / "new", data, reuse=tmp_path / "old")
-    assert report.made == 2
+    assert report.built == 2
     assert lines(tmp_path / "new") == expected_lines(data)
     assert fb.verify(tmp_path / "new").sound
 

@@ -107,7 +107,7 @@ def test_classes_that_cannot_be_imported_by_name_are_refused_and_can_be_built_in
 
     with pytest.raises(RecipeInvalid, match=r"(?s)defined inside a function.*workers=0"):
         fb.build(tmp_path / "cache", source, Local(), workers=1)
-    assert fb.build(tmp_path / "cache", source, Local(), engine="inline").made == 3
+    assert fb.build(tmp_path / "cache", source, Local(), engine="inline").built == 3
 
 
 @dataclass(frozen=True)

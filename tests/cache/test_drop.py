@@ -96,7 +96,7 @@ def test_a_layer_that_others_read_is_replaced_with_them_or_not_at_all(tmp_path):
     with pytest.raises(ForebayError):
         fb.build_layers(root, recipes, replace=["length"], workers=0)
     reports = fb.build_layers(root, recipes, replace=["length", "above"], workers=0)
-    assert [report.made for report in reports] == [5, 5]
+    assert [report.built for report in reports] == [5, 5]
     assert fb.verify(root, full=True).sound
     assert fb.drop(root, "above", "length").layers == ("above", "length")
 
@@ -130,7 +130,7 @@ def test_a_tower_of_layers_is_replaced_together(tmp_path):
     root = number_cache(tmp_path)
     fb.build_layers(root, tower(0), workers=0)
     reports = fb.build_layers(root, tower(1), replace=tuple(tower(1)), workers=0)
-    assert [report.made for report in reports] == [5, 5, 5, 5]
+    assert [report.built for report in reports] == [5, 5, 5, 5]
     assert fb.open_cache(root, layers=["top"]).read([4], ["top_sum"])["top_sum"].tolist() == [10]
 
 

@@ -277,7 +277,7 @@ def test_two_builders_with_the_key_share_the_work(tmp_path: Path) -> None:
     write_lines(tmp_path / "raw/a.txt", 0, 200)
     code = (
         "import sys; from tests.helpers.layer_recipes import LineRecipe; import forebay as fb\n"
-        "print(fb.build(sys.argv[1], fb.sources.lines(sys.argv[2]), LineRecipe(), workers=0).made)"
+        "print(fb.build(sys.argv[1], fb.sources.lines(sys.argv[2]), LineRecipe(), workers=0).built)"
     )
     words = [sys.executable, "-c", code, str(tmp_path / "cache"), str(tmp_path / "raw")]
     both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) for _ in range(2)]

@@ -111,7 +111,7 @@ def test_an_unlisted_file_that_is_not_the_chunk_is_made_again(tmp_path, content)
     other = chunk_path(root, LAYER, 0).read_bytes() if content is None else content
     chunk_path(root, LAYER, 3).write_bytes(other)
     report = build(root, 4)
-    assert (report.made, report.adopted) == (2, 0)
+    assert (report.built, report.adopted) == (2, 0)
     assert fb.verify(root, full=True).sound
 
 

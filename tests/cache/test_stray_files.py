@@ -37,7 +37,7 @@ def test_a_stray_name_neither_counts_nor_is_removed(tmp_path, stray):
     (root / stray).parent.mkdir(parents=True, exist_ok=True)
     (root / stray).write_bytes(b"mine")
     report = build(root)
-    assert (report.made, report.rows) == (1, rows)
+    assert (report.built, report.rows) == (1, rows)
     assert fb.verify(root).sound
     assert fb.verify(root).foreign == (stray,)
     fb.clean(root, keep_generations=1, lease_seconds=0)
@@ -129,7 +129,7 @@ def test_repair_publishes_above_a_generation_that_is_not_a_file_and_leaves_it(tm
     assert os.path.lexists(path)
     assert path.is_symlink() or not path.is_file()
     assert fb.verify(root).sound
-    assert (build(root).made, len(fb.open_cache(root))) == (0, rows)
+    assert (build(root).built, len(fb.open_cache(root))) == (0, rows)
 
 
 @pytest.mark.parametrize("name", ["generations", "plan", "claims", "layers"])

@@ -124,7 +124,7 @@ def _delete(draw: random.Random, path: Path, other: Path) -> None:
     path.unlink()
 
 
-def _neighbour(draw: random.Random, path: Path, other: Path) -> None:
+def _neighbor(draw: random.Random, path: Path, other: Path) -> None:
     """The bytes of another file of the same folder."""
     beside = sorted(each for each in path.parent.iterdir() if each.is_file() and each != path)
     if beside:
@@ -188,7 +188,7 @@ DAMAGES: dict[str, Damage] = {
     "zero-page": _zero_page,
     "noise": _noise,
     "delete": _delete,
-    "neighbour": _neighbour,
+    "neighbor": _neighbor,
     "other-cache": _other_cache,
     "directory": _directory,
     "dangling": _dangling,

@@ -333,7 +333,7 @@ def _forged(draw: random.Random, values: Array | Ragged) -> tuple[Array | Ragged
 
 
 def _fuzz_heartbeat(draw: random.Random, root: Path, outside: Path) -> str:
-    document = {"host": "node-b", "pid": 7, "beat": 1, "layer": chunks(root)[0].parent.name, "made": 3, "seconds": 1.5}
+    document = {"host": "node-b", "pid": 7, "beat": 1, "layer": chunks(root)[0].parent.name, "built": 3, "seconds": 1.5}
     changed, what = _mutated(draw, document)
     (root / "builders").mkdir(exist_ok=True)
     name = draw.choice(("0123456789ab-7-1.json", "node-b-7-1.json", "0123456789ab-7-1", "notes.txt"))

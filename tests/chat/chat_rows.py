@@ -21,7 +21,7 @@ def assistant(content: str, **fields: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Labelled:
+class Labeled:
     """One document: its tokens, and the kind and the message of each."""
 
     sample: int
@@ -34,10 +34,10 @@ class Labelled:
         return tokenizer.decode(chosen, skip_special_tokens=False)
 
 
-def labelled_documents(rows: fb.Rows) -> list[Labelled]:
+def labeled_documents(rows: fb.Rows) -> list[Labeled]:
     """Every document of some rows, by sample and by its place in it. Spans must cover each document exactly once."""
     columns: Any = rows.columns
-    found: list[tuple[tuple[int, int], Labelled]] = []
+    found: list[tuple[tuple[int, int], Labeled]] = []
     for row in range(len(columns["tokens"])):
         tokens, spans = columns["tokens"][row], columns["spans"][row].tolist()
         used = int(columns["seq_lens"][row].sum())
@@ -50,7 +50,7 @@ def labelled_documents(rows: fb.Rows) -> list[Labelled]:
         for length, (number, offset) in zip(columns["seq_lens"][row], columns["documents"][row].tolist(), strict=True):
             stop = start + int(length)
             assert stop in borders, "a span crosses two documents"
-            one = Labelled(number, tokens[start:stop].tolist(), kinds[start:stop], messages[start:stop])
+            one = Labeled(number, tokens[start:stop].tolist(), kinds[start:stop], messages[start:stop])
             found.append(((number, offset), one))
             start = stop
     return [document for _, document in sorted(found, key=lambda each: each[0])]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.chat.chat_rows import expected, labelled_documents
+from tests.chat.chat_rows import expected, labeled_documents
 from tests.chat.stock_templates import CHATML, HARMONY, LLAMA2, QWEN25, TEKKEN, Stock, framed
 from tests.chat.tokenizer_folders import byte_level, sentence_piece, write_folder
 from tokenizers import Tokenizer
@@ -70,7 +70,7 @@ def test_rows_are_packed_without_splitting_a_conversation(chatml: str) -> None:
     assert len(lengths.values) == 40
     assert max(lengths[row].sum() for row in range(len(lengths))) <= 100
     assert sorted(rows.columns["documents"].values[:, 0].tolist()) == list(range(40))  # type: ignore[union-attr]
-    assert len(labelled_documents(rows)) == 40
+    assert len(labeled_documents(rows)) == 40
 
 
 def test_batches_to_encode_are_bounded_by_bytes_whatever_the_characters(
@@ -116,7 +116,7 @@ def test_long_conversations_are_an_error_dropped_or_cut_at_a_turn(chatml: str) -
     assert [(each.sample, each.detail.split(", and ")[1]) for each in cut.failures] == [
         ("alone", "its first turn does not fit")
     ]
-    (document,) = labelled_documents(cut)
+    (document,) = labeled_documents(cut)
     tokenizer = Tokenizer.from_file(f"{chatml}/tokenizer.json")
     assert document.decoded(tokenizer, "response", "stop") == "one<|im_end|>" + "two " * 10 + "<|im_end|>"
     assert document.kinds[-1] == "stop"
@@ -146,7 +146,7 @@ def test_the_last_turn_of_a_split_history_is_that_of_the_conversation(tmp_path: 
 def test_statistics_count_tokens_by_role_and_kind(chatml: str) -> None:
     recipe = ChatRecipe(tokenizer=chatml, sequence_length=256)
     rows = recipe.make(samples(10))
-    documents = labelled_documents(rows)
+    documents = labeled_documents(rows)
     kinds = [kind for document in documents for kind in document.kinds]
     assert rows.statistics["tokens_by_kind"] == [kinds.count(kind) for kind in KINDS]
     assert sum(rows.statistics["tokens_by_role"]) == rows.statistics["tokens"] == len(kinds)  # type: ignore[arg-type]
@@ -182,7 +182,7 @@ def test_a_sentence_piece_model_with_a_leading_space_keeps_spans_exact(tmp_path:
     texts = ("Who are you?", "Hello the ll. ü 你", "Hello", "the the")
     rows = ChatRecipe(tokenizer=folder).make([fb.Sample("a", conversation(*texts))])
     assert rows.failures == ()
-    (document,) = labelled_documents(rows)
+    (document,) = labeled_documents(rows)
     tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
     assert document.decoded(tokenizer, "response") == " Hello the ll. ü 你 the the"
     assert document.decoded(tokenizer, "stop") == " </s> </s>"
@@ -208,7 +208,7 @@ def test_metaspace_before_texts_keeps_spans_exact(stock: Stock, scheme: str, tmp
     given = [fb.Sample(f"{at}", {"messages": case}) for at, case in enumerate(cases)]
     rows = ChatRecipe(tokenizer=folder, sequence_length=512).make(given)
     assert rows.failures == ()
-    for document in labelled_documents(rows):
+    for document in labeled_documents(rows):
         ((text, ids, kinds, _),) = [expected(tokenizer, pieces) for pieces in stock.oracle(cases[document.sample])]
         assert document.tokens == ids, text
         assert document.kinds == kinds, text
@@ -223,7 +223,7 @@ def test_a_token_across_a_border_belongs_to_the_span_that_it_begins_in(tmp_path:
     folder = write_folder(tmp_path, json.dumps(merged), CHATML.plain(), CHATML.tokens)
     rows = ChatRecipe(tokenizer=folder).make([fb.Sample("a", conversation("Hi", "\nHello"))])
     assert rows.failures == ()
-    (document,) = labelled_documents(rows)
+    (document,) = labeled_documents(rows)
     tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
     assert document.decoded(tokenizer, "response", "stop") == "Hello<|im_end|>"
     assert rows.statistics["tokens_straddling"] == 1
@@ -287,7 +287,7 @@ def test_texts_are_normalized_as_the_tokenizer_does_it(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, byte_level(CHATML.special, nfc=True), CHATML.plain(), CHATML.tokens)
     rows = ChatRecipe(tokenizer=folder).make([fb.Sample("a", conversation("u\u0308?", "Ja, e\u0301."))])
     assert rows.failures == ()
-    (document,) = labelled_documents(rows)
+    (document,) = labeled_documents(rows)
     tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
     assert document.decoded(tokenizer, "response") == "Ja, é."
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chat.chat_rows import expected, labelled_documents
+from tests.chat.chat_rows import expected, labeled_documents
 from tests.chat.stock_templates import CHATML, GLM4, STOCK, Stock
 from tests.chat.test_layouts import made, recipe_of
 from tokenizers import Tokenizer
@@ -112,7 +112,7 @@ def test_tokens_and_kinds_of_random_conversations_are_those_of_the_oracle(
         chosen = random.Random(f"{stock.name} {seed}")
         chats = [a_conversation(chosen, stock, words)["messages"] for _ in range(60)]
         rows = made(recipe, *chats)
-        documents, failed = labelled_documents(rows), {failure.sample for failure in rows.failures}
+        documents, failed = labeled_documents(rows), {failure.sample for failure in rows.failures}
         assert len(failed) < len(chats) // 2
         for number, chat in enumerate(chats):
             if f"s{number}" in failed or (
@@ -134,7 +134,7 @@ def test_a_layout_with_an_untrained_answer_is_not_taken_for_one_without(
 ) -> None:
     weighted = [TWO_TURNS[0], {**TWO_TURNS[1], "weight": 0}, *TWO_TURNS[2:]]
     rows = compare(recipe_of(tmp_path, CHATML), [{"messages": weighted}, {"messages": TWO_TURNS}], monkeypatch)
-    assert [document.kinds.count("stop") for document in labelled_documents(rows)] == [1, 2]
+    assert [document.kinds.count("stop") for document in labeled_documents(rows)] == [1, 2]
 
 
 def test_a_content_that_ends_like_a_turn_is_refused_and_does_not_end_the_build(
@@ -160,7 +160,7 @@ def test_a_content_that_is_repeated_in_an_answer_has_the_kind_of_the_answer(
         for text in ("a <think> tag", "a", "</think>", "c")
     ]
     rows = compare(recipe_of(tmp_path, CHATML, template), records, monkeypatch)
-    assert all("thinking" not in document.kinds for document in labelled_documents(rows))
+    assert all("thinking" not in document.kinds for document in labeled_documents(rows))
 
 
 def test_private_characters_in_texts_that_are_written_only_sometimes_are_read(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chat.chat_rows import assistant, labelled_documents, user
+from tests.chat.chat_rows import assistant, labeled_documents, user
 from tests.chat.stock_templates import CHATML, GLM4, HARMONY, LLAMA3, PHI3, QWEN3, STOCK, Stock
 from tests.chat.test_filled_layouts import compare
 from tests.chat.test_layouts import made, only_failure, recipe_of
@@ -37,7 +37,7 @@ def trained(path: Path, stock: Stock, template: str | None, *chats: list[dict[st
     assert [failure.detail for failure in rows.failures] == []
     tokenizer = Tokenizer.from_str(recipe.vocabulary().text)
     found = []
-    for document in labelled_documents(rows):
+    for document in labeled_documents(rows):
         text, before = "", ""
         for token, kind in zip(document.tokens, document.kinds, strict=True):
             if kind in ("response", "thinking", "tool_call", "stop"):

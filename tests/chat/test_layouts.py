@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chat.chat_rows import labelled_documents
+from tests.chat.chat_rows import labeled_documents
 from tests.chat.stock_templates import CHATML, GLM4, HARMONY, QWEN3, QWEN25, R1, STOCK, Stock
 from tests.chat.tokenizer_folders import byte_level, write_folder
 from tokenizers import Tokenizer
@@ -38,7 +38,7 @@ def test_generation_blocks_are_written_as_text_and_reported(tmp_path: Path) -> N
     template = CHATML.plain().replace("message['content'] +", "message['content'] }}{% endgeneration %}{{", 1)
     template = template.replace("{{ message['content'] }}", "{% generation %}{{ message['content'] }}", 1)
     recipe = recipe_of(tmp_path, CHATML, template)
-    (document,) = labelled_documents(made(recipe, ASKED))
+    (document,) = labeled_documents(made(recipe, ASKED))
     assert document.kinds.count("stop") == 1
     samples = [fb.Sample("s", json.dumps({"messages": ASKED}))]
     reported = ("generation blocks of the template are ignored; all that inference generates is trained",)
@@ -50,7 +50,7 @@ def test_a_template_without_a_stop_token_is_refused_until_one_is_named(tmp_path:
     reason, detail = only_failure(recipe, ASKED)
     assert (reason, detail) == ("no-stop", "no control token ends message 1: 'Me.'; name one with stop='…'")
     named = recipe_of(tmp_path, GLM4)
-    (document,) = labelled_documents(made(named, AGAIN))
+    (document,) = labeled_documents(made(named, AGAIN))
     tokenizer = Tokenizer.from_file(f"{named.tokenizer}/tokenizer.json")
     assert document.decoded(tokenizer, "response", "stop") == "Me.<|user|>So.<|user|>"
 
@@ -70,7 +70,7 @@ def test_thinking_that_the_template_drops_is_refused_or_dropped_on_request(tmp_p
         "the template leaves out the thinking of message 1, 'hm', in its text '<|im_start|>user\\nWho?<|im_end|>\\n"
         "<|im_start|>assistant\\nMe.<|im_end|>\\n'; pass thinking='drop'",
     )
-    (document,) = labelled_documents(made(recipe_of(tmp_path, CHATML, thinking="drop"), thinking))
+    (document,) = labeled_documents(made(recipe_of(tmp_path, CHATML, thinking="drop"), thinking))
     assert "thinking" not in document.kinds
 
 
@@ -145,7 +145,7 @@ def test_a_control_token_is_shown_with_text_of_its_own_conversation_only(tmp_pat
 
 
 def test_a_history_that_changes_is_split(tmp_path: Path) -> None:
-    split = labelled_documents(made(recipe_of(tmp_path, HARMONY), AGAIN))
+    split = labeled_documents(made(recipe_of(tmp_path, HARMONY), AGAIN))
     tokenizer = Tokenizer.from_file(f"{tmp_path}/model/tokenizer.json")
     texts = [document.decoded(tokenizer, "response", "stop") for document in split]
     final = "<|channel|>final<|message|>"
@@ -157,7 +157,7 @@ def test_a_history_that_does_not_change_is_one_document(tmp_path: Path) -> None:
     """Thinking in the last turn only: earlier turns are as inference saw them, if they have none."""
     plain = QWEN3.plain().replace("(loop.last or thought)", "thought")
     last = [*AGAIN[:3], {**AGAIN[3], "reasoning_content": "hm"}]
-    (document,) = labelled_documents(made(recipe_of(tmp_path, QWEN3, plain), last))
+    (document,) = labeled_documents(made(recipe_of(tmp_path, QWEN3, plain), last))
     tokenizer = Tokenizer.from_file(f"{tmp_path}/model/tokenizer.json")
     assert (
         document.decoded(tokenizer, "response", "stop", "thinking")
@@ -174,7 +174,7 @@ def test_a_layout_that_depends_on_contents_is_found_out(tmp_path: Path) -> None:
     )
     recipe = recipe_of(tmp_path, CHATML, template)
     long = [ASKED[0], {"role": "assistant", "content": "a long answer with many words"}]
-    documents = labelled_documents(made(recipe, ASKED, long, ASKED))
+    documents = labeled_documents(made(recipe, ASKED, long, ASKED))
     tokenizer = Tokenizer.from_file(f"{tmp_path}/model/tokenizer.json")
     texts = [document.decoded(tokenizer, "response", "stop") for document in documents]
     short = "short: Me.<|im_end|>"
@@ -187,7 +187,7 @@ def test_contents_that_a_template_escapes_are_found(tmp_path: Path) -> None:
     )
     assert "tojson" in template
     quoted = [{"role": "user", "content": 'say "hi"\nnow'}, ASKED[1]]
-    (document,) = labelled_documents(made(recipe_of(tmp_path, CHATML, template), quoted))
+    (document,) = labeled_documents(made(recipe_of(tmp_path, CHATML, template), quoted))
     tokenizer = Tokenizer.from_file(f"{tmp_path}/model/tokenizer.json")
     assert document.decoded(tokenizer, "prompt") == r"say \"hi\"\nnow"
 
@@ -234,7 +234,7 @@ def test_control_tokens_within_a_tool_call_do_not_end_the_turn(
     """With another token at the end of a call than at the end of an answer, too."""
     template = CALLS.replace("'<|im_end|>", f"('{end}' if message.tool_calls else '<|im_end|>') + '")
     recipe, rows = calling(tmp_path, arguments, template)
-    (document,) = labelled_documents(rows)
+    (document,) = labeled_documents(rows)
     tokenizer = Tokenizer.from_str(recipe.vocabulary().text)
     assert document.decoded(tokenizer, "tool_call") == f"<|call|>f<|args|>{json.dumps(arguments)}<|end_call|>"
     assert document.decoded(tokenizer, "stop") == end

@@ -117,10 +117,10 @@ def test_a_batch_has_log_probs_at_its_labels_and_nan_elsewhere(chat: fb.Cache) -
         without = TokenBatch(chat, labels=style, train_on=("prompt", "header", "response", "stop"))
         usual = next(iter(Loader(chat, global_batch_size=len(chat), shuffle=None, collate=without)))
         assert all(torch.equal(batch[name], usual[name]) for name in usual)
-        labelled = batch["labels"] >= 0
-        assert torch.equal(batch["ref_logps"].isnan(), ~labelled)
-        assert torch.equal((batch["best_top_ids"] == -1).all(-1), ~labelled)
-        assert torch.equal(batch["best_top_logps"].isnan().all(-1), ~labelled)
+        labeled = batch["labels"] >= 0
+        assert torch.equal(batch["ref_logps"].isnan(), ~labeled)
+        assert torch.equal((batch["best_top_ids"] == -1).all(-1), ~labeled)
+        assert torch.equal(batch["best_top_logps"].isnan().all(-1), ~labeled)
         length = int(batch["seq_lens"][0, 0])
         own = one_by_one(model, batch["tokens"][0, :length].numpy())
         wanted = own[:-1].gather(1, batch["tokens"][0, 1:length, None])[:, 0]
@@ -132,14 +132,14 @@ def test_a_batch_has_log_probs_at_its_labels_and_nan_elsewhere(chat: fb.Cache) -
 def test_a_batch_of_pairs_has_the_log_probs_of_both_candidates(preferences: fb.Cache, layout: Any) -> None:
     collate = PreferenceBatch(preferences, layout=layout, log_probs=["ref_logps"])
     batch = next(iter(Loader(preferences, global_batch_size=len(preferences), threads=0, collate=collate)))
-    labelled = batch["labels"] >= 0
-    assert torch.equal(batch["ref_logps"].isnan(), ~labelled)
+    labeled = batch["labels"] >= 0
+    assert torch.equal(batch["ref_logps"].isnan(), ~labeled)
     start, model = 0, llama()
     for length in batch["seq_lens"][0][batch["seq_lens"][0] > 0].tolist():
         own = one_by_one(model, batch["tokens"][0, start : start + length].numpy())
         here = slice(start, start + length - 1)
         wanted = own[:-1].gather(1, batch["labels"][0, here].clamp(min=0)[:, None])[:, 0]
-        counted = labelled[0, here]
+        counted = labeled[0, here]
         assert torch.allclose(batch["ref_logps"][0, here][counted], wanted[counted], atol=1e-5)
         start += length
 
@@ -258,18 +258,18 @@ def test_batches_of_different_numbers_of_tokens_are_padded(nucleus: dict[str, fb
     kind = TokenBatch if over == "tokens" else PreferenceBatch
     collate = kind(cache, log_probs=["best_top_ids", "best_top_logps"])
     batch = next(iter(Loader(cache, global_batch_size=len(cache), shuffle=None, threads=0, collate=collate)))
-    ids, values, labelled = batch["best_top_ids"], batch["best_top_logps"], batch["labels"] >= 0
+    ids, values, labeled = batch["best_top_ids"], batch["best_top_logps"], batch["labels"] >= 0
     assert torch.equal(ids == -1, values.isnan())
-    assert (ids[..., 0] >= 0)[labelled].all()
+    assert (ids[..., 0] >= 0)[labeled].all()
     counts = (ids >= 0).sum(-1)
     assert ids.shape[-1] == counts.max()
-    assert len(counts[labelled].unique()) > 2
-    mass = values.exp().nan_to_num().sum(-1)[labelled & (counts < ids.shape[-1])]
+    assert len(counts[labeled].unique()) > 2
+    mass = values.exp().nan_to_num().sum(-1)[labeled & (counts < ids.shape[-1])]
     assert ((mass > 0.78) & (mass < 1.01)).all()
-    logits = torch.randn(*labelled.shape, VOCABULARY, requires_grad=True)
+    logits = torch.randn(*labeled.shape, VOCABULARY, requires_grad=True)
     loss = forward_kl_top_k(logits, ids, values, labels=batch["labels"])
     by_definition = []
-    for place in labelled.nonzero().tolist():
+    for place in labeled.nonzero().tolist():
         count = int(counts[tuple(place)])
         chosen = ids[tuple(place)][:count]
         p = values[tuple(place)][:count].exp()

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chat.chat_rows import assistant, expected, labelled_documents, user
+from tests.chat.chat_rows import assistant, expected, labeled_documents, user
 from tests.chat.stock_templates import STOCK, Stock
 from tests.chat.tokenizer_folders import byte_level, write_folder
 from tokenizers import Tokenizer
@@ -82,7 +82,7 @@ def test_every_token_has_the_kind_that_the_format_says(stock: Stock, tmp_path: P
     cases = conversations(stock)
     made = rows_of(recipe, *({"messages": messages} for messages in cases.values()))
     assert [failure.detail for failure in made.failures] == []
-    documents = labelled_documents(made)
+    documents = labeled_documents(made)
     for number, (name, messages) in enumerate(cases.items()):
         aliased = [{**m, "thinking": m["reasoning_content"]} if "reasoning_content" in m else m for m in messages]
         wanted = [expected(tokenizer, pieces) for pieces in stock.oracle(aliased)]

@@ -60,7 +60,7 @@ def test_what_a_library_prints_meanwhile_is_not_in_the_document(tmp_path: Path, 
     make = fb.RawRecipe.make
     monkeypatch.setattr(fb.RawRecipe, "make", lambda *given: print("a node died") or make(*given))
     ran = run("build", "raw", source, "--into", tmp_path / "other", "--workers", 0, "--json")
-    assert ran.json["made"] > 0
+    assert ran.json["built"] > 0
     assert "a node died" in ran.err
 
 

@@ -92,7 +92,7 @@ def test_it_builds_and_keeps_what_the_options_said(shout: Path):
     )
     fields = run("info", "cache", "--json").json["layers"][0]["fields"]
     assert fields == {"tune": "C", "style": "loud", "at_most": 7, "whole": True, "words": ["a"], "weights": {}}
-    assert run("build", "cache", "--json").json["made"] == 0
+    assert run("build", "cache", "--json").json["built"] == 0
 
 
 def test_a_wrong_value_is_refused_with_what_is_right(shout: Path):

@@ -62,7 +62,7 @@ def test_an_estimate_takes_the_same_file(tmp_path: Path):
 def test_all_that_flags_say_can_be_in_the_file(tmp_path: Path):
     more = 'layer = "lines"\nmode = "forward"\nstart_chunk = 0\nend_chunk = 2\nengine = "local"\n'
     report = built(tmp_path, f'{GOOD}{more}memory_limit = "2GB"\nmax_failures = "1%"\n', "--json").json
-    assert (report["layer"], report["made"]) == ("lines", 3)
+    assert (report["layer"], report["built"]) == ("lines", 3)
 
 
 @pytest.mark.parametrize(

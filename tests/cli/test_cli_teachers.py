@@ -32,7 +32,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory, tiny_models: TinyModels) ->
     grid = ["--bucket", 0.2, "--bucket", 0.8]
     reports = run("build", "teachers", root, *named, *grid, "--max-length", 6, "--batch-size", 2, "--json").json
     assert [report["layer"] for report in reports] == ["t5", "clip", "lune", "sol"]
-    assert all(report["made"] == report["chunks"] > 1 for report in reports)
+    assert all(report["built"] == report["chunks"] > 1 for report in reports)
     return root
 
 
@@ -66,7 +66,7 @@ def test_replace_builds_a_layer_with_other_options(taught: Path, tiny_models: Ti
     assert "--replace lune" in run(*lune, code=1).err
     assert "does not build 'sol'" in run(*lune, "--replace", "sol", code=2).err
     report = run(*lune, "--replace", "lune", "--json").json[0]
-    assert report["made"] == report["chunks"]
+    assert report["built"] == report["chunks"]
     assert fb.open_cache(root, layers=["lune"]).column("lune").shape == (1, 16)
     assert pinned.read([0], ["lune"])["lune"].shape == (1, 2, 16)
     assert "'clip'" in run("drop", root, "clip", code=1).err
@@ -77,8 +77,8 @@ def test_weights_under_another_name_are_the_same_teacher(taught: Path, tiny_mode
     shutil.copytree(taught, root)
     shutil.copy(Path(tiny_models.unet) / "diffusion_pytorch_model.safetensors", weights)
     lune = ["build", "teachers", root, "--lune", tiny_models.unet, "--json"]
-    assert run(*lune, "--lune-weights", weights, "--replace", "lune").json[0]["made"] > 0
-    assert run(*lune, "--lune-weights", weights.rename(tmp_path / "renamed.safetensors")).json[0]["made"] == 0
+    assert run(*lune, "--lune-weights", weights, "--replace", "lune").json[0]["built"] > 0
+    assert run(*lune, "--lune-weights", weights.rename(tmp_path / "renamed.safetensors")).json[0]["built"] == 0
     assert run("build", "teachers", root, "--json", code=1).err  # the recorded place is gone
     (tmp_path / "renamed.safetensors").rename(weights)
     assert run("build", "teachers", root, "--json").json

@@ -102,7 +102,7 @@ def test_status_draws_the_chunks_and_names_what_is_missing(tmp_path: Path):
     needs = f"about {human_bytes(needed)} and {human_time(2.0 * (planned - 3))}"
     shown = " ".join(run("status", root).out.split())
     assert f"to build {needs}, in this order (--mode inverse: from the last) next: forebay build {root}" in shown
-    assert run("build", root, "--workers", 0, "--json").json["made"] == planned - 3
+    assert run("build", root, "--workers", 0, "--json").json["built"] == planned - 3
     assert run("status", root, "--json").json["layers"][0]["missing_bytes"] is None
 
 
@@ -120,15 +120,13 @@ def test_status_is_exit_code_1_for_a_stale_source(tmp_path: Path):
     assert "a.jsonl  has other content than was planned" in run("status", root, code=1).out
 
 
-@pytest.mark.parametrize(
-    ("state", "who"), [("working", "the builders at work publish"), ("abandoned", "`build` checks")]
-)
+@pytest.mark.parametrize(("state", "who"), [("working", "running builders publish"), ("abandoned", "`build` checks")])
 def test_who_publishes_unlisted_chunks_is_said(tmp_path: Path, state: str, who: str):
     root, _ = build_lines(tmp_path)
     found = fb.status(root)
     layer = msgspec.structs.replace(found.layers[0], unlisted=(1,))
     one = BuilderStatus(
-        layer="raw", host="a", pid=1, state=state, made=1, chunks_per_second=0.5, eta_seconds=None, workers=1,
+        layer="raw", host="a", pid=1, state=state, built=1, chunks_per_second=0.5, eta_seconds=None, workers=1,
         cpu_percent=0.0, memory_bytes=1,
     )  # fmt: skip
     text = io.StringIO()
@@ -140,14 +138,14 @@ def test_chunks_that_other_builders_made_meanwhile_are_not_called_already_presen
     root, source = build_lines(tmp_path)
     report = fb.build(root, fb.sources.lines(source), fb.RawRecipe(chunk_bytes=400), workers=0)
     text = io.StringIO()
-    Console(file=text, width=200).print(draw(msgspec.structs.replace(report, present=9, made_elsewhere=4)))
+    Console(file=text, width=200).print(draw(msgspec.structs.replace(report, present=9, built_elsewhere=4)))
     assert "0 built, 5 already present, 4 built by others meanwhile," in text.getvalue()
 
 
 def test_a_builder_is_not_broken_on_a_terminal_of_80_columns(tmp_path: Path):
     root, _ = build_lines(tmp_path)
     one = BuilderStatus(
-        layer="tokens", host="compute-node-0017", pid=1234567, state="working", made=123456, chunks_per_second=0.5,
+        layer="tokens", host="compute-node-0017", pid=1234567, state="working", built=123456, chunks_per_second=0.5,
         eta_seconds=5_000.0, workers=8, cpu_percent=790.0, memory_bytes=2_000_000_000,
     )  # fmt: skip
     text = io.StringIO()

@@ -52,7 +52,7 @@ def pictures(color: str = "red") -> list[Image.Image]:
 def test_a_part_built_again_loads_no_model(zoo: Any, encodings: EncodingCache) -> None:
     first = LuneFeatures.build(zoo, PROMPTS)
     reports = zoo.build_layers(first.cache.root, "lune")
-    assert {report.layer: report.made for report in reports} == {"clip": 0, "lune": 0}
+    assert {report.layer: report.built for report in reports} == {"clip": 0, "lune": 0}
     assert LuneFeatures.build(zoo, PROMPTS).cache.root == first.cache.root == encodings.cache.root
 
 

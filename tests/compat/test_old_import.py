@@ -89,7 +89,7 @@ def test_importing_again_makes_nothing_and_another_old_cache_is_refused(tmp_path
     torch.save(old_cache(), tmp_path / "cache.pt")
     import_pt_cache(tmp_path / "cache.pt", tmp_path / "cache")
     again = import_pt_cache(tmp_path / "cache.pt", tmp_path / "cache")
-    assert {report.made for report in again.layers.values()} == {0}
+    assert {report.built for report in again.layers.values()} == {0}
     changed = old_cache()
     changed["lune"]["features"] += 1  # type: ignore[index]
     torch.save(changed, tmp_path / "other.pt")

@@ -1,4 +1,4 @@
-"""Every recipe of a base layer that we ship keeps the contract, and the contract finds a misspelt hook."""
+"""Every recipe of a base layer that we ship keeps the contract, and the contract finds a misspelled hook."""
 
 import io
 
@@ -79,7 +79,7 @@ def test_the_hooks_of_layer_recipes_are_spelt_as_declared():
     check_hooks(ImportedRecipe(path="x", part="y", tensors={}, declared=()))
 
 
-class Misspelt(fb.RawRecipe, frozen=True, kw_only=True):
+class Misspelled(fb.RawRecipe, frozen=True, kw_only=True):
     def dependancies(self) -> dict[str, str]:
         return {"model": "0" * 64}
 
@@ -92,7 +92,7 @@ class Deaf(fb.RawRecipe, frozen=True, kw_only=True):
 @pytest.mark.parametrize(
     ("recipe", "says"),
     [
-        (Misspelt(), "'dependancies' (did you mean 'dependencies'?)"),
+        (Misspelled(), "'dependancies' (did you mean 'dependencies'?)"),
         (Deaf(), "'on_hub' takes 2 arguments, the hook is passed 1"),
     ],
 )

@@ -28,7 +28,7 @@ class TestMemoryStore(StoreContract):
         return MemoryStore()
 
 
-class MisspeltStore(MemoryStore):
+class MisspelledStore(MemoryStore):
     def veiw(self, key: str) -> bytes:
         return self.read(key)
 
@@ -38,7 +38,7 @@ class MisspeltStore(MemoryStore):
 
 def test_a_misspelt_method_fails_the_contract_of_a_store():
     with pytest.raises(AssertionError) as caught:
-        TestMemoryStore().test_every_public_name_is_a_method_of_a_store(MisspeltStore())
+        TestMemoryStore().test_every_public_name_is_a_method_of_a_store(MisspelledStore())
     assert "not methods of a store: 'free_byte' (did you mean 'free_bytes'?), 'veiw' (did you mean 'view'?)" in str(
         caught.value
     )

@@ -88,7 +88,7 @@ class TestRayEngine(EngineContract):
 @pytest.mark.long
 def test_a_build_on_a_cluster_has_the_bytes_of_a_local_one(tmp_path, cluster, notes, source):
     report = fb.build(tmp_path / "cache", source, ObedientRecipe(), engine="ray")
-    assert report.made == 24
+    assert report.built == 24
     assert {pid for pid, _ in makes(notes)} & {os.getpid()} == set()
     assert chunk_digests(tmp_path / "cache") == undisturbed(tmp_path, source)
 
@@ -110,7 +110,7 @@ def test_nodes_that_are_killed_cost_their_chunks_only(tmp_path, cluster, notes, 
     report = fb.build(tmp_path / "cache", source, recipe, engine=RayEngine(), workers=2, on_progress=kill_now_and_then)
     assert len(killed) == kills
     assert report.chunks == 12 * kills
-    assert report.made + len(report.deaths) >= 12 * kills, "an actor can die between its chunk and its record"
+    assert report.built + len(report.deaths) >= 12 * kills, "an actor can die between its chunk and its record"
     counts = Counter(chunk for _, chunk in makes(notes))
     assert counts.total() <= 12 * kills + 2 * len(report.deaths), "an actor computes a chunk while it writes another"
     assert max(counts.values()) <= 1 + len(report.deaths)
@@ -126,7 +126,7 @@ def test_a_chunk_that_kills_its_actor_is_named_and_made_by_another(tmp_path, clu
     (notes / "makes").unlink(missing_ok=True)
     source = fb.sources.lines(write_orders(tmp_path / "deadly.txt", orders(4, c2="die SIGKILL 1")))
     report = fb.build(tmp_path / "cache", source, ObedientRecipe(), engine="ray")
-    assert report.made == 4
+    assert report.built == 4
     (death,) = report.deaths
     assert death.endswith("while making chunk 2")
 
@@ -152,7 +152,7 @@ def test_a_driver_that_was_killed_is_started_again_and_makes_what_is_missing(tmp
     driver.kill()
     driver.wait()
     report = fb.build(tmp_path / "cache", source, ObedientRecipe(seconds=0.2), engine="ray")
-    assert report.made + report.present == 24
+    assert report.built + report.present == 24
     assert report.present >= 4
     assert chunk_digests(tmp_path / "cache") == undisturbed(tmp_path, source, seconds=0.2)
 

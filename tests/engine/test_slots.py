@@ -73,7 +73,7 @@ def missing(chunk):
 def test_a_slot_that_fails_three_chunks_in_a_row_gets_no_more_and_all_chunks_are_made(tmp_path, source):
     engine = ManySlots(3, {2: missing})
     report = fb.build(tmp_path / "cache", source, ObedientRecipe(), engine=engine)
-    assert (report.made, report.failed) == (24, {})
+    assert (report.built, report.failed) == (24, {})
     assert engine.tried[2] == 3
     fb.build(tmp_path / "alone", source, ObedientRecipe(), workers=0)
     assert chunk_digests(tmp_path / "cache") == chunk_digests(tmp_path / "alone")
@@ -111,7 +111,7 @@ def test_a_chunk_that_is_lost_with_its_node_is_not_tried_in_vain(tmp_path, sourc
         return Died(None, "actor 1", "was lost", (chunk,)) if lost[chunk] <= 5 else None
 
     report = fb.build(tmp_path / "cache", source, ObedientRecipe(), engine=ManySlots(1, {0: dies}))
-    assert (report.made, report.failed, len(report.deaths)) == (24, {}, 5 * 24)
+    assert (report.built, report.failed, len(report.deaths)) == (24, {}, 5 * 24)
 
 
 def test_a_notice_says_what_workers_wait_for(tmp_path, source, monkeypatch):

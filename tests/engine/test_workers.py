@@ -71,7 +71,7 @@ def test_a_worker_that_dies_is_reported_with_its_chunk_and_replaced_and_the_chun
     report = fb.build(
         tmp_path / "cache", source, ObedientRecipe(), workers=2, on_progress=lambda now: seen.append(now.note)
     )
-    assert report.made == 6
+    assert report.built == 6
     assert len(report.deaths) == 2
     for death in report.deaths:
         assert "chunk 3" in death
@@ -87,7 +87,7 @@ def test_a_worker_that_dies_is_reported_with_its_chunk_and_replaced_and_the_chun
 def test_a_worker_writes_a_chunk_while_it_makes_the_next(tmp_path, notes):
     source = source_of(tmp_path, orders(5))
     report = fb.build(HesitantStore(tmp_path / "cache", chunks=5), source, ObedientRecipe(), workers=1)
-    assert report.made == 5
+    assert report.built == 5
     assert chunk_digests(tmp_path / "cache") == undisturbed_digests(tmp_path, source)
 
 
@@ -102,7 +102,7 @@ def test_a_chunk_is_not_blamed_for_the_next_one_that_kills_its_worker(tmp_path, 
         2
     ) == 4  # lost with its worker three times, as often as is allowed
     assert fb.status(root).layers[0].missing == (3,)
-    assert fb.build(root, source, ObedientRecipe(), workers=1).made == 1
+    assert fb.build(root, source, ObedientRecipe(), workers=1).built == 1
     assert chunk_digests(root) == undisturbed_digests(tmp_path, source)
 
 
@@ -121,7 +121,7 @@ def test_a_chunk_that_fails_three_times_is_recorded_with_its_reason_and_all_othe
     assert (status.layers[0].missing, status.layers[0].listed) == ((3,), 5)
 
     report = fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=2)
-    assert (report.made, report.present) == (1, 5)
+    assert (report.built, report.present) == (1, 5)
     assert chunk_digests(tmp_path / "cache") == undisturbed_digests(tmp_path, source)
     assert fb.status(tmp_path / "cache").claims == ()
 
@@ -131,7 +131,7 @@ def test_a_chunk_that_fails_three_times_is_recorded_with_its_reason_and_all_othe
 def test_an_input_output_error_is_tried_again(tmp_path, notes, workers):
     source = source_of(tmp_path, orders(4, c1="raise OSError 2"))
     report = fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=workers)
-    assert report.made == 4
+    assert report.built == 4
     assert [chunk for _, chunk in makes(notes)].count(1) == 3
 
 
@@ -190,7 +190,7 @@ def test_workers_end_with_a_builder_that_is_killed(tmp_path, notes):
     report = fb.build(
         tmp_path / "cache", fb.sources.lines(tmp_path / "source.txt"), ObedientRecipe(seconds=0.05), workers=2
     )
-    assert (report.made, report.present) == (40 - after, after)
+    assert (report.built, report.present) == (40 - after, after)
 
 
 @pytest.mark.slow
@@ -227,7 +227,7 @@ def test_a_script_without_a_main_guard_builds_with_workers(tmp_path):
         print("once")
         source = fb.sources.lines(sys.argv[1] + "/source.txt")
         report = fb.build(sys.argv[1] + "/cache", source, fb.RawRecipe(chunk_bytes=2000), workers=2)
-        print(report.made == report.chunks > 3)
+        print(report.built == report.chunks > 3)
         """,
     )
     assert (ended.stdout, ended.stderr) == ("once\nTrue\n", "")
@@ -246,7 +246,7 @@ def test_a_recipe_defined_in_the_script_itself_is_refused_with_what_to_do(tmp_pa
             fb.build(sys.argv[1] + "/cache", source, Mine(), workers=2)
         except fb.errors.RecipeInvalid as error:
             print(error)
-        print(fb.build(sys.argv[1] + "/cache", source, Mine(), workers=0).made)
+        print(fb.build(sys.argv[1] + "/cache", source, Mine(), workers=0).built)
         """,
     )
     assert ended.stderr == ""
@@ -277,7 +277,7 @@ def test_an_interrupt_from_the_terminal_stops_cleanly_and_a_rerun_goes_on(tmp_pa
     report = fb.build(
         tmp_path / "cache", fb.sources.lines(tmp_path / "source.txt"), ObedientRecipe(seconds=0.05), workers=2
     )
-    assert report.made + report.present == 40
+    assert report.built + report.present == 40
     assert sum(1 for _ in makes(notes)) <= 40 + 2
 
 
@@ -287,7 +287,7 @@ def test_a_layer_is_made_by_workers_as_it_is_in_process(tmp_path, notes):
     for name, workers in (("one", 0), ("two", 2)):
         fb.build(tmp_path / name, source, ObedientRecipe(), workers=0)
         report = fb.build(tmp_path / name, None, LengthLayer(), workers=workers)
-        assert (report.made, report.rows, report.failures) == (6, 12, 6)
+        assert (report.built, report.rows, report.failures) == (6, 12, 6)
     assert chunk_digests(tmp_path / "one") == chunk_digests(tmp_path / "two")
     rows = fb.open_cache(tmp_path / "two").read(range(12), columns=["lengths.present"])
     assert rows["lengths.present"].tolist() == [True, False] * 6

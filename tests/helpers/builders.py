@@ -126,7 +126,7 @@ def main(text: str) -> None:
     publish.PUBLISH_SECONDS = task["build"].pop("publish_seconds", publish.PUBLISH_SECONDS)
     try:
         report = fb.build(task["root"], fb.sources.lines(task["source"]), recipe, **task["build"])
-        names = ("made", "present", "deaths", "rows", "samples", "statistics", "generation")
+        names = ("built", "present", "deaths", "rows", "samples", "statistics", "generation")
         answer = {"report": {name: getattr(report, name) for name in names}}
     except (fb.errors.ForebayError, fb.errors.BuildStopped) as error:
         answer = {"error": type(error).__name__, "text": str(error)}

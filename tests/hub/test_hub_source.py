@@ -186,7 +186,7 @@ def test_what_was_built_can_be_looked_at_and_built_on_without_the_hub(hub, sourc
     fb.build(tmp_path / "cache", source, TextRecipe(), workers=0)
     hub.spoil("", *[Status(503)] * 1000)
     asked = len(hub.requests)
-    assert fb.build(tmp_path / "cache", source, TextRecipe(), workers=0).made == 0
+    assert fb.build(tmp_path / "cache", source, TextRecipe(), workers=0).built == 0
     assert not fb.status(tmp_path / "cache").stale
     assert not fb.verify(tmp_path / "cache", full=True).stale
     assert len(hub.requests) == asked

@@ -96,7 +96,7 @@ def test_a_full_disk_stops_the_build_and_after_making_room_it_goes_on_to_the_sam
 def test_workers_that_find_the_disk_full_stop_the_build_too(tmp_path, disk, source):
     if not os.path.ismount(disk.root.parent):
         disk.enlarge()  # another process cannot be made to see a full disk; what is left is that this builds
-        assert fb.build(disk.root, source, RECIPE, workers=2).made > 10
+        assert fb.build(disk.root, source, RECIPE, workers=2).built > 10
         return
     with pytest.raises(StoreFull):
         fb.build(disk.root, source, RECIPE, workers=2)
@@ -152,7 +152,7 @@ def test_a_disk_without_any_room_is_a_full_disk_before_the_first_file_and_before
         with pytest.raises(StoreFull):
             fb.build(disk.root, source, RECIPE, workers=0)
         filler.unlink()
-    assert fb.build(disk.root, source, RECIPE, workers=0).made == 0
+    assert fb.build(disk.root, source, RECIPE, workers=0).built == 0
     assert fb.status(disk.root).complete
 
 
@@ -171,7 +171,7 @@ def test_a_disk_that_holds_less_than_a_quarter_is_refused_before_the_source_is_r
         fb.build(disk.root, much, RECIPE, workers=0)
     assert 60 * MIB < caught.value.facts["needed"] < 70 * MIB
     assert not disk.root.exists()
-    assert fb.build(disk.root, much, RECIPE, workers=0, end_chunk=1).made == 2, "a part may be all that is wanted"
+    assert fb.build(disk.root, much, RECIPE, workers=0, end_chunk=1).built == 2, "a part may be all that is wanted"
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def test_the_same_command_with_four_ranks_builds_one_cache(tmp_path):
     reports = [json.loads(out)["result"] for out, _ in ended]
     planned = reports[0]["chunks"]
     assert planned >= 20
-    assert sum(report["made"] for report in reports) == planned, "no chunk was made twice"
+    assert sum(report["built"] for report in reports) == planned, "no chunk was made twice"
     fb.build(tmp_path / "alone", fb.sources.lines(source), fb.RawRecipe(chunk_bytes=400), workers=0)
     assert chunk_digests(tmp_path / "cache") == chunk_digests(tmp_path / "alone")
     status = fb.status(tmp_path / "cache")
@@ -86,7 +86,7 @@ def test_a_builder_that_is_told_to_end_and_then_killed_loses_the_chunks_under_wa
     begun = len(makes(notes))
     report = ending(start_builder(root, source, notes, {"seconds": 0.3}, workers=2))["report"]
     assert report["present"] >= kept
-    assert report["made"] + report["present"] == 16
+    assert report["built"] + report["present"] == 16
     assert begun - kept <= 4, "two workers, each of which computes a chunk while it writes another"
     assert max(Counter(chunk for _, chunk in makes(notes)).values()) <= 2
     status = fb.status(root)
@@ -103,7 +103,7 @@ def test_a_killed_machine_that_held_the_only_claim_delays_a_build_by_one_lease(t
     report = fb.build(
         store, source, ObedientRecipe(), workers=0, lease_seconds=3, on_progress=lambda now: waited.append(now)
     )
-    assert report.made == 1
+    assert report.built == 1
     assert {one.waiting_for for one in waited if one.phase == "waiting"} == {("node3",)}
     assert fb.status(store).claims == ()
 
@@ -138,7 +138,7 @@ def test_what_a_killed_machine_has_made_and_not_listed_is_adopted_after_one_leas
     store, source = with_unlisted_chunks(tmp_path)
     beat(store, 1)
     report = fb.build(store, source, ObedientRecipe(), workers=0, lease_seconds=0.3)
-    assert (report.made, report.present) == (1, 3)
+    assert (report.built, report.present) == (1, 3)
     assert fb.status(store).complete
     assert fb.verify(store, full=True).sound
 
@@ -147,7 +147,7 @@ def test_chunks_of_a_killed_machine_are_adopted_where_nothing_else_is_left_to_ma
     store, source = with_unlisted_chunks(tmp_path)
     beat(store, 1)
     report = fb.build(store, source, ObedientRecipe(), workers=0, end_chunk=2, lease_seconds=0.3)
-    assert (report.made, report.present) == (0, 3)
+    assert (report.built, report.present) == (0, 3)
     assert len(load_generation(store).table("obedient")) == 3
 
 
@@ -156,17 +156,17 @@ def test_a_bad_chunk_of_a_killed_machine_is_made_again(tmp_path):
     key = layout.chunk(load_generation(store).folder("obedient"), 1)
     store.replace(key, [bytes([*store.read(key)[:-1], store.read(key)[-1] ^ 1])])
     beat(store, 1)
-    assert fb.build(store, source, ObedientRecipe(), workers=0, end_chunk=2, lease_seconds=0.3).made == 1
+    assert fb.build(store, source, ObedientRecipe(), workers=0, end_chunk=2, lease_seconds=0.3).built == 1
     assert fb.verify(store, full=True).sound
 
 
 def test_status_shows_every_builder_with_its_host_its_rate_and_when_all_is_made(tmp_path):
     root, source = tmp_path / "cache", source_of(tmp_path, 10)
     fb.build(root, source, ObedientRecipe(), workers=0, end_chunk=3)
-    beat(LocalStore(root), 3, made=4, seconds=2.0, workers=8, cpu_percent=790.0, memory_bytes=2_000_000_000)
+    beat(LocalStore(root), 3, built=4, seconds=2.0, workers=8, cpu_percent=790.0, memory_bytes=2_000_000_000)
     for depth in ("chunks", "index"):
         (one,) = fb.status(root, depth=depth).builders
-        assert (one.host, one.pid, one.layer, one.state, one.made) == ("node3", 7, "obedient", "working", 4)
+        assert (one.host, one.pid, one.layer, one.state, one.built) == ("node3", 7, "obedient", "working", 4)
         assert (one.chunks_per_second, one.eta_seconds) == (2.0, 3.0)
     shown = subprocess.run(
         [sys.executable, "-m", "forebay", "status", str(root), "--depth", "index"],
@@ -215,7 +215,7 @@ def test_a_machine_on_which_every_chunk_fails_stops_early_and_costs_nothing_that
     assert fb.status(root).claims == ()
     with pytest.raises(BuildFailed, match="4 chunk"):
         fb.build(root, source, ObedientRecipe(), workers=0)  # the last four fail for the first time
-    assert fb.build(root, source, ObedientRecipe(), workers=0).made == 4
+    assert fb.build(root, source, ObedientRecipe(), workers=0).built == 4
     assert fb.status(root).complete
 
 
@@ -232,5 +232,5 @@ def test_a_clock_that_is_hours_off_changes_nothing(tmp_path, notes):
             continue
     second = start_builder(root, source, notes, {"seconds": 0.3}, workers=1, lease_seconds=2)
     reports = [ending(one)["report"] for one in (first, second)]
-    assert sum(report["made"] for report in reports) == 6
+    assert sum(report["built"] for report in reports) == 6
     assert Counter(chunk for _, chunk in makes(notes)) == Counter(range(6))

@@ -29,7 +29,7 @@ ballast = bytearray(int(sys.argv[3]))
 ballast[::4096] = bytes(len(range(0, len(ballast), 4096)))  # every page is touched, and none is copied
 recipe = fb.RawRecipe(codec="lz4", chunk_bytes=int(sys.argv[4]))
 report = fb.build(sys.argv[2], source, recipe, workers=4, memory_limit=600_000_000, on_progress=look)
-print(json.dumps({"made": report.made, "rows": report.rows, "workers": most, "deaths": report.deaths}))
+print(json.dumps({"made": report.built, "rows": report.rows, "workers": most, "deaths": report.deaths}))
 """
 
 

@@ -20,7 +20,7 @@ from forebay.torch.distill import feature_loss
 from forebay.torch.teachers.loading import load_model
 from forebay.torch.teachers.run_encoders import Tokens
 
-SUBJECTS = ("the cat", "a dog", "my neighbour", "the train", "an old ship", "the committee")
+SUBJECTS = ("the cat", "a dog", "my neighbor", "the train", "an old ship", "the committee")
 VERBS = ("sleeps", "runs", "arrives", "sings", "waits", "votes")
 PLACES = ("in the garden", "at the station", "by the sea", "during the night", "without a plan", "on Monday")
 DIM = 384
@@ -101,12 +101,12 @@ def test_a_sentence_encoder_is_cached_and_distilled(model: str, tmp_path: Path) 
 
     torch.manual_seed(0)
     order = torch.randperm(len(sentences))
-    learnt, held_out = order[: len(order) * 4 // 5].tolist(), order[len(order) * 4 // 5 :].tolist()
+    learned, held_out = order[: len(order) * 4 // 5].tolist(), order[len(order) * 4 // 5 :].tolist()
     student = BagOfWords(sorted({word for sentence in sentences for word in sentence.split()}))
     optimizer = torch.optim.Adam(student.parameters(), 1e-2)
     before = _loss(student, sentences, taught, held_out)
     for step in range(120):
-        batch = learnt[step * 32 % len(learnt) :][:32]
+        batch = learned[step * 32 % len(learned) :][:32]
         loss = feature_loss(student([sentences[row] for row in batch]), taught[batch])
         optimizer.zero_grad()
         loss.backward()

@@ -22,8 +22,8 @@ def test_builders_started_together_make_every_chunk_once_between_them(tmp_path, 
     source, root = write_orders(tmp_path / "source.txt", orders(30)), tmp_path / "cache"
     builders = [start_builder(root, source, notes, {"seconds": 0.05}, workers=1, mode=mode) for mode in modes]
     reports = [ending(builder)["report"] for builder in builders]
-    assert sum(report["made"] for report in reports) == 30
-    assert all(report["made"] + report["present"] == 30 for report in reports)
+    assert sum(report["built"] for report in reports) == 30
+    assert all(report["built"] + report["present"] == 30 for report in reports)
     assert Counter(chunk for _, chunk in makes(notes)) == Counter(range(30))
     fb.build(tmp_path / "alone", fb.sources.lines(source), ObedientRecipe(seconds=0.05), workers=0, end_chunk=5)
     assert chunk_digests(root).items() >= chunk_digests(tmp_path / "alone").items()
@@ -38,7 +38,7 @@ def test_a_builder_that_comes_late_waits_for_what_another_holds_and_then_is_done
     late = start_builder(root, source, notes, {"seconds": 2.0}, workers=2)
     reports = [ending(builder)["report"] for builder in (slow, late)]
     assert sorted(chunk for _, chunk in makes(notes)) == [0, 1, 2]
-    assert all(report["made"] + report["present"] == 3 for report in reports)
+    assert all(report["built"] + report["present"] == 3 for report in reports)
 
 
 def test_the_chunks_of_a_killed_builder_are_taken_over_without_waiting_for_its_lease(tmp_path, notes):

@@ -80,7 +80,7 @@ def test_seed_epoch_row_and_purpose_each_change_all_coins() -> None:
     assert len(np.unique(base)) == 1000
 
 
-def test_coins_are_evenly_spread_and_independent_of_their_neighbours() -> None:
+def test_coins_are_evenly_spread_and_independent_of_their_neighbors() -> None:
     rows = row_keys(np.arange(100_000) // 1000, np.arange(100_000) % 1000)
     uniform = Coins(0, 0, rows).uniform("mix", (2,))
     assert uniform.min() >= 0

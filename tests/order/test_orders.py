@@ -160,7 +160,7 @@ def test_quality_is_1_for_a_global_shuffle_near_it_for_a_wide_window_and_low_wit
 @pytest.mark.parametrize("chunks", [4, 8, 16, 19, 60])
 @pytest.mark.parametrize("batch", [8, 16, 32])
 def test_few_chunks_are_mixed_as_well_as_by_a_global_shuffle(chunks: int, batch: int) -> None:
-    """Fewer chunks than lanes: neighbouring lanes lie in one chunk."""
+    """Fewer chunks than lanes: neighboring lanes lie in one chunk."""
     counts = np.full(chunks, 2000)
     quality = shuffle_quality(WindowOrder(counts, 0, Window(rows=200, unit=16)), counts, 16, batch)
     assert quality.chunks > 0.97

@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.chat.chat_rows import expected, labelled_documents
+from tests.chat.chat_rows import expected, labeled_documents
 from tests.chat.stock_templates import STOCK, Stock, framed
 from tests.chat.tokenizer_folders import byte_level, write_folder
 from tests.helpers.hypothesis_profiles import scaled
@@ -74,7 +74,7 @@ def test_masks_of_random_conversations_are_those_of_the_oracle(
     samples = [fb.Sample(str(at), json.dumps({"messages": each})) for at, each in enumerate(conversations)]
     rows = recipe.make(samples)
     assert rows.failures == ()
-    documents = labelled_documents(rows)  # which checks that spans cover every document once
+    documents = labeled_documents(rows)  # which checks that spans cover every document once
     wanted = [expected(tokenizer, pieces) for each in conversations for pieces in stock.oracle(each)]
     assert [document.tokens for document in documents] == [ids for _, ids, _, _ in wanted]
     assert [document.kinds for document in documents] == [kinds for _, _, kinds, _ in wanted]
@@ -91,7 +91,7 @@ def test_tokens_of_kind_response_decode_to_the_responses(stock: Stock, texts: li
         return
     folder, tokenizer = model(stock, False)
     rows = fb.ChatRecipe(tokenizer=folder, **stock.fields).make([fb.Sample("a", json.dumps({"messages": messages}))])
-    (document,) = labelled_documents(rows)
+    (document,) = labeled_documents(rows)
     for number, (question, answer) in enumerate(texts):
         mine = [token for token, at in zip(document.tokens, document.messages, strict=True) if at == 2 * number + 1]
         kinds = [kind for kind, at in zip(document.kinds, document.messages, strict=True) if at == 2 * number + 1]
@@ -148,7 +148,7 @@ def test_spans_of_random_templates_are_those_of_the_oracle_and_responses_decode_
     has_response = ["response" in kinds for _, _, kinds, _ in wanted]  # its text may all be in a token of the header
     assert [each.reason for each in rows.failures] == ["no-response"] * has_response.count(False)
     wanted, conversations = list(compress(wanted, has_response)), list(compress(conversations, has_response))
-    documents = labelled_documents(rows)  # which checks that spans cover every document once
+    documents = labeled_documents(rows)  # which checks that spans cover every document once
     assert [document.tokens for document in documents] == [ids for _, ids, _, _ in wanted]
     assert [document.kinds for document in documents] == [kinds for _, _, kinds, _ in wanted]
     if '<|a|>"}[message.role]' in stock.template and '~ "<|end|>' in stock.template:

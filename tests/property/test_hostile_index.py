@@ -30,7 +30,7 @@ Path = tuple[str | int, ...]
 CLAIM = {"owner": "0123456789ab-7-7", "host": "elsewhere", "pid": 7, "beat": 3, "state": "working", "reason": ""}
 HEARTBEAT_OWNER = "0123456789ab-7-1"
 NODE = {"host": "node-b", "pid": 7, "versions": {"numpy": "1"}}
-HEARTBEAT = {**NODE, "beat": 3, "layer": "raw", "made": 4, "seconds": 2.5}
+HEARTBEAT = {**NODE, "beat": 3, "layer": "raw", "built": 4, "seconds": 2.5}
 
 EXAMPLES = 60
 DEEP: Any = json.loads("[" * 200 + "]" * 200)

@@ -32,7 +32,7 @@ EVERYTHING = [
 ROWS = [3, 0, 7, 1, 0, 5]  # of each chunk
 
 
-def made_rows(declared: list[Column], rows: list[int]) -> list[dict[str, Array | Ragged]]:
+def built_rows(declared: list[Column], rows: list[int]) -> list[dict[str, Array | Ragged]]:
     return [
         {column.name: rows_of(column, count, 100 * chunk + seed) for seed, column in enumerate(declared)}
         for chunk, count in enumerate(rows)
@@ -56,7 +56,7 @@ def picked(column: Column, chunks: list[dict[str, Array | Ragged]], numbers: lis
 @pytest.fixture(scope="module")
 def everything() -> tuple[fb.Cache, list[dict[str, Array | Ragged]]]:
     store = fb.MemoryStore()
-    chunks = made_rows(EVERYTHING, ROWS)
+    chunks = built_rows(EVERYTHING, ROWS)
     stored_cache(store, EVERYTHING, chunks)
     return fb.open_cache(store), chunks
 
@@ -197,7 +197,7 @@ def caches(draw: st.DrawFn) -> tuple[list[Column], list[int], list[int], int, in
 def test_reading_is_fancy_indexing_of_all_rows(case: tuple[list[Column], list[int], list[int], int, int]) -> None:
     declared, rows, numbers, max_maps, memory = case
     store = fb.MemoryStore()
-    chunks = made_rows(declared, rows)
+    chunks = built_rows(declared, rows)
     stored_cache(store, declared, chunks)
     cache = fb.open_cache(store, max_maps=max_maps, memory=memory)
     assert len(cache) == sum(rows)

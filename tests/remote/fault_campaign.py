@@ -144,7 +144,7 @@ def _check_race(url: str, wins: list[dict[int, bool] | None], outcome: Outcome) 
 
 def _build(url: str, source: str) -> int:
     recipe = fb.RawRecipe(chunk_bytes=CHUNK_BYTES)
-    return fb.build(url, fb.sources.lines(source), recipe, workers=0).made
+    return fb.build(url, fb.sources.lines(source), recipe, workers=0).built
 
 
 def _build_together(url: str, source: str, outcome: Outcome) -> None:

@@ -149,7 +149,7 @@ def test_a_listing_that_stays_old_does_not_stop_the_planner(proxy, bucket, lines
     proxy.set_faults([Fault("stale-listing", "list")])
     assert fb.build(f"{bucket}/cache", lines, fb.RawRecipe(), workers=0).rows == 9
     proxy.set_faults([])
-    assert fb.build(f"{bucket}/cache", lines, fb.RawRecipe(), workers=0).made == 0
+    assert fb.build(f"{bucket}/cache", lines, fb.RawRecipe(), workers=0).built == 0
 
 
 def test_clean_removes_the_probe_of_a_dead_builder(bucket, tmp_path):

@@ -44,7 +44,7 @@ def test_three_processes_share_a_bucket_and_one_is_killed(bucket, tmp_path):
     reports = [json.loads(out)["result"] for out, _ in ended]
     fb.build(alone := MemoryStore(), fb.sources.lines(source), fb.RawRecipe(chunk_bytes=400), workers=0)
     assert digests(store) == digests(alone)
-    assert all(report["made"] + report["present"] == len(digests(alone)) for report in reports)
+    assert all(report["built"] + report["present"] == len(digests(alone)) for report in reports)
     status = fb.status(url)
     assert (status.complete, status.claims) == (True, ())
     assert os.listdir(tmp_path) == ["source.txt"]

@@ -38,12 +38,12 @@ def test_every_verb_works_on_a_bucket(bucket, lines, tmp_path):
     local = tmp_path / "local"
     fb.build(local, source, RECIPE, workers=0)
     report = fb.build(url, source, RECIPE, workers=2)
-    assert (report.made, report.root) == (CHUNKS, url)
+    assert (report.built, report.root) == (CHUNKS, url)
     assert contents(url) == contents(local)
     assert fb.status(url, source=source).complete
     assert fb.open_cache(url).read([0, 2399])["data"][1].tobytes() == b"line 2399 of the source"
     (lines.parent / "b.txt").write_text("one more line\n" * 300)
-    assert fb.update(url, fb.sources.lines(lines.parent), workers=0).made > 0
+    assert fb.update(url, fb.sources.lines(lines.parent), workers=0).built > 0
     assert fb.verify(url, full=True).sound
     fb.copy(url, tmp_path / "down")
     fb.copy(tmp_path / "down", f"{bucket}/caches/up")

@@ -96,7 +96,7 @@ def test_the_same_documents_again_leave_the_file_and_its_caches_valid(tmp_path):
     again = fb.sources.documents((text for text in given), tmp_path / NAME)
     after = os.stat(tmp_path / NAME)
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    assert fb.build(tmp_path / "cache", again, TextRecipe(), workers=0).made == 0
+    assert fb.build(tmp_path / "cache", again, TextRecipe(), workers=0).built == 0
     os.unlink(tmp_path / NAME)
     other = fb.sources.documents(given[1:], tmp_path / NAME)
     with pytest.raises(fb.errors.SourceChanged):

@@ -48,7 +48,7 @@ def test_a_build_asks_for_every_slice_once(tmp_path):
 def test_another_version_is_looked_at_again_and_other_documents_are_a_change(tmp_path, monkeypatch):
     fb.build(tmp_path, fb.sources.function(functions.changing, slices=2, version="1"), TextRecipe(), workers=0)
     again = fb.sources.function(functions.changing, slices=2, version="2")
-    assert fb.build(tmp_path, again, TextRecipe(), workers=0).made == 0
+    assert fb.build(tmp_path, again, TextRecipe(), workers=0).built == 0
     monkeypatch.setenv("FOREBAY_TEST_TEXT", "second")
     third = fb.sources.function(functions.changing, slices=3, version="3")
     with pytest.raises(SourceChanged, match="changing/0"):

@@ -477,15 +477,15 @@ def test_with_labels_of_folders_the_tag_is_the_folder_and_nothing_else_changes(t
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
     (tmp_path / "cat" / "1.json").write_text('{"tags": ["indoors"], "by": "me"}')
-    plain, labelled = fb.sources.images(tmp_path), fb.sources.images(tmp_path, labels="folder")
-    assert plain.files() == labelled.files()
-    assert list(labelled.annotations(labelled.files())) == [
+    plain, labeled = fb.sources.images(tmp_path), fb.sources.images(tmp_path, labels="folder")
+    assert plain.files() == labeled.files()
+    assert list(labeled.annotations(labeled.files())) == [
         {"tags": []},
         {"tags": ["cat"], "by": "me"},
         {"tags": ["old"]},
     ]
     assert "labels" not in plain.describe()
-    for source in (plain, labelled):
+    for source in (plain, labeled):
         assert type(source).from_description(source.describe()) == source
         assert source.rebased(str(tmp_path.parent)).labels == source.labels
     with pytest.raises(ValueError, match="labels must be 'sidecar' or 'folder'"):

@@ -222,7 +222,7 @@ def test_a_build_takes_the_digest_of_its_source_while_it_reads_it(tmp_path):
     made = fb.build(tmp_path / "cache", source, recipe, workers=0, max_failures=1.0)
     assert made.failures == 400
     plain = fb.sources.jsonl(tmp_path / "a.jsonl")
-    assert not fb.build(tmp_path / "cache", plain, recipe, workers=0, max_failures=1.0).made
+    assert not fb.build(tmp_path / "cache", plain, recipe, workers=0, max_failures=1.0).built
     assert fb.verify(tmp_path / "cache", source=plain, full=True).sound
 
 

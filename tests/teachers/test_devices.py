@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_each_device_has_a_process(tmp_path: Path) -> None:
     root = prompt_cache(tmp_path)
     report = fb.build(root, None, TeacherRecipe(teacher=Whereabouts(), device="cpu:0,cpu:1", batch_size=1))
-    assert report.made == report.chunks > 2
+    assert report.built == report.chunks > 2
     read = fb.open_cache(root).read(range(10), ["device", "pid"])
     places = set(zip(read["device"].tolist(), read["pid"].tolist(), strict=True))
     assert sorted(device for device, _ in places) == [0, 1]  # so each of them in one process

@@ -101,7 +101,7 @@ def test_bytes_do_not_depend_on_range_order_or_interruption(tmp_path: Path) -> N
             fb.build(parts, None, recipe, start_chunk=1, on_progress=stop)
         made = set(chunks_of(parts, layer))
         assert "000000.safetensors" not in made
-        assert fb.build(parts, None, recipe, mode="inverse").made == len(chunks_of(whole, layer)) - len(made) > 0
+        assert fb.build(parts, None, recipe, mode="inverse").built == len(chunks_of(whole, layer)) - len(made) > 0
         assert chunks_of(whole, layer) == chunks_of(parts, layer)
 
 
@@ -135,7 +135,7 @@ def test_a_layer_of_a_layer_begins_wherever_that_one_has_chunks(tmp_path: Path) 
         fb.build(root, None, TeacherRecipe(teacher=Twice()))
     last = fb.build(root, None, TeacherRecipe(teacher=Letters()), start_chunk=2).chunks
     assert last > 1
-    assert fb.build(root, None, TeacherRecipe(teacher=Twice()), start_chunk=2).made == last
+    assert fb.build(root, None, TeacherRecipe(teacher=Twice()), start_chunk=2).built == last
 
 
 def test_what_is_complete_is_passed_over_without_its_model(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_what_is_complete_is_passed_over_without_its_model(tmp_path: Path) -> No
     fb.build_layers(root, recipes)
     assert LOADED == ["letters", "ramp"]
     again = fb.build_layers(root, recipes)
-    assert [(report.made, report.notes) for report in again] == [(0, ()), (0, ())]
+    assert [(report.built, report.notes) for report in again] == [(0, ()), (0, ())]
     assert LOADED == ["letters", "ramp"]
 
 

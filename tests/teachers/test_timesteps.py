@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from tests.helpers.hypothesis_profiles import scaled
 
 from forebay.errors import RecipeInvalid
-from forebay.teachers import BUCKETS, GeometricSol, TeacherRecipe, neighbours
+from forebay.teachers import BUCKETS, GeometricSol, TeacherRecipe, neighbors
 
 TYPES = [np.float16, np.float32, np.float64, ml_dtypes.bfloat16]
 
 
 def at(values: np.ndarray, buckets: object, moments: object) -> np.ndarray:
     """The definition, in the arithmetic of features."""
-    low, alpha = neighbours(buckets, moments)
+    low, alpha = neighbors(buckets, moments)
     wide = values.astype(np.float32)
     return (1 - alpha) * wide[low] + alpha * wide[low + 1]
 
@@ -42,24 +42,24 @@ def test_every_bucket_is_exact_at_the_node_that_torch_computes(dtype: torch.dtyp
 
 def test_042_lies_between_buckets_3_and_4_with_weight_07() -> None:
     for dtype in (np.float32, np.float64):
-        low, alpha = neighbours(BUCKETS, np.array([0.42], dtype))
+        low, alpha = neighbors(BUCKETS, np.array([0.42], dtype))
         assert low.tolist() == [3]
         assert abs(float(alpha[0]) - 0.7) < 1e-5
 
 
 def test_moments_outside_of_the_buckets_are_the_ends() -> None:
-    low, alpha = neighbours(BUCKETS, [0.0, 0.049, 0.951, 1.0])
+    low, alpha = neighbors(BUCKETS, [0.0, 0.049, 0.951, 1.0])
     assert (low + alpha).tolist() == [0, 0, 9, 9]
 
 
 def test_one_bucket_is_all_there_is() -> None:
-    low, alpha = neighbours([0.5], [0.1, 0.5, 0.9])
+    low, alpha = neighbors([0.5], [0.1, 0.5, 0.9])
     assert low.tolist() == [0, 0, 0]
     assert alpha.tolist() == [0, 0, 0]
 
 
 def test_one_moment_is_as_good_as_a_list_of_one() -> None:
-    low, alpha = neighbours(BUCKETS, 0.42)
+    low, alpha = neighbors(BUCKETS, 0.42)
     assert (low.shape, alpha.shape) == ((), ())
     assert int(low) == 3
     assert abs(float(alpha) - 0.7) < 1e-5
@@ -68,7 +68,7 @@ def test_one_moment_is_as_good_as_a_list_of_one() -> None:
 @pytest.mark.parametrize("grid", [BUCKETS, [0.5]])
 def test_what_is_no_number_is_refused(grid: object) -> None:
     with pytest.raises(ValueError, match=r"t\[1\] is not a number"):
-        neighbours(grid, [0.5, np.nan])
+        neighbors(grid, [0.5, np.nan])
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -78,13 +78,13 @@ def test_the_nodes_of_a_fine_grid_are_exact_in_a_type_that_tells_them_apart(dtyp
     grid = np.linspace(0.05, 0.95, count)
     written = grid.astype(dtype)
     exact = np.ones(count, np.bool_) if len(set(written.tolist())) == count else written.astype(np.float64) == grid
-    found = neighbours(grid, written)
+    found = neighbors(grid, written)
     assert np.array_equal((found.low + found.alpha)[exact], np.flatnonzero(exact))
 
 
 def test_half_is_half_on_a_grid_that_bfloat16_cannot_write() -> None:
     grid = np.arange(1001) / 1000
-    low, alpha = neighbours(grid, np.array([0.5, 0.25, 0.125], ml_dtypes.bfloat16))
+    low, alpha = neighbors(grid, np.array([0.5, 0.25, 0.125], ml_dtypes.bfloat16))
     assert (low + alpha).tolist() == [500, 250, 125]
 
 
@@ -114,7 +114,7 @@ def test_what_is_no_grid_is_refused(grid: tuple[float, ...]) -> None:
 
 
 def test_steps_of_a_scheduler_are_no_moments() -> None:
-    assert neighbours(BUCKETS, [0, 1]).low.tolist() == [0, 8]
+    assert neighbors(BUCKETS, [0, 1]).low.tolist() == [0, 8]
     for grid in (BUCKETS, (0.5,)):
         for steps in (
             [0, 2],
@@ -128,12 +128,12 @@ def test_steps_of_a_scheduler_are_no_moments() -> None:
             [-np.inf],
         ):
             with pytest.raises(ValueError, match=r"t must be from 0 to 1 .*; divide the steps of a scheduler"):
-                neighbours(grid, np.array(steps))
+                neighbors(grid, np.array(steps))
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_t_that_rounding_put_outside_counts_as_the_end(dtype: type) -> None:
     beyond = np.nextafter(np.array([0, 1], dtype), np.array([-1, 2], dtype))
-    assert np.array_equal(neighbours(BUCKETS, beyond).low, [0, 8])
+    assert np.array_equal(neighbors(BUCKETS, beyond).low, [0, 8])
     with pytest.raises(ValueError, match="t must be from 0 to 1"):
-        neighbours(BUCKETS, np.array([0.5, 1.02], dtype))
+        neighbors(BUCKETS, np.array([0.5, 1.02], dtype))

@@ -249,7 +249,7 @@ def test_the_encoder_is_chosen_when_a_cache_is_planned_and_recorded(tmp_path):
     (layer,) = fb.summarize(tmp_path / "cache").layers
     assert layer.fields["encoder"] == "fastokens"
     assert (layer.fields["eos"], layer.fields["bos"], layer.fields["pad"]) == (50256, None, 0)
-    assert build(tmp_path, eos="<|endoftext|>", pad="!").made == 0
+    assert build(tmp_path, eos="<|endoftext|>", pad="!").built == 0
     build(tmp_path, encoder="fastokens")
     with pytest.raises(RecipeMismatch, match="encoder"):
         build(tmp_path, encoder="tokenizers")
@@ -274,7 +274,7 @@ def test_a_tokenizer_that_moved_is_the_same_and_one_that_changed_is_another(tmp_
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     build(tmp_path, tokenizer=written(tmp_path / "a", byte_level()))
-    assert build(tmp_path, tokenizer=written(tmp_path / "b", byte_level())).made == 0
+    assert build(tmp_path, tokenizer=written(tmp_path / "b", byte_level())).built == 0
     changed = byte_level(added_tokens=[added("<eos>", 256), added("<more>", 257)])
     with pytest.raises(RecipeMismatch, match=r"tokenizer\.json"):
         build(tmp_path, tokenizer=written(tmp_path / "b", changed))
@@ -287,7 +287,7 @@ def test_a_cache_grows_and_is_repaired_without_the_tokenizer_s_file(tmp_path):
     tokenizer.unlink()
     with source.open("a") as file:
         file.write(json.dumps({"text": "appended"}) + "\n")
-    assert fb.update(tmp_path / "cache", fb.sources.jsonl(source), workers=1).made == 1
+    assert fb.update(tmp_path / "cache", fb.sources.jsonl(source), workers=1).built == 1
     victim = chunk_path(tmp_path / "cache", "tokens", 1)
     before = victim.read_bytes()
     victim.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
@@ -357,7 +357,7 @@ def test_a_report_speaks_of_the_data(tmp_path):
     assert report.reasons == {"empty": 40, "not-text": 40, "bad-json": 40}
     assert sum(report.reasons.values()) == report.failures
     assert (report.statistics["tokens"], report.statistics["duplicates"]) == (4, 79)
-    assert report.made_statistics == report.statistics
+    assert report.built_statistics == report.statistics
     assert report.figures["utilization"] == 4 / 16
     assert report.figures["characters_per_token"] == len("one two three") / 4
     assert report.tokens_per_second == 4 / report.seconds
@@ -366,5 +366,5 @@ def test_a_report_speaks_of_the_data(tmp_path):
     assert sum(report.phases[phase] for phase in ("making", "publishing")) <= report.seconds
     assert (moments[-1].tokens, moments[-1].utilization) == (4, 4 / 16)
     again = fb.build(tmp_path / "cache", source, recipe, **options)
-    assert (again.statistics, again.made_statistics, again.tokens_per_second) == (report.statistics, {}, None)
+    assert (again.statistics, again.built_statistics, again.tokens_per_second) == (report.statistics, {}, None)
     assert (again.reasons, again.layer_reasons) == ({}, report.reasons)

@@ -104,7 +104,7 @@ def test_a_vae_whose_configuration_forces_float32_computes_in_it(tmp_path: Path,
     report = fb.build(root, None, recipe)
     assert fb.open_cache(root).recipe("latents").fields["dtype"] == "float32"
     assert any("'latents' computes in float32" in note for note in report.notes)
-    assert fb.build(root, None, recipe).made == 0  # the same layer
+    assert fb.build(root, None, recipe).built == 0  # the same layer
     (tmp_path / "free" / "config.json").write_text(config.replace('"force_upcast": true', '"force_upcast": false'))
     with pytest.raises(RecipeMismatch, match="dtype"):
         fb.build(root, None, recipe)

@@ -101,7 +101,7 @@ def letterboxed(image: Image.Image, size: int) -> Image.Image:
 
 
 def cropped(image: Image.Image, size: int) -> Image.Image:
-    """As the preprocessors of CLIP do: the shorter side resized, the centre cropped."""
+    """As the preprocessors of CLIP do: the shorter side resized, the center cropped."""
     short = min(image.size)
     width, height = (int(size * side / short) for side in image.size)
     large = image.resize((width, height), Image.BICUBIC)

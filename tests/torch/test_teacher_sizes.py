@@ -119,7 +119,7 @@ def test_no_raw_chunk_has_more_rows_than_asked_however_long_its_lines_are(tmp_pa
     assert len(cache) == 1000
     assert np.diff(cache.chunk_starts).max() == 100
     assert len(cache.chunk_numbers) < 25
-    assert fb.build(tmp_path / "c", both, fb.RawRecipe(), workers=0).made == 0  # the plan keeps its chunks
+    assert fb.build(tmp_path / "c", both, fb.RawRecipe(), workers=0).built == 0  # the plan keeps its chunks
 
 
 def test_an_estimate_names_chunks_that_are_too_large(tiny_models: TinyModels, tmp_path: Path) -> None:

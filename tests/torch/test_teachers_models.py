@@ -226,7 +226,7 @@ def test_t5_in_float16_agrees_with_float32_where_its_inner_layer_overflows(
     model = T5EncoderModel.from_pretrained(tiny_models.t5)
     with torch.no_grad():
         for block in model.encoder.block:
-            block.layer[-1].DenseReluDense.wo.weight.mul_(3e4)  # its output is beyond 65,504, and normalised after
+            block.layer[-1].DenseReluDense.wo.weight.mul_(3e4)  # its output is beyond 65,504, and normalized after
             block.layer[-1].DenseReluDense.wi.weight.mul_(50.0)
     model.save_pretrained(tmp_path / "t5")
     for name in ("tokenizer.json", "tokenizer_config.json"):

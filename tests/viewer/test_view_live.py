@@ -46,7 +46,7 @@ def test_a_build_is_watched_to_its_end(view: Open, tmp_path: Path) -> None:
     page.wait_for_selector("td:text-is('working')")
     assert page.locator("[data-build] canvas").count() == 8
     assert str(builder.pid) in page.inner_text("[data-build]")
-    assert ending(builder)["report"]["made"] == CHUNKS
+    assert ending(builder)["report"]["built"] == CHUNKS
     page.wait_for_selector("[data-build=ended]")
     page.wait_for_selector(f"text=published {CHUNKS}")
     assert "100.0%" in opened.text()

@@ -118,7 +118,7 @@ def limited_chunks(source: Source, chunks: Iterable[list[Part]], most_samples: i
                     yield [*open_chunk, Part(part.file, start, end)]
                     open_chunk, count, start, is_cut = [], 0, end, True
             open_chunk += [Part(part.file, start, part.stop)] if start < part.stop else []
-        if open_chunk and not is_cut:  # what is left of a chunk that was cut begins the next one
+        if open_chunk and not is_cut:  # the rest of a cut chunk begins the next one
             yield open_chunk
             open_chunk, count = [], 0
     if open_chunk:

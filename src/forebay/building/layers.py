@@ -138,7 +138,7 @@ def restore_constants(store: Store, recipe: AnyRecipe, stored: RecipeDocument) -
 def _inputs(store: Store, recipe: AnyRecipe, layer: str, layers: Sequence[str]) -> dict[str, str]:
     """The further layers that a recipe reads here, as dependencies: none where it reads base columns only.
 
-    A layer stands on a cache that is there, and reads columns that some layer of it has.
+    The cache must exist, and its layers must have the columns that the layer reads.
     """
     if not reads_of(recipe):
         return {}
@@ -182,7 +182,7 @@ class Survey:
     store: Store | None = None
 
     def rows(self, names: Sequence[str], count: int) -> dict[str, Array | Ragged]:
-        """The first rows of some columns of a cache that is there, of the first chunk that has them all at most.
+        """The first rows of some columns of an existing cache, at most those of the first chunk that has all of them.
 
         Empty if no layer has such a column, which is an error later.
         """
@@ -210,7 +210,7 @@ def resolve_recipe(
 ) -> tuple[AnyR, tuple[str, ...]]:
     """The recipe with every choice made, and what there is to say about the choices.
 
-    A layer that is there has made them; a new one makes them by a few samples of the source.
+    An existing layer has them; a new one makes them from a few samples of the source.
     """
     stored = None
     if store is not None:
@@ -281,7 +281,7 @@ def source_for(store: Store, source: Source | None, allow_network: bool, plan: P
 
 
 def _described(description: Mapping[str, Any], allow_network: bool) -> Source:
-    """A source that only the cache names: its folders are walked only if that is allowed."""
+    """A source that is recorded in the cache: its folders are walked only if that is allowed."""
     source = reopen_source(description)
     return source.without_gone() if allow_network else source.unwalked()
 

@@ -33,7 +33,7 @@ def scratch_folder(store: Store) -> str | None:
 
 
 def _planned_files(source: Source, plan: Plan) -> Iterator[SourceFile]:
-    """The planned files that are there, each looked at by its name."""
+    """The planned files that exist, each looked up by name."""
     for planned in plan.files.table:
         try:
             yield source.look(planned.path)
@@ -81,7 +81,7 @@ class SourceListing:
 
     @cached_property
     def apart(self) -> Sequence[SourceFile]:
-        """The files, but for those of the cache where it lies among them: it must not become part of itself."""
+        """The files, without those of the cache if it is in the same folder: it must not become part of itself."""
         root, folder = self.source.describe().get("root"), self._store.local_path("") if self._store else None
         if folder is None or root is None:
             return self.files

@@ -140,7 +140,7 @@ class Work:
             self._drop_lost_claims()
         self.run.note_stall(engine, is_working=bool(queue.running) or not is_starting)
         self.publisher.publish_if_due()
-        self.cache.heartbeat.made = self.run.made
+        self.cache.heartbeat.built = self.run.built
         self.cache.show(self.run.progress(self.job.recipe, queue, engine))
 
     def _take(self, event: Event) -> None:
@@ -278,7 +278,7 @@ class Work:
             root=self.cache.store.address,
             layer=self.job.layer,
             chunks=run.total,
-            made=run.made,
+            built=run.built,
             present=run.present + len(run.adopted) + queue.listed_elsewhere + len(queue.elsewhere),
             failed=dict(queue.failed),
             rows=totals.rows,
@@ -289,15 +289,15 @@ class Work:
             generation=None if newest is None else newest.number,
             deaths=tuple(run.deaths),
             notes=(*self.cache.notes, *run.warnings, *self._notes()),
-            made_statistics=dict(run.sums),
+            built_statistics=dict(run.sums),
             statistics=dict(totals.statistics),
             figures=hooks_of(recipe).figures(fields_of(recipe), totals.statistics, counts) if totals.chunks else {},
             reasons=dict(run.reasons.most_common()),
-            made_rows=run.rows,
-            made_failures=run.failures,
+            built_rows=run.rows,
+            built_failures=run.failures,
             phases=dict(self.cache.clock.seconds),
             adopted=len(run.adopted),
-            made_elsewhere=queue.listed_elsewhere + len(queue.elsewhere),
+            built_elsewhere=queue.listed_elsewhere + len(queue.elsewhere),
             layer_reasons=dict(totals.reasons),
             tokens_per_second=run.sums["tokens"] / max(seconds, 1e-9) if run.sums["tokens"] else None,
         )

@@ -54,7 +54,7 @@ class PlanRepair:
         return plan
 
     def _restore_segments(self) -> None:
-        """Put back listed segments, and lost ones before a segment that is there."""
+        """Put back listed segments, and lost ones before an existing segment."""
         store, listed = self.run.store, self.united.plan
         count = max(len(listed), *(number + 1 for number in segment_numbers(store)), 0)
         on_disk = [sound_segment(store, number) for number in range(count)]

@@ -88,13 +88,13 @@ class BuildRun:
             self.note = f"no worker has been ready for {now - self.ready:.0f} s: {waiting}"
 
     @property
-    def made(self) -> int:
+    def built(self) -> int:
         return len(self.records) - len(self.adopted)
 
     def figures(self, recipe: AnyRecipe) -> dict[str, Any]:
         """Figures that the recipe derives from the chunks made so far."""
-        counts = {"chunks": self.made, "rows": self.rows, "bytes": self.written_bytes}
-        return hooks_of(recipe).figures(fields_of(recipe), self.sums, counts) if self.made else {}
+        counts = {"chunks": self.built, "rows": self.rows, "bytes": self.written_bytes}
+        return hooks_of(recipe).figures(fields_of(recipe), self.sums, counts) if self.built else {}
 
     def progress(self, recipe: AnyRecipe, queue: ChunkQueue, engine: Engine) -> Progress:
         usage = engine.usage()

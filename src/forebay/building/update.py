@@ -42,8 +42,8 @@ def update(
         job = cache.base_job(planner, base, is_update=True)
         report = make(cache, job, numbers(cache.index.state(base).planned))
         grown = _update_notes(planner.recipe, before, cache.refresh().table(base))
-        made, present = report.made + before_update, report.present - before_update
-        return msgspec.structs.replace(report, made=made, present=present, notes=(*report.notes, *grown))
+        built, present = report.built + before_update, report.present - before_update
+        return msgspec.structs.replace(report, built=built, present=present, notes=(*report.notes, *grown))
 
 
 def append_new_files(cache: CacheWriter, planner: Planner) -> None:
@@ -75,7 +75,7 @@ def _make_last_segment(cache: CacheWriter, planner: Planner, base: str) -> int:
     job = cache.base_job(planner, base, is_update=True)
     report = make(cache, job, list(last.chunk_numbers))
     cache.refresh()
-    return report.made
+    return report.built
 
 
 def named_alike(source: Source, plan: Plan) -> Source:

@@ -229,7 +229,7 @@ def published_record(generation: Generation, layer: str, chunk: int) -> ChunkRec
 
 
 def expected(record: ChunkRecord) -> Expected:
-    """The size and digest of a chunk's file according to the generation."""
+    """What the file of a chunk must be, as the generation says."""
     return Expected(record.size, record.sha256, (record.head_size, record.head))
 
 
@@ -279,7 +279,7 @@ def _differs(file: ChunkFile, layer: str, record: ChunkRecord, columns: Sequence
 
 
 def head_problem(view: View, record: ChunkRecord) -> str | None:
-    """Describe a wrong size or head of a chunk; None if both are right."""
+    """What is wrong with the size or the head of a chunk, None where nothing is."""
     if len(view) == 0:
         return f"its file is empty, {record.size:,} bytes were published"
     if len(view) != record.size:
@@ -337,7 +337,7 @@ def text_problem(store: Store, key: str, text: str) -> str:
 
 
 def problem_of(error: ForebayError) -> str:
-    """The message without the location and the hint; a report has them in other fields."""
+    """What is wrong, without the location and the hint, which a report has in other fields."""
     return str(error.facts.get("problem", error.message))
 
 

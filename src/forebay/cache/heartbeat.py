@@ -1,6 +1,6 @@
 """Heartbeats: one small file per builder, rewritten while it works, with its progress in it.
 
-    builders/<owner>.json        {"beat": 17, "host": "node3", "made": 412, "total": 20000, …}
+    builders/<owner>.json        {"beat": 17, "host": "node3", "built": 412, "total": 20000, …}
 
 A builder that holds a thousand claims writes one file per beat, and builders that wait for it read one. It is silent if
 its counter has not changed for a lease on the observer's own clock: clocks of other machines are never compared.
@@ -50,7 +50,7 @@ class BuilderBeat(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: _Count = 0
     done: _Count = 0
     total: _Count = 0
-    made: _Count = 0  # chunks, by this builder, in `seconds`
+    built: _Count = 0  # chunks, by this builder, in `seconds`
     rows: _Count = 0
     read_bytes: _Count = 0
     total_bytes: _Count = 0
@@ -59,7 +59,7 @@ class BuilderBeat(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chunks_per_second(self) -> float:
-        return self.made / self.seconds if self.seconds else 0.0
+        return self.built / self.seconds if self.seconds else 0.0
 
 
 def builder_owners(store: Store) -> list[str]:
@@ -142,7 +142,7 @@ class Heartbeat(threading.Thread):
     def __init__(self, store: Store, lease_seconds: float = LEASE_SECONDS) -> None:
         super().__init__(name="forebay-heartbeat", daemon=True)
         self.progress: Progress | None = None  # the last one that the builder reported
-        self.layer, self.made = "", 0
+        self.layer, self.built = "", 0
         self._store, self._lease = store, lease_seconds
         self._owner = this_process()
         self._processes = ProcessTree(self._owner.pid)
@@ -182,7 +182,7 @@ class Heartbeat(threading.Thread):
             host=socket.gethostname(),
             pid=self._owner.pid,
             layer=self.layer,
-            made=self.made,
+            built=self.built,
             workers=progress.workers or workers,
             cpu_percent=cpu_percent,
             memory_bytes=memory_bytes,

@@ -28,7 +28,7 @@ class Progress(Record, frozen=True, kw_only=True):
     busy: int = 0
     pids: tuple[int, ...] = ()
     note: str = ""
-    waiting_for: tuple[str, ...] = ()  # the machines that hold what is left
+    waiting_for: tuple[str, ...] = ()  # the machines that hold the remaining chunks
     total_bytes: int = 0  # while planning, of all source files, of which `read_bytes` are done; 0: not known
     samples: int = 0  # in the chunks made so far
     raw_bytes: int = 0  # of these chunks before compression, if the recipe counts them
@@ -44,14 +44,14 @@ class BuildReport(Record, frozen=True, kw_only=True):
     """The result of a build."""
 
     only_in_table = (
-        *("samples", "made_statistics", "statistics", "figures", "made_rows", "made_failures", "phases"),
-        *("made_elsewhere", "layer_reasons", "tokens_per_second"),
+        *("samples", "built_statistics", "statistics", "figures", "built_rows", "built_failures", "phases"),
+        *("built_elsewhere", "layer_reasons", "tokens_per_second"),
     )
 
     root: str
     layer: str
     chunks: int  # planned, or in the range asked for
-    made: int
+    built: int
     present: int  # were there already, or made by another builder meanwhile
     failed: dict[int, str]
     rows: int
@@ -62,17 +62,17 @@ class BuildReport(Record, frozen=True, kw_only=True):
     generation: int | None
     deaths: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    made_statistics: dict[str, int | float] = {}  # sums over the chunks that this build made
+    built_statistics: dict[str, int | float] = {}  # sums over the chunks that this build made
     statistics: dict[str, int | float] = {}  # sums over all chunks of the layer
     figures: dict[str, object] = {}  # what the recipe derives from them: shares, ratios
     reasons: dict[str, int] = {}  # why samples failed, in the chunks that this build made
-    made_rows: int = 0  # in the chunks that this build made; `rows`, `samples` and `failures` are of the whole layer
-    made_failures: int = 0
+    built_rows: int = 0  # in the chunks that this build made; `rows`, `samples` and `failures` are of the whole layer
+    built_failures: int = 0
     # Seconds of listing, planning, making and publishing, and of writing: summed over the workers, which write a chunk
     # while they make the next.
     phases: dict[str, float] = {}
     adopted: int = 0  # of `present`: files that an interrupted build left, checked and listed
-    made_elsewhere: int = 0  # of `present`: listed or held by other builders, meanwhile
+    built_elsewhere: int = 0  # of `present`: listed or held by other builders, meanwhile
     layer_reasons: dict[str, int] = {}  # why samples failed, in all chunks of the layer
     tokens_per_second: float | None = None  # that this build made in its time; None where it made none
 
@@ -157,7 +157,7 @@ class BuilderStatus(Record, frozen=True, kw_only=True):
     phase: str = "building"  # or planning, waiting
     done: int = 0  # chunks, or files while planning
     total: int = 0
-    made: int  # chunks
+    built: int  # chunks
     chunks_per_second: float
     eta_seconds: float | None  # until the layer is complete, at the speed of all its builders
     workers: int

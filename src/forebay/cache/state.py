@@ -49,7 +49,7 @@ class LayerState:
 
     @property
     def unlisted(self) -> Array:
-        """Not listed, and a file exists: left by a dead builder, being made, or foreign."""
+        """Not listed, and a file exists: left by a stale builder, being made, or foreign."""
         return self.planned & ~self.listed & self.file
 
     @property

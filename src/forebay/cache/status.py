@@ -160,7 +160,7 @@ def builder_statuses(
             phase=beat.phase,
             done=beat.done,
             total=beat.total,
-            made=beat.made,
+            built=beat.built,
             chunks_per_second=beat.chunks_per_second,
             eta_seconds=missing.get(beat.layer, 0) / speeds[beat.layer] if speeds[beat.layer] else None,
             workers=beat.workers,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from forebay.chat.conversations import BadConversation, Conversation
-from forebay.chat.labels import check_complete, label_headers, labelled
+from forebay.chat.labels import check_complete, label_headers, labeled
 from forebay.chat.rendering import ChatTemplate
 from forebay.chat.slots import (
     PRIVATE,
@@ -143,7 +143,7 @@ class Dissector:
         generated = [turn for at in turns if (turn := finder.turn(conversation, upto, parsed, at)) is not None]
         numbers = [turn.message for turn in generated]
         borders = self._borders(conversation, upto, parsed, generated)
-        parts, labels = labelled(conversation, upto, parsed, generated, borders)
+        parts, labels = labeled(conversation, upto, parsed, generated, borders)
         if not self.template.has_prompt:
             label_headers(parts, labels, generated)
         check_complete(conversation, upto, parsed, generated)

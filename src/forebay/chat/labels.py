@@ -19,7 +19,7 @@ _THINKING_TAG = re.compile("</?think")
 _THINKING_END = re.compile(r"</think>\s*")
 
 
-def labelled(
+def labeled(
     conversation: Conversation, upto: int, parsed: Parsed, turns: Sequence[Turn], borders: Sequence[int]
 ) -> tuple[list[Piece], Array]:
     """The pieces of a text, cut where a turn or a message begins or ends, and their labels."""

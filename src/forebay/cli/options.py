@@ -215,7 +215,7 @@ network_option: Decorator = option(
     is_flag=True,
     rare=True,
     group="Source",
-    help="Contact a remote source or model that only the cache names.",
+    help="Contact a remote source or model that is recorded in the cache.",
 )
 
 

@@ -49,7 +49,7 @@ def estimate_remote(
     window: Window | None = None,
     layers: Sequence[str] | None = None,
 ) -> RemoteEstimate:
-    """Estimate the downloads of the busiest node with window shuffle, in the first epoch and in later ones.
+    """What the node that needs most will fetch with window shuffle, in the first epoch and in later ones.
 
     `bandwidth` of a node is in bytes per second, `latency` in seconds, `batch_size` counts rows of all ranks.
     """
@@ -176,9 +176,9 @@ def warm_cache(
     layers: Sequence[str] | None = None,
     on_progress: OnProgress | None = None,
 ) -> TierFill:
-    """Fetch the chunks of a remote cache into a tier before training: all of them, or those of some lanes.
+    """Fetch the chunks of a remote cache into a tier before training: all, or those of some window-shuffle lanes.
 
-    `node=1, nodes=4` fetches the chunks of the second of four nodes: `forebay estimate remote CACHE` shows how much.
+    `node=1, nodes=4` fetches what the second of four nodes needs: `forebay estimate remote CACHE` shows how much.
     """
     if node is None and nodes > 1:
         raise ValueError(f"nodes={nodes} needs node=, from 0 to {nodes - 1}; leave out both to fetch all chunks")
@@ -221,7 +221,7 @@ def _fill(job: _Job, chunks: Numbers, on_progress: OnProgress | None) -> TierFil
 
 
 def tier_contents(path: str | os.PathLike[str]) -> TierContents:
-    """The contents of a tier folder, cache by cache."""
+    """What the tier of chunks in a folder keeps, cache by cache."""
     folder = TierFolder(path).opened()
     caches = tuple(
         TierShare(cache_id=one.cache_id, addresses=one.addresses, chunks=one.chunks, bytes=one.bytes)

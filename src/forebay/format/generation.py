@@ -176,7 +176,7 @@ class Generation:
     source: Mapping[str, Any] = field(default_factory=dict)  # the source description, in case the plan is lost
     digest: str = ""  # SHA-256 at the end of the file it was read from
     max_failures: Mapping[str, int | float] = field(default_factory=dict)  # layer -> a count or a share per segment
-    withdrawn: tuple[int, ...] = ()  # segments of which nothing is or will be listed
+    withdrawn: tuple[int, ...] = ()  # segments without listed chunks, now and later
 
     @cached_property
     def document(self) -> CacheDocument:
@@ -363,7 +363,7 @@ def _is_sound(name: str, values: Array, count: int) -> bool:
 
 
 def _summed(values: Array) -> Array:
-    """Sums over chunks: integers, but for those that might not fit into 64 bits, each of which is a float."""
+    """Sums over chunks: integers, or floats where a sum might not fit into 64 bits."""
     with np.errstate(over="ignore"):  # a sum of floats that is too large is infinite
         summed: Array = np.asarray(values.sum(axis=0))
     if values.dtype.kind == "f":

@@ -13,7 +13,7 @@ each needs its P-th part of the chunks, and those at the edges of its lanes.
 
 A unit is `unit` rows of a chunk, a multiple of a block, so that no block is in two units. Only the block at the edge of
 two lanes is decoded in both. Windows begin at a different phase in each lane, so that not all lanes need new blocks at
-once. Neighbouring lanes may share a chunk, so turns jump (0, 32, 16, 48, …): successive positions are far apart.
+once. Neighboring lanes may share a chunk, so turns jump (0, 32, 16, 48, …): successive positions are far apart.
 A chunk keeps its place between the others when a cache grows, so most chunks stay in their lane.
 """
 

@@ -2,8 +2,8 @@
 
 Rows of packed tokens become text: pieces of documents with their names.
 The tokenizer is a constant of the layer, so the cache alone is enough. The names of documents come from the source, if
-the user passes it and it has not changed and is cheap to read. A source that only the cache names is never read: the
-author of the cache chose its paths.
+the user passes it and it has not changed and is cheap to read. A source that is only recorded in the cache is never
+read: the author of the cache chose its paths.
 """
 
 from collections.abc import Iterable, Sequence

@@ -22,7 +22,7 @@ from forebay.read.columns import Slices
 
 
 class Plan(NamedTuple):
-    """Decisions of a view before it reads: the parts of rows that it needs, and its random draws."""
+    """What a view decides before it reads: the part of each row that it needs, and what it drew."""
 
     slices: Mapping[str, Slices] = {}
     drawn: Any = None
@@ -35,7 +35,7 @@ class View:
     reads: tuple[str, ...]  # stored columns; one that an earlier view makes anew comes from that view
 
     def reads_of(self, cache: Cache) -> tuple[str, ...]:
-        """Return the columns to read; rows of a cache without one of them are absent in this view."""
+        """Return what is read of a cache; a cache that lacks one of these columns has no rows of this view."""
         return self.reads
 
     def plan(self, cache: Cache, coins: Coins) -> Plan:

@@ -75,7 +75,7 @@ def walk_files(
 ) -> Iterator[WalkedFile]:
     """Every file that the patterns, which are absolute, name: each real file once.
 
-    The files of one pattern are sorted by path, but for those that a link leads to. `others` gets the files whose
+    The files of one pattern are sorted by path, except those behind links. `others` gets the files whose
     suffix is not wanted.
     """
     wanted = tuple(map(str.lower, suffixes))

@@ -49,7 +49,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The expected value: its size, its SHA-256, and (length, XXH3-128 digest) of its first bytes, where known."""
+    """What a value must be: its size, its SHA-256, and (length, XXH3-128 digest) of its first bytes, where known."""
 
     size: int
     sha256: bytes | None = None
@@ -130,7 +130,7 @@ class Store(Protocol):
         """
 
     def leftovers(self) -> Iterator[Entry]:
-        """Temporary files of stale writers."""
+        """Temporary files of writers that are dead."""
         return iter(())
 
     def document(self) -> Mapping[str, Any]:
@@ -373,10 +373,10 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Fetching(Protocol):
-    """A store that fetches values from another one."""
+    """A store that fetches what it is asked for from another one."""
 
     def transfers(self) -> Transfers:
-        """Statistics of fetched values."""
+        """What was fetched so far."""
         ...
 
 

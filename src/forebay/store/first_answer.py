@@ -1,4 +1,4 @@
-"""Messages while a remote service does not answer, until its first answer in this process.
+"""What a user sees of a service that does not answer, until its first answer in this process.
 
     no answer from http://127.0.0.1:9000: connection refused; trying again (2 of 3)
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from forebay.teachers.prompt_columns import empty_prompt
     from forebay.teachers.protocol import Batch, Loaded, Output, Teacher
     from forebay.teachers.recipe import TeacherRecipe
-    from forebay.teachers.teacher_samples import BUCKETS, Neighbours, neighbours
+    from forebay.teachers.teacher_samples import BUCKETS, Neighbors, neighbors
 # Where each public name lives.
 _HOMES = {
     **dict.fromkeys(("Clip", "Latents", "T5"), "built_in"),
@@ -49,15 +49,15 @@ _HOMES = {
     "empty_prompt": "prompt_columns",
     **dict.fromkeys(("TeacherEstimate", "estimate_teachers"), "estimate"),
     "unload": "batched_forward",
-    **dict.fromkeys(("BUCKETS", "Neighbours", "neighbours"), "teacher_samples"),
+    **dict.fromkeys(("BUCKETS", "Neighbors", "neighbors"), "teacher_samples"),
     **dict.fromkeys(("SOL_STATS", "Lune", "Sol"), "built_in"),
 }
 __all__ = [
     "BUCKETS", "SOL_STATS", "T5", "Alignment", "Batch", "Between", "Clip", "Features", "GeometricSol", "Hook",
-    "HookPoint", "ImageInput", "LatentInput", "Latents", "LayerAlignment", "Loaded", "LogProbs", "Lune", "Neighbours",
+    "HookPoint", "ImageInput", "LatentInput", "Latents", "LayerAlignment", "Loaded", "LogProbs", "Lune", "Neighbors",
     "Output", "PromptInput", "Sol", "Teacher", "TeacherEstimate", "TeacherRecipe", "Timed", "TokenInput",
     "check_alignment", "empty_prompt", "encodings", "estimate_teachers", "features", "geometric_spatial",
-    "geometric_stats", "neighbours", "pipeline", "unload", "weights_of_latents",
+    "geometric_stats", "neighbors", "pipeline", "unload", "weights_of_latents",
 ]  # fmt: skip
 
 

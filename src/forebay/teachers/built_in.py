@@ -292,7 +292,7 @@ class Sol(DenoiserTeacher, frozen=True, kw_only=True, tag="sol"):
     """Statistics of the self-attention of a UNet or DiT, and a map of what it attends to, averaged over layers.
 
     For attention p over N positions of a square grid: entropy −Σ p ln p / ln N; locality 1 − E[distance] / diagonal;
-    sparsity (N − 1/Σp²) / (N − 1); clustering Σ min(p, p′) of neighbouring queries. The map is the attention received,
+    sparsity (N − 1/Σp²) / (N − 1); clustering Σ min(p, p′) of neighboring queries. The map is the attention received,
     resampled to `side` × `side`, with sum 1. Layers of more than `most_positions` are skipped: their attention would
     take gigabytes.
     """
@@ -341,7 +341,7 @@ def geometric_stats(buckets: ArrayLike) -> NDArray[np.float32]:
 
 
 def geometric_spatial(buckets: ArrayLike, side: int = 8) -> NDArray[np.float32]:
-    """Return maps that fall off from the centre, never below 0, with sum 1: `(buckets, side, side)`."""
+    """Return maps that fall off from the center, never below 0, with sum 1: `(buckets, side, side)`."""
     t = np.asarray(buckets, np.float64)
     line = np.linspace(-1.0, 1.0, side)
     distance = np.hypot(line[:, None], line[None, :])

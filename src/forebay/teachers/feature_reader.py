@@ -21,7 +21,7 @@ from forebay.read.views import Plan, View
 from forebay.records import html_table
 from forebay.teachers.protocol import TimeDirection
 from forebay.teachers.recipe import T_BUCKETS
-from forebay.teachers.teacher_samples import Grid, Neighbours
+from forebay.teachers.teacher_samples import Grid, Neighbors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,11 +93,11 @@ class Features:
         """
         return self.interpolated(self.between(indices, t, direction))
 
-    def slices(self, near: Neighbours) -> dict[str, Slices]:
+    def slices(self, near: Neighbors) -> dict[str, Slices]:
         """Return the part of every stored column that is read."""
         return dict.fromkeys(self._stored, Slices(near.low, self._width))
 
-    def around(self, near: Neighbours, read: Columns) -> Between:
+    def around(self, near: Neighbors, read: Columns) -> Between:
         """Return the values that were read around t, with those of columns that are the same for all rows."""
         steps = near.low[:, None] + np.arange(self._width)
         values = {name: np.asarray(read[name]) for name in self._stored}
@@ -111,12 +111,12 @@ class Features:
             values[~between.present] = np.nan
         return {**columns, self._bits: between.present}
 
-    def neighbors(self, rows: Array, t: ArrayLike, direction: TimeDirection | None) -> Neighbours:
+    def neighbors(self, rows: Array, t: ArrayLike, direction: TimeDirection | None) -> Neighbors:
         """Return the lower of the two buckets around t, for every row, and how far t is above it."""
         if not self._runs_backwards(direction):
             return self._located(self._grid, rows, t)
         low, alpha = self._located(self._mirrored, rows, t)
-        return Neighbours(len(self.buckets) - self._width - low, 1 - alpha if self._width > 1 else alpha)
+        return Neighbors(len(self.buckets) - self._width - low, 1 - alpha if self._width > 1 else alpha)
 
     def _runs_backwards(self, direction: TimeDirection | None) -> bool:
         """Return whether the caller's t and the layer's run in opposite directions."""
@@ -134,15 +134,15 @@ class Features:
             )
         return direction is not None and direction != self.time_direction
 
-    def _located(self, grid: Grid, rows: Array, t: ArrayLike) -> Neighbours:
+    def _located(self, grid: Grid, rows: Array, t: ArrayLike) -> Neighbors:
         times = np.asarray(t)
         if rows.ndim != 1:
             raise TypeError(f"rows must be a list of whole numbers (got {rows.dtype} of shape {rows.shape})")
         if times.shape == rows.shape:
-            return grid.neighbours(times)
+            return grid.neighbors(times)
         if times.shape != ():
             raise ValueError(f"t must be one number or one per row: {len(rows)} (got shape {times.shape})")
-        return grid.neighbours(np.broadcast_to(times, rows.shape))
+        return grid.neighbors(np.broadcast_to(times, rows.shape))
 
 
 Times = float | Callable[[Coins], ArrayLike]

@@ -40,7 +40,7 @@ class ImageInput(_Input, frozen=True, kw_only=True):
     """Stored images as floats `(samples, 3, size, size)`.
 
     "letterbox" shrinks a larger image to the square and pads it with `pad_color`, as the image recipe does; "crop"
-    resizes the shorter side and crops the centre, as most preprocessors of CLIP and DINO do. Values are
+    resizes the shorter side and crops the center, as most preprocessors of CLIP and DINO do. Values are
     (x / 255 − mean) / std. `size` 0 is the `image_size` of the model's configuration.
     """
 

@@ -52,7 +52,7 @@ def _sampled(model: str, image_size: int) -> tuple[int, int]:
 
 
 def _packed(model: str, image_size: int) -> tuple[int, int]:
-    """Latents of which four neighbouring cells are one token. The pipeline's own size of images is 1024."""
+    """Latents of which four neighboring cells are one token. The pipeline's own size of images is 1024."""
     return _number(model, "in_channels") // 4, (image_size or 1024) // 8
 
 

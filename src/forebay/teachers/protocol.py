@@ -378,11 +378,11 @@ def _from_hub(name: str, problem: str) -> str:
     """Return the local copy of a hub name. Cached, so that a build does not change its model half way."""
     if not _is_hub_name(name):
         raise ModelUnusable(f"the model '{name}' cannot be used: {problem}")
-    organisation, repository, *path = name.split("/", 2)
+    organization, repository, *path = name.split("/", 2)
     hub: Any = import_module("forebay.hub")  # only a name on the hub needs its library
     try:
         inner = path[0] if path else ""
-        local: str = hub.model_files(f"{organisation}/{repository}", inner, (SUFFIX, INDEX, *_TOKENIZER_FILES))
+        local: str = hub.model_files(f"{organization}/{repository}", inner, (SUFFIX, INDEX, *_TOKENIZER_FILES))
     except (SourceNotFound, StoreUnavailable) as error:
         raise ModelUnusable(
             f"the model '{name}' cannot be used: nothing of that name is on this disk, and {error.message}",

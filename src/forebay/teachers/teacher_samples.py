@@ -168,7 +168,7 @@ BUCKETS: tuple[float, ...] = tuple(round(0.05 + 0.1 * step, 2) for step in range
 _ROUNDING = 1e-6  # a t that arithmetic put this far outside of 0 to 1, or one step of its type, counts as the end
 
 
-class Neighbours(NamedTuple):
+class Neighbors(NamedTuple):
     """The two buckets around each t: t = `(1 - alpha) · bucket[low] + alpha · bucket[low + 1]`."""
 
     low: NDArray[np.int64]
@@ -188,13 +188,13 @@ def check_buckets(buckets: Iterable[float]) -> tuple[float, ...]:
     return grid
 
 
-def neighbours(buckets: ArrayLike, t: ArrayLike) -> Neighbours:
+def neighbors(buckets: ArrayLike, t: ArrayLike) -> Neighbors:
     """Return the buckets around each t, on an even or uneven grid.
 
-    >>> neighbours(BUCKETS, [0.42, 0.0, 1.0, 0.15]).low.tolist()
+    >>> neighbors(BUCKETS, [0.42, 0.0, 1.0, 0.15]).low.tolist()
     [3, 0, 8, 1]
     """
-    return Grid(buckets).neighbours(t)
+    return Grid(buckets).neighbors(t)
 
 
 class Grid:
@@ -204,12 +204,12 @@ class Grid:
         self.buckets = np.asarray(buckets, np.float64)
         self._written: dict[np.dtype[Any], _Written] = {}
 
-    def neighbours(self, t: ArrayLike) -> Neighbours:
+    def neighbors(self, t: ArrayLike) -> Neighbors:
         """Return the buckets around each t. Kept short, as it runs for every small batch."""
         times = np.asarray(t)
         if times.ndim == 0:
-            one = self.neighbours(times[None])
-            return Neighbours(one.low.reshape(()), one.alpha.reshape(()))
+            one = self.neighbors(times[None])
+            return Neighbors(one.low.reshape(()), one.alpha.reshape(()))
         written = self._written.get(times.dtype) or self._write(times.dtype)
         if times.size and (times.min() < -written.rounding or times.max() > 1 + written.rounding):
             raise ValueError(
@@ -225,18 +225,18 @@ class Grid:
         alpha[alpha >= written.near_high[low]] = 1.0
         if not alpha.max(initial=0.0) <= 1:
             raise _not_a_number(alpha)
-        return Neighbours(low, alpha.astype(np.float32))
+        return Neighbors(low, alpha.astype(np.float32))
 
     def mirrored(self) -> "Grid":
         """Return the buckets for time that runs the other way; its bucket i is bucket n - 1 - i of this grid."""
         # Rounded, so that 1 - 0.95 is the 0.05 that a caller writes: a bucket stays exact at its node.
         return Grid(np.round(1 - self.buckets[::-1], 12))
 
-    def _alone(self, times: NDArray[Any]) -> Neighbours:
+    def _alone(self, times: NDArray[Any]) -> Neighbors:
         """Return the only bucket, whatever t is."""
         if np.isnan(times).any():
             raise _not_a_number(times)
-        return Neighbours(np.zeros(times.shape, np.int64), np.zeros(times.shape, np.float32))
+        return Neighbors(np.zeros(times.shape, np.int64), np.zeros(times.shape, np.float32))
 
     def _write(self, dtype: np.dtype[Any]) -> "_Written":
         return self._written.setdefault(dtype, _Written.of(self.buckets, dtype))

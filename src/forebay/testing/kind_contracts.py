@@ -2,7 +2,7 @@
 
 A subclass of `RecipeContract` makes the recipe and a few samples. A subclass of `SourceContract` opens a source over a
 folder, and returns the samples of a content; a compressed or structured kind also says how content is stored. Public
-names that forebay does not call are listed in `helpers`: any other undeclared name may be a misspelt hook.
+names that forebay does not call are listed in `helpers`: any other undeclared name may be a misspelled hook.
 """
 
 import json
@@ -36,7 +36,7 @@ from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, Sourc
 
 
 def check_names(kind: type[Any], of: str, declared: Iterable[type[Any]], helpers: Iterable[str] = ()) -> None:
-    """Fail where a public name of a class is neither a field nor declared: a misspelt method would never be called."""
+    """Fail for public names that are neither fields nor declared: a misspelled method would never be called."""
     known = sorted({name for each in declared for name in (*dir(each), *get_annotations(each))})
     is_struct = issubclass(kind, msgspec.Struct)
     own = msgspec.structs.fields(kind) if is_struct else fields(kind) if is_dataclass(kind) else ()

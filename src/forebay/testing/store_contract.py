@@ -2,7 +2,7 @@
 
 `make_store` gives a fresh store. A store that other processes can open inherits `SharedStoreContract` instead, and
 gives `reopen`, a picklable function that opens it there: the races are then run between real processes as well. Public
-names that forebay does not call are listed in `helpers`: any other that `Store` does not have is taken for a misspelt
+names that forebay does not call are listed in `helpers`: any other that `Store` does not have is taken for a misspelled
 one.
 """
 

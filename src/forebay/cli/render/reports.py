@@ -34,18 +34,18 @@ from forebay.preview.words import command_line, counted, human_bytes, human_time
 
 @draw.register
 def draw_build(report: BuildReport) -> RenderableType:
-    if not (report.made or report.made_elsewhere or report.adopted or report.deaths or report.notes):
+    if not (report.built or report.built_elsewhere or report.adopted or report.deaths or report.notes):
         held = f"{counted(report.chunks, 'chunk')}, {counted(report.rows, 'row')}"
         return title(report.root, f"layer {report.layer}", held, "nothing to do")
-    elsewhere = f", {report.made_elsewhere:,} built by others meanwhile" if report.made_elsewhere else ""
-    present = f"{report.present - report.made_elsewhere:,} already present"
-    built = f"{report.made:,} built, {present}{elsewhere}, {report.chunks:,} requested"
+    elsewhere = f", {report.built_elsewhere:,} built by others meanwhile" if report.built_elsewhere else ""
+    present = f"{report.present - report.built_elsewhere:,} already present"
+    built = f"{report.built:,} built, {present}{elsewhere}, {report.chunks:,} requested"
     parts: list[RenderableType] = [title(report.root, f"layer {report.layer}", f"generation {report.generation}")]
     parts.append(
         facts(
             [
                 ("chunks", built),
-                ("rows", _of_cache(report.made_rows, report.rows)),
+                ("rows", _of_cache(report.built_rows, report.rows)),
                 ("tokens", _token_counts(report)),
                 ("text", _text_figures(report)),
                 ("duplicates", f"{report.statistics['duplicates']:,} left out" if _has(report, "duplicates") else ""),
@@ -81,7 +81,7 @@ def _token_counts(report: BuildReport) -> str:
     if not _has(report, "tokens"):
         return ""
     used = report.figures.get("utilization")
-    tokens = _of_cache(report.made_statistics.get("tokens", 0), report.statistics["tokens"])
+    tokens = _of_cache(report.built_statistics.get("tokens", 0), report.statistics["tokens"])
     parts = [tokens, f"{100 * used:.1f}% of positions used" if isinstance(used, float) else ""]
     parts.append(str(report.figures.get("tokens_stored", "")))
     speed = report.tokens_per_second
@@ -97,9 +97,9 @@ def _failed(report: BuildReport) -> str:
     if not report.failures:
         return ""
     total = f"{report.failures:,} of {counted(report.samples, 'sample')}"
-    if report.made_failures in (0, report.failures):
+    if report.built_failures in (0, report.failures):
         return f"{total}{_because(report.layer_reasons)}"
-    return f"{report.made_failures:,} new{_because(report.reasons)}; {total} in the cache"
+    return f"{report.built_failures:,} new{_because(report.reasons)}; {total} in the cache"
 
 
 def _because(reasons: Mapping[str, int]) -> str:
@@ -269,7 +269,7 @@ def draw_import(report: ImportReport) -> RenderableType:
 
 
 def _import_counts(built: BuildReport) -> str:
-    text = f"{counted(built.made, 'chunk')} built, {built.present:,} already present"
+    text = f"{counted(built.built, 'chunk')} built, {built.present:,} already present"
     return f"{text}; {counted(built.failures, 'row')} absent" if built.failures else text
 
 

@@ -104,7 +104,7 @@ def _layer_facts(layer: LayerStatus, at_work: bool) -> Iterator[tuple[str, str |
         yield "lost", Text(f"{_chunks(layer.lost)} (published, but the file is missing)", style="bold red")
     yield "suspect", Text(_chunks(layer.suspect), style="bold red")
     if layer.unlisted:
-        who = "the builders at work publish them" if at_work else "`build` checks and publishes them"
+        who = "running builders publish them" if at_work else "`build` checks and publishes them"
         yield "unlisted", f"{_chunks(layer.unlisted)} (not published yet: {who})"
     if layer.failures:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in layer.reasons.items())
@@ -128,7 +128,7 @@ def _builders(builders: Collection[BuilderStatus]) -> list[RenderableType]:
 def _builder(one: BuilderStatus) -> tuple[str, str]:
     """
     >>> from forebay.cache.reports import BuilderStatus as B
-    >>> _builder(B(layer="raw", host="node3", pid=7, state="working", made=412, chunks_per_second=0.5,
+    >>> _builder(B(layer="raw", host="node3", pid=7, state="working", built=412, chunks_per_second=0.5,
     ...            eta_seconds=90.0, workers=8, cpu_percent=790.0, memory_bytes=2_000_000_000))
     ('node3, process 7 · raw · working', '412 chunks · 30 chunks/min · CPU 790% · 2.0 GB · ETA 1 min 30 s')
     """
@@ -139,7 +139,7 @@ def _builder(one: BuilderStatus) -> tuple[str, str]:
     head = printable(f"{one.host}, process {one.pid} · {one.layer or one.phase} · {one.state}")
     if one.phase == "planning":
         return head, f"{one.done:,} of {counted(one.total, 'file')}"
-    return head, " · ".join([counted(one.made, "chunk"), rate, *use, *eta])
+    return head, " · ".join([counted(one.built, "chunk"), rate, *use, *eta])
 
 
 def _claim_rows(claims: Iterable[ClaimStatus]) -> Iterator[tuple[str, ...]]:

@@ -108,7 +108,7 @@ function buildSection() {
       if (live.running) { moments.push(live.moment); draw(); }
       fill(builders, live.builders.length
         ? table(['builder', 'layer', 'phase', '#chunks made', '#per second', '#workers', '#CPU', '#memory', 'state'], live.builders.map((/** @type {any} */ one) => [
-          `${one.host}, process ${one.pid}`, one.layer, one.phase, count(one.made), rate(one.chunks_per_second), count(one.workers),
+          `${one.host}, process ${one.pid}`, one.layer, one.phase, count(one.built), rate(one.chunks_per_second), count(one.workers),
           `${Math.round(one.cpu_percent)}%`, bytes(one.memory_bytes), one.state]), 'As of their last heartbeats')
         : h('p', { class: 'soft' }, 'No builder is running.'));
     },

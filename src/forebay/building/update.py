@@ -56,7 +56,7 @@ def append_new_files(cache: CacheWriter, planner: Planner) -> None:
 
 
 def check_unsigned(cache: CacheWriter, planner: Planner) -> None:
-    """With a key, plan the segments again that no tagged generation covers, and compare."""
+    """With a key, compare segments that no signed generation covers with a new plan of them."""
     index, plan = cache.index, cache.index.plan
     if not is_unsigned(index):
         return

@@ -16,7 +16,7 @@ from forebay.store.base import Buffer, Missing, Store, index_corrupt, load_index
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Identities:
-    """16 bytes each, read as two numbers, most significant first; in rising order, none twice."""
+    """Distinct 16-byte identities in ascending order, as two big-endian numbers each."""
 
     high: Array  # uint64
     low: Array  # uint64

@@ -28,7 +28,7 @@ LARGEST = 2**31  # sum of all weights; products of two such numbers fit in 64 bi
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shares:
-    """Sources with weights, as an endless sequence of positions."""
+    """An endless sequence of positions that is shared by sources according to their weights."""
 
     weights: tuple[int, ...]  # in lowest terms
     _left: Numbers  # (nodes,): weight of the left branch

@@ -120,7 +120,7 @@ class TextSource(LocalFiles):
         )
 
     def _other_line_ends(self, separator: str, files: Sequence[SourceFile]) -> tuple[str, ...]:
-        """A note if the first files have the separator with Windows line ends only: it would separate nothing."""
+        """A note if the first files contain the separator only with Windows line ends, so that it never matches."""
         windows = separator.replace("\n", "\r\n")
         if "\r" in separator or windows == separator or is_url(self.root):
             return ()

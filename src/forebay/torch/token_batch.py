@@ -203,7 +203,7 @@ def _check_labels(
 
 
 def label_policy(caches: Sequence[Cache], train_on: Training, loss_mask: str | None) -> TrainOn | None:
-    """Return which tokens of conversations are trained; None where they are all, or a checked `loss_mask` decides."""
+    """Return the tokens of conversations to train on; None for all of them, or if a `loss_mask` decides."""
     if loss_mask is not None:
         _check_loss_mask(caches, train_on, loss_mask)
         return None

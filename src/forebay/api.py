@@ -47,7 +47,7 @@ from forebay.cache.state import Index
 from forebay.cache.status import SHOWN_FAILURES, Depth, cache_status, check_begun, summarize_cache
 from forebay.cache.verify import verify_cache
 from forebay.engine.base import Engine
-from forebay.errors import LibraryMissing, choice_error
+from forebay.errors import ForebayError, LibraryMissing, choice_error
 from forebay.fields import check_flags, checked_number, checked_whole
 from forebay.format.codecs import MAX_BLOCK_BYTES
 from forebay.kinds import WRONG, recipe_class
@@ -143,6 +143,11 @@ def build(
     check_is_recipe(recipe)
     check_range(start_chunk, end_chunk)
     check_flags(replace=replace, copy=copy)
+    if copy and reuse is None:
+        raise ForebayError(
+            "there is no cache to copy chunks from",
+            hint="pass one to reuse (reuse=OLD, --reuse OLD), or leave out copy",
+        )
     if mode not in get_args(Mode):
         raise choice_error("mode", mode, get_args(Mode))
     options = BuildOptions(
@@ -265,6 +270,8 @@ def repair(
     """
     options = BuildOptions(workers=workers, memory_limit=memory_limit, on_progress=on_progress or silent)
     check_flags(allow_network=allow_network)
+    if recipe is not None:
+        check_is_recipe(recipe)
     store, copied = open_store(root), None if copy is None else open_store(copy)
     named = None if source is None else source_like(store, source)
     return repair_cache(store, named, recipe, copied, options, allow_network)
@@ -428,6 +435,9 @@ def copy(
 
     `old_key` is the key of the original if it differs; `sign` allows signing an original without a tag.
     """
+    check_flags(sign=sign)
+    if old_key is not None and not (isinstance(old_key, bytes) and old_key):
+        raise TypeError("old_key must be bytes, and at least one")  # its value stays out of the message
     if isinstance(destination, str | os.PathLike) and os.path.isfile(destination):
         raise NotADirectoryError(errno.ENOTDIR, "it is a file, and a cache is a folder", os.fspath(destination))
     return copy_cache(open_store(root), open_store(destination), on_progress or silent, old_key=old_key, sign=sign)

@@ -82,6 +82,10 @@ OTHERS: dict[str, Callable[[Path], object]] = {
     "failures": lambda root: fb.status(root, failures=-1),
     "max_block_bytes": lambda root: fb.verify(root, max_block_bytes="1MB"),  # type: ignore[arg-type]
     "full": lambda root: fb.verify(root, full="no"),  # type: ignore[arg-type]
+    "min_generation": lambda root: fb.verify(root, min_generation=-1),
+    "cache_id": lambda root: fb.verify(root, cache_id=3),  # type: ignore[arg-type]
+    "digest": lambda root: fb.verify(root, digest=5),  # type: ignore[arg-type]
+    "sign": lambda root: fb.copy(root, root.parent / "copy", sign="no"),  # type: ignore[arg-type]
     "generation": lambda root: fb.summarize(root, generation=-1),
     "bandwidth": lambda root: fb.estimate_remote(root, bandwidth=0),
     "latency": lambda root: fb.estimate_remote(root, latency=-1),
@@ -96,6 +100,25 @@ def test_other_verbs_reject_a_wrong_value(tmp_path: Path, option: str) -> None:
     root = layered_cache(tmp_path)
     with pytest.raises((ValueError, TypeError), match=rf"^{option} must be .* \(got "):
         OTHERS[option](root)
+
+
+def test_copy_rejects_a_key_that_is_not_bytes_without_showing_it(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"^old_key must be bytes, and at least one$"):
+        fb.copy(layered_cache(tmp_path), tmp_path / "copy", old_key="secret")  # type: ignore[arg-type]
+
+
+def test_repair_and_drop_reject_what_is_no_recipe_and_no_name(tmp_path: Path) -> None:
+    root = layered_cache(tmp_path)
+    with pytest.raises(TypeError, match="a recipe is needed"):
+        fb.repair(root, recipe="tokens")  # type: ignore[arg-type]
+    with pytest.raises(RecipeInvalid, match="is not a valid layer name"):
+        fb.drop(root, ["length"])  # type: ignore[arg-type]
+
+
+def test_copy_without_reuse_is_an_error(tmp_path: Path, lines: Path) -> None:
+    with pytest.raises(fb.errors.ForebayError, match="no cache to copy chunks from"):
+        fb.build(tmp_path / "cache", fb.sources.lines(lines), fb.RawRecipe(), copy=True, workers=0)
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_generation_that_its_reader_rejects_is_not_encoded(tmp_path: Path) -> None:

@@ -183,9 +183,17 @@ def test_reuse_with_a_key_lists_chunks_under_that_key(tmp_path, data, monkeypatc
 
 def test_reuse_of_another_recipe_is_rejected(tmp_path, data):
     build(tmp_path / "old", data)
-    with pytest.raises(RecipeMismatch):
+    with pytest.raises(RecipeMismatch, match="leave out --reuse"):
         build(tmp_path / "new", data, fb.RawRecipe(chunk_bytes=200), reuse=tmp_path / "old")
     assert not (tmp_path / "new" / "cache.json").exists()
+
+
+def test_reuse_into_the_cache_itself_or_a_copy_is_rejected(tmp_path, data):
+    build(tmp_path / "old", data)
+    fb.copy(tmp_path / "old", tmp_path / "copy")
+    for root in (tmp_path / "old", tmp_path / "copy"):
+        with pytest.raises(ForebayError, match="itself or a copy of it"):
+            build(root, data, reuse=tmp_path / "old")
 
 
 def test_reuse_of_a_deduplicated_cache_is_rejected(tmp_path, data):

@@ -27,7 +27,7 @@ from forebay.cache.segment import Segment
 from forebay.cache.source_check import SourceCheck
 from forebay.cache.state import Index, numbers
 from forebay.columns import Array
-from forebay.errors import Damaged, ForebayError
+from forebay.errors import Damaged, ForebayError, RecipeMismatch
 from forebay.file_table import FileTable
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
@@ -74,8 +74,15 @@ def _check_reusable(cache: CacheWriter, planner: Planner, layer: str, old: Index
     root, stored = old.store.address, old.recipe(layer)
     if old.published.base != layer or stored is None:
         raise ForebayError(f"'{root}' cannot be reused: its base layer is '{old.base}', not '{layer}'")
+    newest = cache.index.newest
+    if newest is not None and newest.document.cache_id == old.published.document.cache_id:
+        raise ForebayError(
+            f"'{cache.store.address}' is '{root}' itself or a copy of it", hint="choose a new folder for the cache"
+        )
     if not is_same_recipe(stored, planner.recipe):
-        raise recipe_mismatch(root, layer, differing_fields(stored, planner.recipe), True)
+        mismatch = recipe_mismatch(root, layer, differing_fields(stored, planner.recipe), True)
+        hint = f"pass the recipe of '{root}' (see `forebay info {root}`), or leave out --reuse"
+        raise RecipeMismatch(mismatch.message, hint=hint, **mismatch.facts)
     if old.plan.deduplicates:
         raise ForebayError(
             f"'{root}' cannot be reused: its recipe leaves out duplicates, which depend on all samples",

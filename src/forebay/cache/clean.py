@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from forebay.cache.catalog import (
+    check_layer_name,
     generation_numbers,
     load_generation,
     newest_generation,
@@ -230,6 +231,7 @@ def drop_layers(store: Store, layers: Collection[str]) -> DropReport:
 def _check_droppable(index: Index, layers: Collection[str]) -> None:
     root, base = index.store.address, index.published.base
     for layer in layers:
+        check_layer_name(layer)
         if layer not in index.layers:
             raise not_found("layer", layer, root, index.layers)
         if layer == base:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from forebay.cache.catalog import expected, layer_columns, load_generation, open_chunk, published_record
 from forebay.columns import Column
 from forebay.errors import ChunkMissing, NotFound, StateMismatch
+from forebay.fields import checked_whole
 from forebay.format import layout
 from forebay.format.chunk import MAX_HEAD_BYTES, SUM_BYTES, ChunkRecord, chunk_corrupt, chunk_missing
 from forebay.format.chunk_file import ChunkFile
@@ -27,6 +28,11 @@ def load_pinned(
     digest: str | None = None,
 ) -> Generation:
     """Return a generation, by default the newest; raise `StateMismatch` unless it is the one the caller expects."""
+    for name, text in (("cache_id", cache_id), ("digest", digest)):
+        if text is not None and not isinstance(text, str):
+            raise TypeError(f"{name} must be text (got {text!r})")
+    if min_generation is not None:
+        checked_whole("min_generation", min_generation)
     generation = load_generation(store, number)
     if isinstance(store, TieredStore):  # which then need not read `cache.json`
         store.identify(generation.document.cache_id)

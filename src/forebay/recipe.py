@@ -148,12 +148,6 @@ class RecipeHooks:
         """The names that would be fetched from the hub; nothing is contacted to find out."""
         return ()
 
-    def preload(self) -> None:
-        """Load what `make` needs, in a worker or one that others are forked from, while the build is planned.
-
-        So open nothing that processes cannot share, such as a connection. A process with threads is not forked.
-        """
-
     def release(self) -> tuple[str, ...]:
         """Release loaded models when a build ends in this process; return notes for its report."""
         return ()

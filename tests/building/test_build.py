@@ -37,12 +37,10 @@ from tests.helpers.obedient_recipes import (
 
 import forebay as fb
 from forebay.building.chunk_maker import ChunkSamples
-from forebay.engine import InlineEngine
 from forebay.errors import (
     BuildFailed,
     BuildStopped,
     EngineUnusable,
-    IndexCorrupt,
     NotFound,
     SourceChanged,
     TooManyFailures,
@@ -582,21 +580,3 @@ def test_a_sample_that_was_taken_is_not_held_by_what_reads_the_next(duplicates):
         assert watched() is None
     assert next(taken, None) is None
     assert (samples.count, len(samples.failures)) == (3, 1)
-
-
-class ClosingEngine(InlineEngine):
-    closed = 0
-
-    def close(self) -> None:
-        self.closed += 1
-        super().close()
-
-
-def test_an_engine_is_closed_if_the_cache_cannot_be_opened(tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "cache.json").write_text("{")
-    (tmp_path / "a.txt").write_text("one\n")
-    engine = ClosingEngine()
-    with pytest.raises(IndexCorrupt):
-        fb.build(tmp_path / "cache", str(tmp_path / "a.txt"), fb.RawRecipe(), engine=engine)
-    assert engine.closed == 1

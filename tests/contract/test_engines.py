@@ -18,7 +18,7 @@ class TestInlineEngine(EngineContract):
 
 
 class MisspeltEngine(InlineEngine):
-    def preloadd(self, document: object, slots: int) -> None:
+    def resizes(self, slots: int) -> None:
         pass
 
     def usages(self) -> None:
@@ -28,4 +28,4 @@ class MisspeltEngine(InlineEngine):
 def test_a_misspelt_method_fails_the_contract_of_an_engine():
     with pytest.raises(AssertionError) as caught:
         TestInlineEngine().test_every_public_name_is_a_method_of_an_engine(MisspeltEngine())
-    assert "'preloadd' (did you mean 'preload'?), 'usages' (did you mean 'usage'?)" in str(caught.value)
+    assert "'resizes' (did you mean 'resize'?), 'usages' (did you mean 'usage'?)" in str(caught.value)

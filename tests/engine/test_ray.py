@@ -11,7 +11,6 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from contextlib import closing
 
 import pytest
 from tests.helpers.builders import chunk_digests, script_environment
@@ -24,7 +23,7 @@ from forebay.engine.base import Died, TaskDocument
 from forebay.errors import EngineUnusable, LibraryMissing
 from forebay.teachers import Clip, Lune, TeacherRecipe
 from forebay.testing import EngineContract
-from forebay.testing.engine_contract import Squares, wait_for_slots
+from forebay.testing.engine_contract import Squares, stopping, wait_for_slots
 
 ray = pytest.importorskip("ray")  # `make setup` installs it
 Cluster = importlib.import_module("ray.cluster_utils").Cluster
@@ -169,7 +168,7 @@ def test_what_ray_raises_of_a_chunk_is_the_death_of_its_actor(cluster):
     def out_of_memory():
         raise ray.exceptions.OutOfMemoryError("the node is running low on memory")
 
-    with closing(RayEngine()) as engine:
+    with stopping(RayEngine()) as engine:
         engine.start(Squares(), 1)
         (slot,) = wait_for_slots(engine, 1)
         engine._pending[ray.remote(num_cpus=0, max_retries=0)(out_of_memory).remote()] = slot, 7

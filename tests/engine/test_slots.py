@@ -24,9 +24,6 @@ class ManySlots:
     def capacity(self):
         return self.count
 
-    def preload(self, document, slots):
-        pass
-
     def start(self, task, slots):
         self._task = task
 
@@ -57,7 +54,6 @@ class ManySlots:
     def stop(self):
         self._submitted.clear()
 
-    close = stop
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,11 +37,10 @@ from tests.helpers.obedient_recipes import (
 )
 
 import forebay as fb
-from forebay.building.task import preload_document
 from forebay.engine.base import WORKER, ChunkWorker, Died, Done, Failed, TaskDocument
 from forebay.engine.local import LocalEngine
 from forebay.errors import BuildFailed
-from forebay.testing.engine_contract import run_chunks, wait_for_slots
+from forebay.testing.engine_contract import run_chunks, stopping, wait_for_slots
 
 
 @pytest.fixture
@@ -315,7 +313,7 @@ def open_numbered(body: Mapping[str, int]) -> Numbered:
 @pytest.mark.slow
 def test_workers_are_numbered_and_the_number_of_a_dead_one_is_used_again():
     engine = LocalEngine()
-    with closing(engine):
+    with stopping(engine):
         engine.start(Numbered(), 2)
         numbers = []
         for round_ in range(2):
@@ -326,33 +324,6 @@ def test_workers_are_numbered_and_the_number_of_a_dead_one_is_used_again():
             engine.submit(wait_for_slots(engine, 2)[0], 9)
             assert isinstance(run_chunks(engine, [9], submitted=1)[9], Died)
     assert numbers == [[0, 1], [0, 1]]
-
-
-@dataclass(frozen=True)
-class Imported:
-    """A task whose record is what a worker imported before it opened the task."""
-
-    imported: tuple[str, ...] = ()
-
-    def document(self) -> TaskDocument:
-        return TaskDocument(opener="tests.engine.test_workers:open_imported", body={})
-
-    def begin(self, chunk: int) -> Callable[[], list[str]]:
-        return lambda: list(self.imported)
-
-
-def open_imported(body: Mapping[str, int]) -> Imported:
-    return Imported(tuple(sys.modules))
-
-
-def test_preloaded_workers_load_the_recipe_before_they_get_a_task():
-    with closing(LocalEngine()) as engine:
-        engine.preload(preload_document(fb.TokenRecipe()), 1)
-        engine.start(Imported(), 2)
-        for chunk, slot in enumerate(wait_for_slots(engine, 2)):
-            engine.submit(slot, chunk)
-        records = [event.record for event in run_chunks(engine, [0, 1], submitted=2).values()]
-        assert sorted("fastokens" in record for record in records) == [False, True]
 
 
 LIMITS = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS", "OPENBLAS_NUM_THREADS")
@@ -379,7 +350,7 @@ def test_a_worker_has_one_thread_unless_the_user_says_otherwise(monkeypatch, own
         monkeypatch.delenv(name, raising=False)
     if own is not None:
         monkeypatch.setenv("FASTOKENS_BPE_THREADS", own)
-    with closing(LocalEngine()) as engine:
+    with stopping(LocalEngine()) as engine:
         engine.start(Threads(), 1)
         engine.submit(wait_for_slots(engine, 1)[0], 0)
         assert run_chunks(engine, [0], submitted=1)[0].record == found

@@ -1,7 +1,6 @@
 """Build a layer: plan a new cache or bind a recipe, then make missing chunks."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import cast
 
 from forebay.building.chunk_maker import ChunkJob, input_incomplete
@@ -12,14 +11,13 @@ from forebay.building.options import BuildOptions
 from forebay.building.queue import in_order
 from forebay.building.reuse import begin_reusing
 from forebay.building.segments import Planner, check_kind, is_unsigned
-from forebay.building.task import preload_document
 from forebay.building.update import append_new_files, check_unsigned, named_alike
 from forebay.building.writer import CacheWriter
 from forebay.cache.catalog import check_layer_name, read_recipe_document
 from forebay.cache.clean import drop_layers
 from forebay.cache.reports import BuildReport
 from forebay.cache.state import Index, numbers
-from forebay.errors import ForebayError, NotFound, RecipeInvalid
+from forebay.errors import NotFound, RecipeInvalid
 from forebay.fields import checked_whole
 from forebay.recipe import (
     AnyRecipe,
@@ -34,8 +32,6 @@ from forebay.recipe import (
 )
 from forebay.source import Source
 from forebay.store.base import Store, naming_full_disk
-
-LONG_WORK_BYTES = 64 * 1024 * 1024  # of the source: workers start while it is planned
 
 
 def build(
@@ -63,7 +59,7 @@ def build(
         else:
             old = None if reuse is None else Index.take(reuse)
             source = source if old is None else named_alike(source, old.plan)
-            planner = _planner(cache, source, cast(Recipe, recipe), layer, options, bool(start_chunk or end_chunk))
+            planner = _planner(cache, source, cast(Recipe, recipe), layer, bool(start_chunk or end_chunk))
             _plan(cache, planner, layer, mode, start_chunk, old, copy)
             job = cache.base_job(planner, layer)
         planned = numbers(cache.index.state(layer).planned)
@@ -74,21 +70,14 @@ def build(
         return make(cache, job, wanted)
 
 
-def _planner(
-    cache: CacheWriter, source: Source, recipe: Recipe, layer: str, options: BuildOptions, is_part: bool
-) -> Planner:
+def _planner(cache: CacheWriter, source: Source, recipe: Recipe, layer: str, is_part: bool) -> Planner:
     """The source, listed, and the recipe with every choice made."""
-    is_new = cache.index.newest is None
-    if is_new:
+    if cache.index.newest is None:
         cache.check_destination()
         dependencies_of(recipe)  # a missing tokenizer is an error before another builder's plan is waited for
     listing = SourceListing(source, cache.store)
     with cache.clock.during("listing"):
-        is_long = sum(file.size for file in listing.files) >= LONG_WORK_BYTES
-    if is_long and is_new:
-        with suppress(ForebayError):  # a recipe without a document is an error when the work starts
-            slots = 1 if options.memory_limit else cache.options.slots(cache.engine)
-            cache.engine.preload(preload_document(recipe), slots)
+        _ = listing.files
     return cache.planner(listing, recipe, layer, is_part)
 
 

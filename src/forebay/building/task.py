@@ -83,15 +83,6 @@ def _cache_id(store: Store) -> str:
         return ""
 
 
-def preload_document(recipe: AnyRecipe) -> TaskDocument:
-    """Return the document by which a worker loads what a recipe needs, before there is a task."""
-    return TaskDocument(opener="forebay.building.task:preload_recipe", body=recipe_document(recipe))
-
-
-def preload_recipe(body: Mapping[str, Any]) -> None:
-    hooks_of(open_recipe(body)).preload()
-
-
 def recipe_document(recipe: AnyRecipe) -> dict[str, Any]:
     """A recipe by its fields; a struct in a field that is declared as `Any`, such as a teacher, by its class too."""
     types = get_type_hints(type(recipe))

@@ -50,13 +50,10 @@ class CacheWriter:
         self._has_begun = False
 
     def __enter__(self) -> "CacheWriter":
-        with ExitStack() as ending:
-            self.engine = self.options.open_engine()
-            ending.callback(self.engine.close)
-            self.refresh()
-            if self.index.newest is not None and not self.is_repair:
-                check_base_documents(self.store, self.index.newest)
-            self._ending = ending.pop_all()
+        self.engine = self.options.open_engine()
+        self.refresh()
+        if self.index.newest is not None and not self.is_repair:
+            check_base_documents(self.store, self.index.newest)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -176,9 +176,6 @@ class ChatRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fiel
         )
         return msgspec.structs.replace(self, tokenizer=constants, template=constants) if is_sound else self
 
-    def preload(self) -> None:
-        self.token_bytes()
-
     def make(self, samples: Iterable[Sample]) -> Rows:
         parts: list[Conversations] = []
         failed: list[tuple[int, Failure]] = []

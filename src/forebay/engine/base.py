@@ -136,9 +136,6 @@ class Engine(Protocol):
     def capacity(self) -> int:
         """How many slots to use unless the caller says."""
 
-    def preload(self, document: TaskDocument, slots: int) -> None:
-        """Start workers early, while the build is planned; each opens this document. Errors are ignored."""
-
     def start(self, task: Task, slots: int) -> None:
         """Begin a task; raise a `ForebayError` if it has no document or there is no cluster."""
 
@@ -159,9 +156,6 @@ class Engine(Protocol):
 
     def stop(self) -> None:
         """End the task and its workers; unfinished chunks are lost. Stopping twice is a no-op."""
-
-    def close(self) -> None:
-        """Stop, and end workers that were started early and not used."""
 
 
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
@@ -349,9 +343,6 @@ class InlineEngine:
     def capacity(self) -> int:
         return 1
 
-    def preload(self, document: TaskDocument, slots: int) -> None:
-        """No-op: the current process needs no start-up."""
-
     def start(self, task: Task, slots: int) -> None:
         self._task = task
 
@@ -376,6 +367,3 @@ class InlineEngine:
 
     def stop(self) -> None:
         self._task = self._chunk = None
-
-    def close(self) -> None:
-        self.stop()

@@ -50,17 +50,14 @@ class Unopened(msgspec.Struct, frozen=True, tag=True):
 
 
 _MESSAGES = msgspec.msgpack.Decoder(Ready | Computed | Unopened | Done | Failed)
-_NOTHING = b"null"  # there is no document to preload
 
 
 def main(descriptor: int) -> None:
-    """Receive what to preload (perhaps while the task is still being planned), the task, then chunk numbers."""
+    """Receive the task, then chunk numbers."""
     pipe = Connection(descriptor)
     threading.Thread(target=_end_with_builder, args=(descriptor,), daemon=True).start()
     try:
         try:
-            if (early := pipe.recv_bytes()) != _NOTHING:
-                TaskDocument.decode(early).open()
             worker = ChunkWorker(pipe.recv_bytes())
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise
@@ -108,10 +105,9 @@ _BOOT = "import sys; sys.path[:] = {path!r}; from forebay.engine.local import ma
 
 
 class LocalEngine:
-    """Worker processes, each replaced when it dies; `preload` starts some while the build is still being planned."""
+    """Worker processes, each replaced when it dies."""
 
     def __init__(self) -> None:
-        self._ready: list[Worker] = []  # started early, without a task
         self._workers: dict[int, Worker] = {}
         self._task = TaskDocument(opener="", body={})
         self._size = self._next_slot = 0
@@ -120,9 +116,6 @@ class LocalEngine:
 
     def capacity(self) -> int:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-    def preload(self, document: TaskDocument, slots: int) -> None:
-        self._ready += [Worker(document.encode()) for _ in range(slots)]
 
     def start(self, task: Task, slots: int) -> None:
         self._task = task.document()
@@ -170,11 +163,6 @@ class LocalEngine:
             worker.close()
         self._workers.clear()
 
-    def close(self) -> None:
-        self.stop()
-        while self._ready:
-            self._ready.pop().end()
-
     def _retire(self) -> None:
         done = [slot for slot in self.idle() if self._workers[slot].writing is None]
         for slot in done[: max(0, len(self._workers) - self._size)]:
@@ -185,23 +173,17 @@ class LocalEngine:
             return
         while len(self._workers) < self._size:
             number = min(set(range(self._size)) - {one.number for one in self._workers.values()})
-            self._workers[self._next_slot] = self._begun(number)
+            self._workers[self._next_slot] = Worker(self._task, number)
             self._next_slot += 1
-
-    def _begun(self, number: int) -> "Worker":
-        worker = self._ready.pop() if self._ready else Worker(_NOTHING)
-        worker.number = number
-        worker.send(self._task.numbered(number).encode())
-        return worker
 
 
 class Worker:
     """One process and the pipe to it."""
 
-    def __init__(self, preloads: bytes) -> None:
+    def __init__(self, task: TaskDocument, number: int) -> None:
         self.chunk: int | None = None  # being computed
         self.writing: int | None = None
-        self.number = 0  # among the workers of the engine; that of a dead one is used again
+        self.number = number  # among the workers of the engine; that of a dead one is used again
         self._is_ready = False
         self._problem = ""  # why it could not open the task
         self.pipe, far = Pipe()
@@ -213,7 +195,7 @@ class Worker:
                 env={**_ENVIRONMENT, **os.environ},
                 process_group=0,  # the builder handles Ctrl-C
             )
-        self.send(preloads)
+        self.send(task.numbered(number).encode())
 
     def submit(self, chunk: int) -> None:
         self.chunk = chunk
@@ -259,11 +241,6 @@ class Worker:
         """Close the pipe, which ends an idle worker."""
         self.pipe.close()
         self.process.wait()
-
-    def end(self) -> None:
-        """Kill the process, even mid-chunk."""
-        self.process.kill()
-        self.close()
 
     def send(self, message: bytes) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `poll` will report its death

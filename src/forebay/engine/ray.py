@@ -54,8 +54,6 @@ class RayEngine:
             )
         return slots
 
-    def preload(self, document: base.TaskDocument, slots: int) -> None: ...  # actors are started with their task
-
     def start(self, task: base.Task, slots: int) -> None:
         self._connect()
         self._document = task.document().encode()
@@ -97,8 +95,6 @@ class RayEngine:
     def stop(self) -> None:
         self._pending.clear()  # what is under way is lost
         self.resize(0)
-
-    close = stop
 
     def _connect(self) -> None:
         if ray.is_initialized():

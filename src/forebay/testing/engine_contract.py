@@ -5,10 +5,10 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -17,6 +17,7 @@ from forebay.errors import RecipeInvalid
 from forebay.source import files_changed
 from forebay.testing.kind_contracts import check_names
 
+AnyEngine = TypeVar("AnyEngine", bound=Engine)
 PATIENCE = 120.0  # seconds until a chunk counts as forgotten
 RAISED: dict[int, Exception] = {
     101: OSError(errno.EIO, "the disk says no"),
@@ -92,6 +93,15 @@ def wait_for_slots(engine: Engine, slots: int) -> list[int]:
     return engine.idle()
 
 
+@contextmanager
+def stopping(engine: AnyEngine) -> Iterator[AnyEngine]:
+    """Stop an engine at the end."""
+    try:
+        yield engine
+    finally:
+        engine.stop()
+
+
 class EngineContract:
     helpers: tuple[str, ...] = ()  # public names of the engine that forebay does not call
 
@@ -100,7 +110,7 @@ class EngineContract:
 
     @pytest.fixture
     def engine(self) -> Iterator[Engine]:
-        with closing(self.make_engine()) as engine:
+        with stopping(self.make_engine()) as engine:
             yield engine
 
     def test_every_public_name_is_a_method_of_an_engine(self, engine: Engine) -> None:
@@ -174,14 +184,6 @@ class EngineContract:
         assert not any(_is_running(pid) for pid in others)
         with _started(engine, 1):  # another task
             assert isinstance(run_chunks(engine, [2])[2], Done)
-
-    def test_what_was_preloaded_is_used_or_ended_when_it_is_closed(self) -> None:
-        engine = self.make_engine()
-        engine.preload(Squares().document(), 2)
-        with _started(engine, 1):
-            assert isinstance(run_chunks(engine, [4])[4], Done)
-        engine.close()
-        engine.close()
 
 
 def _wait_for_workers(engine: Engine, slots: int) -> None:

@@ -13,7 +13,7 @@ from forebay.errors import RecipeInvalid, SourceInvalid
 from forebay.fields import Size
 from forebay.recipe import Rows
 from forebay.source import Sample, Source, SourceFile
-from forebay.tokens.encoders import EncoderName, choose_encoder, is_installed, open_encoder
+from forebay.tokens.encoders import choose_encoder, open_encoder
 from forebay.tokens.packing import Documents, Frame, LongDocuments, Packed, cut_long, encode_documents, pack_rows
 from forebay.tokens.piecewise import MAX_UNCUT_BYTES, PiecewiseEncoder
 from forebay.tokens.recipe_base import ChunkRows, SequenceLength, TokenizedRecipe
@@ -173,11 +173,6 @@ class TokenRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fie
         own = vocabulary_in(constants)
         is_sound = own is not None and own.sha256 == dependencies.get(TOKENIZER_FILE)
         return msgspec.structs.replace(self, tokenizer=constants) if is_sound else self
-
-    def preload(self) -> None:
-        """Load the encoder that will most likely be used."""
-        likely: EncoderName = "fastokens" if is_installed("fastokens") else "tokenizers"
-        open_encoder(likely if self.encoder == "auto" else self.encoder, self.vocabulary())
 
     def make(self, samples: Iterable[Sample]) -> Rows:
         vocabulary = self.vocabulary()

@@ -8,8 +8,7 @@ from tests.helpers.token_caches import numbers_of, token_cache
 from tests.store.far_stores import FarFolder
 
 import forebay as fb
-from forebay.errors import NotFound
-from forebay.order.window import Window, lanes_of
+from forebay.order.window import Window
 from forebay.store import LocalStore
 from forebay.store.tiered import TieredStore
 from forebay.torch import Loader, Ranks
@@ -69,22 +68,14 @@ def test_a_node_whose_ranks_divide_the_lanes_needs_its_part(root: Path) -> None:
     assert found.first_batch_chunks <= 8
 
 
-def test_warm_lanes_are_those_of_a_rank(root: Path, tmp_path: Path) -> None:
+def test_a_tier_that_was_warmed_for_a_node_needs_no_download(root: Path, tmp_path: Path) -> None:
     seen: list[fb.Progress] = []
-    fill = fb.warm_cache(
-        FarFolder(root), tmp_path / "tier", lanes=lanes_of(1, 4, 8), window=WINDOW, on_progress=seen.append
-    )
-    assert fill.fetched_chunks == fill.chunks == estimate_chunks(root, 1)
+    share = {"node": 1, "nodes": 2, "ranks_per_node": 2, "window": WINDOW}
+    fill = fb.warm_cache(FarFolder(root), tmp_path / "tier", on_progress=seen.append, **share)
+    assert fill.fetched_chunks == fill.chunks < 60
     assert [moment.done for moment in seen] == [*range(1, fill.chunks + 1)]
     assert seen[-1].read_bytes == fill.fetched_bytes
     assert fill.refused_chunks == 0
-    assert fetched_in(tiered(root, tmp_path / "tier"), 0, range(1, 2), 4) == 0
-    assert fetched_in(tiered(root, tmp_path / "tier"), 0, range(2), 4) > 0
-
-
-def test_a_tier_that_was_warmed_for_a_node_needs_no_download(root: Path, tmp_path: Path) -> None:
-    fill = fb.warm_cache(FarFolder(root), tmp_path / "tier", node=1, nodes=2, ranks_per_node=2, window=WINDOW)
-    assert fill.fetched_chunks == fill.chunks < 60
     assert fetched_in(tiered(root, tmp_path / "tier"), 0, range(2, 4), 4) == 0
     assert fetched_in(tiered(root, tmp_path / "tier"), 0, range(2), 4) > 0
 
@@ -94,7 +85,6 @@ def test_a_tier_that_was_warmed_for_a_node_needs_no_download(root: Path, tmp_pat
     [
         ({"node": 2, "nodes": 2}, "node must be from 0 to 1"),
         ({"nodes": 2}, r"nodes=2 needs node=, from 0 to 1; leave out both to fetch all chunks"),
-        ({"node": 0, "lanes": [0]}, "pass lanes or node, not both"),
     ],
 )
 def test_warm_cache_rejects_a_node_that_does_not_exist(root: Path, tmp_path: Path, share: Any, problem: str) -> None:
@@ -102,17 +92,10 @@ def test_warm_cache_rejects_a_node_that_does_not_exist(root: Path, tmp_path: Pat
         fb.warm_cache(root, tmp_path / "tier", **share)
 
 
-def estimate_chunks(root: Path, rank: int) -> int:
-    loader = Loader(fb.open_cache(root), global_batch_size=4, ranks=Ranks(rank, 4), shuffle=WINDOW)
-    return len({row // 10 for batch in numbers_of(loader) for row in batch})
-
-
 def test_warming_fetches_nothing_that_the_tier_does_not_admit(root: Path, tmp_path: Path) -> None:
     fill = fb.warm_cache(FarFolder(root), tmp_path / "tier", tier_bytes=20_000)
     assert fill.fetched_bytes <= 20_000
     assert fill.refused_chunks == fill.chunks - fill.fetched_chunks > 0
-    with pytest.raises(NotFound, match="in 8 lanes"):
-        fb.warm_cache(FarFolder(root), tmp_path / "tier", lanes=[8], window=WINDOW)
 
 
 @pytest.mark.parametrize("count", ["nodes", "ranks_per_node", "batch_size"])

@@ -20,7 +20,7 @@ from forebay.cache.reports import (
     TierFill,
     TierShare,
 )
-from forebay.errors import NotFound, TierUnusable
+from forebay.errors import TierUnusable
 from forebay.feeding.choose_order import choose_ordering
 from forebay.feeding.fetch import THREADS, chunks_needed
 from forebay.feeding.stream import CacheStream, Ranks
@@ -69,6 +69,7 @@ def _estimate(job: "_Job", tier_bytes: int | None, bandwidth: float, latency: fl
     node_bytes, first_bytes = int(sizes[chunks].sum()), int(sizes[first].sum())
     passing = job.not_admitted(node, chunks, tier_bytes)
     later_bytes = int(sizes[passing].sum())
+    mixed_chunks = 2 * job.window.chunks * -(-job.window.lanes // job.nodes)  # that the lanes of a node mix at a time
     return RemoteEstimate(
         root=job.cache.root,
         generation=job.cache.generation.number,
@@ -79,7 +80,7 @@ def _estimate(job: "_Job", tier_bytes: int | None, bandwidth: float, latency: fl
         lanes=job.window.lanes,
         node_chunks=len(chunks),
         node_bytes=node_bytes,
-        mixed_bytes=min(node_bytes, job.mixed_chunks * int(sizes.max(initial=0))),
+        mixed_bytes=min(node_bytes, mixed_chunks * int(sizes.max(initial=0))),
         tier_bytes=tier_bytes,
         first_epoch_bytes=node_bytes,
         first_epoch_requests=job.requests(chunks),
@@ -119,17 +120,10 @@ class _Job:
     def world_size(self) -> int:
         return self.nodes * self.ranks
 
-    @property
-    def mixed_chunks(self) -> int:
-        """How many chunks the lanes of a node mix at a time."""
-        return 2 * self.window.chunks * -(-self.window.lanes // self.nodes)
-
-    def chunks_of_lanes(self, lanes: Sequence[int]) -> Numbers:
-        return WindowOrder(np.diff(self.cache.chunk_starts), self.stream.seed, self.window).chunks_of(lanes)
-
     def chunks_of(self, node: int) -> Numbers:
-        lanes = (lanes_of(rank, self.world_size, self.window.lanes) for rank in self._ranks_of(node))
-        return self.chunks_of_lanes(sorted({lane for each in lanes for lane in each}))
+        lanes = {lane for rank in self._ranks_of(node) for lane in lanes_of(rank, self.world_size, self.window.lanes)}
+        order = WindowOrder(np.diff(self.cache.chunk_starts), self.stream.seed, self.window)
+        return order.chunks_of(sorted(lanes))
 
     def first_batch(self, node: int, batch_size: int) -> Numbers:
         positions = np.arange(min(len(self.cache), batch_size))
@@ -167,7 +161,6 @@ def warm_cache(
     tier: str | os.PathLike[str],
     *,
     tier_bytes: int | str | None = None,
-    lanes: Sequence[int] | None = None,
     node: int | None = None,
     nodes: int = 1,
     ranks_per_node: int = 1,
@@ -176,23 +169,17 @@ def warm_cache(
     layers: Sequence[str] | None = None,
     on_progress: OnProgress | None = None,
 ) -> TierFill:
-    """Fetch the chunks of a remote cache into a tier before training: all, or those of some window-shuffle lanes.
+    """Fetch the chunks of a remote cache into a tier before training: all, or those that one node needs.
 
     `node=1, nodes=4` fetches what the second of four nodes needs: `forebay estimate remote CACHE` shows how much.
     """
     if node is None and nodes > 1:
         raise ValueError(f"nodes={nodes} needs node=, from 0 to {nodes - 1}; leave out both to fetch all chunks")
-    if node is not None and lanes is not None:
-        raise ValueError("pass lanes or node, not both")
     if node is not None and not 0 <= node < nodes:
         raise ValueError(f"node must be from 0 to {nodes - 1} (got {node}); pass nodes=, the number of them")
     cache = open_cache(root, layers=layers, tier=tier, tier_bytes=tier_bytes)
     job = _Job.of(cache, nodes, ranks_per_node, seed, window)
-    if wrong := [lane for lane in lanes or () if not 0 <= lane < job.window.lanes]:
-        raise NotFound(f"'{cache.root}' is shuffled in {job.window.lanes} lanes, numbered from 0 (got lane {wrong[0]})")
-    if node is not None:
-        return _fill(job, job.chunks_of(node), on_progress)
-    return _fill(job, np.arange(len(job.sizes)) if lanes is None else job.chunks_of_lanes(lanes), on_progress)
+    return _fill(job, np.arange(len(job.sizes)) if node is None else job.chunks_of(node), on_progress)
 
 
 def _fill(job: _Job, chunks: Numbers, on_progress: OnProgress | None) -> TierFill:

@@ -8,11 +8,15 @@ import time
 import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.helpers.token_caches import token_cache
 
+import forebay as fb
 from forebay.read.maps import MapBudget, Maps
+from forebay.store.base import Expected
 
 
 class File:
@@ -62,29 +66,35 @@ def test_threads_that_want_the_same_map_open_it_once() -> None:
     assert len(found) == 1
 
 
-def test_a_forked_child_opens_what_a_thread_of_its_parent_was_opening() -> None:
-    begun, over = threading.Event(), threading.Event()
-    parent = os.getpid()
+class Stuck(fb.LocalStore):
+    """Opens chunks only in other processes than the one that made it."""
 
-    def stuck(_: int) -> File:
-        if os.getpid() == parent:
-            begun.set()
-            over.wait()
-        return File()
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.maker, self.begun, self.over = os.getpid(), threading.Event(), threading.Event()
 
-    maps = Maps(100, stuck)  # type: ignore[arg-type]
+    def view(self, key: str, *, expect: Expected | None = None) -> memoryview:
+        if key.startswith("layers/") and key.endswith("000000.safetensors") and os.getpid() == self.maker:
+            self.begun.set()
+            self.over.wait()
+        return super().view(key, expect=expect)
+
+
+def test_a_forked_child_opens_what_a_thread_of_its_parent_was_opening(tmp_path: Path) -> None:
+    store = Stuck(token_cache(tmp_path, 9))
+    cache = fb.open_cache(store)
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(maps.get, 7)
-        begun.wait()
+        reading = pool.submit(cache.read, [0], ["tokens"])
+        store.begun.wait()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of a fork with threads
             child = os.fork()
         if not child:
-            signal.alarm(60)  # ends the child by a signal if it waits for ever
-            maps.get(7)
-            os._exit(0)
-        over.set()
+            signal.alarm(60)  # ends a child that waits for the thread
+            os._exit(int(cache.read([0], ["tokens"])["tokens"][0, 0]))
+        store.over.set()
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert reading.result()["tokens"][0, 0] == 0
 
 
 def test_the_least_recently_touched_is_closed() -> None:

@@ -20,22 +20,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forebay import kernels
-from forebay.cache.catalog import (
-    column_homes,
-    layers_share_column,
-    presence_name,
-    read_column,
-    shared_column,
-)
+from forebay.cache.catalog import column_homes, layers_share_column, presence_name, read_column, shared_column
 from forebay.columns import Array, Column, Ragged, join
-from forebay.errors import (
-    ChunkCorrupt,
-    not_found,
-)
+from forebay.errors import ChunkCorrupt, not_found
 from forebay.format import layout
-from forebay.format.chunk import (
-    MAX_COUNT,
-)
+from forebay.format.chunk import MAX_COUNT
 from forebay.format.generation import Generation
 from forebay.format.tensors import unseal
 from forebay.read.blocks import BlockStatistics
@@ -50,7 +39,7 @@ from forebay.store.base import BadCopy, Fetching, Missing, Store, index_corrupt,
 
 Result = TypeVar("Result")
 Numbers = NDArray[np.int64]
-_PIECE_ROWS = 4096
+_PIECE_ROWS = 1024  # located at once: files that are closed meanwhile stay mapped until the copy ends
 _USUAL_RATIO = 3  # of compression, for an estimate
 _open_caches: "weakref.WeakSet[Cache]" = weakref.WeakSet()
 
@@ -69,13 +58,11 @@ class Cache:
     ) -> None:
         self.store = store
         self.generation = generation
-        self.pinned_explicitly = (
-            pinned_explicitly  # by its number: not "the newest", which another process may see newer
-        )
+        self.pinned_explicitly = pinned_explicitly  # by number; another process may see another newest generation
         self.layers = layers
         self._options = options
         self._chunks = common_chunks(generation, layers)
-        self._base = generation.base  # parsed once: every read asks for it
+        self._base = generation.base  # parsed once: every read uses it
         base = generation.table(self._base)
         rows = base.rows[np.searchsorted(base.chunks, self._chunks)]
         if len(rows) and not 0 <= rows.min() <= rows.max() <= MAX_COUNT:
@@ -232,12 +219,13 @@ class Cache:
         A negative number is an `IndexError`, because it is usually a mistake in computed numbers. `slices` reads only a
         part of each row of a column, such as the two timesteps around t.
         """
-        numbers, wanted, step = _whole_numbers(rows), self._wanted(columns), self._step
+        numbers, wanted = _whole_numbers(rows), self._wanted(columns)
         self._check_slices(slices, len(numbers))
         pieces: list[dict[str, Array | Ragged]] = []
-        for at in range(0, max(1, len(numbers)), step):  # at most an eighth of the maps: none is closed while in use
-            locations = self._locate(numbers[at : at + step])
-            parts = {name: Slices(part.starts[at : at + step], part.length) for name, part in slices.items()}
+        for at in range(0, max(1, len(numbers)), _PIECE_ROWS):
+            some = slice(at, at + _PIECE_ROWS)
+            locations = self._locate(numbers[some])
+            parts = {name: Slices(part.starts[some], part.length) for name, part in slices.items()}
             piece: dict[str, Array | Ragged] = {}
             while len(piece) < len(wanted):
                 try:
@@ -255,15 +243,15 @@ class Cache:
 
         Rows of a ragged column are not copied: they are views of mapped files or of decoded blocks.
         """
-        numbers, reader, step = _whole_numbers(rows), self._readers.reader(column), self._step
+        numbers, reader = _whole_numbers(rows), self._readers.reader(column)
         self._locate(numbers)  # rows are checked before the first is read
-        return self._views(numbers, reader, step)
+        return self._views(numbers, reader)
 
-    def _views(self, numbers: NDArray[np.int64], reader: ColumnReader, step: int) -> Iterator[Array]:
+    def _views(self, numbers: NDArray[np.int64], reader: ColumnReader) -> Iterator[Array]:
         done = 0
         while done < len(numbers):
             try:
-                for view in reader.views(self._locate(numbers[done : done + step])):
+                for view in reader.views(self._locate(numbers[done : done + _PIECE_ROWS])):
                     yield view
                     done += 1
             except ChunkCorrupt as error:
@@ -345,7 +333,7 @@ class Cache:
     def _drop_copy(self, error: ChunkCorrupt) -> None:
         """Make the store drop its copy of a bad chunk; raise where there is none, or this thread dropped it before."""
         layer, chunk = error.facts["layer"], error.facts["chunk"]
-        name = (layer, chunk, threading.get_ident())  # another thread may have met the same copy
+        name = (layer, chunk, threading.get_ident())  # another thread may have read the same copy
         is_copy = self.is_remote and "problem" in error.facts and not isinstance(error.__cause__, BadCopy)
         if not is_copy or name in self._dropped:
             raise error
@@ -356,11 +344,6 @@ class Cache:
 
     def _layers_of(self, columns: Sequence[str]) -> list[str]:
         return list(dict.fromkeys(self._find(name)[0] for name in columns))
-
-    @property
-    def _step(self) -> int:
-        """Rows that are located at once: at most an eighth of the maps, so that none is closed while in use."""
-        return min(_PIECE_ROWS, max(1, self._readers.map_limit // 8))
 
     def _number(self, row: SupportsIndex) -> int:
         """A row's number; negative ones count from the end."""
@@ -451,14 +434,11 @@ class Cache:
         return read_column(self.store, file, column.name, self._options.max_block_bytes)
 
 
-_ROW_NUMBER = np.dtype(np.int64)
-
-
 def _whole_numbers(rows: ArrayLike) -> NDArray[np.int64]:
     numbers = np.asarray(rows)
     if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
         raise TypeError(f"rows must be a list of integers (got {numbers.dtype} of shape {numbers.shape})")
-    return numbers if numbers.dtype == _ROW_NUMBER else numbers.astype(np.int64)
+    return numbers.astype(np.int64, copy=False)
 
 
 def _reopen(store: Store, generation: int, layers: tuple[str, ...], options: Options, digest: str = "") -> Cache:
@@ -476,5 +456,4 @@ def _after_fork() -> None:
         cache._forget()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_after_fork)

@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.columns import Array
-from forebay.errors import ChunkCorrupt
 from forebay.format.chunk_file import ChunkFile
 
 PASSING_BYTES = 4 << 30  # of chunks that are in no file: they passed through a full tier, or have none
@@ -41,11 +40,6 @@ class MapBudget:
         """Start with no layers, in a forked process: another thread of the parent may have held the lock."""
         self._lock = threading.Lock()
         self._layers: weakref.WeakSet[Maps] = weakref.WeakSet()
-
-    def forked(self) -> None:
-        for maps in list(self._layers):
-            maps.forget_threads()
-        self.forget()
 
     def add(self, maps: "Maps") -> None:
         with self._lock:
@@ -85,7 +79,7 @@ class _Opening(threading.local):
         self.spans: deque[tuple[float, float]] = deque(maxlen=_MAX_SPANS)
 
 
-_MAX_SPANS = 4096  # of threads that nobody asks
+_MAX_SPANS = 4096  # of threads whose spans are never taken
 _opening = _Opening()
 
 
@@ -156,16 +150,15 @@ class Maps:
                 flight = self._flights.setdefault(position, threading.Lock())
             with flight:  # another thread may have opened it meanwhile
                 try:
-                    return self._files.get(position) or self.put(position, self._open(position))
+                    return self._files.get(position) or self._keep(position, self._open(position))
                 finally:
                     self._flights.pop(position, None)
 
-    def put(self, position: int, opened: ChunkFile) -> ChunkFile:
-        """Keep an open file, and return the one that stays open: another thread may have been faster."""
+    def _keep(self, position: int, opened: ChunkFile) -> ChunkFile:
         with self._lock:
             self._clock += 1
             self._touched[position] = self._clock
-            file = self._files.setdefault(position, opened)
+            file = self._files.setdefault(position, opened)  # a map that was closed meanwhile may be open again
             is_full = len(self._files) > self.limit
             if self._is_passing is not None and self._is_passing(position):
                 self._passing[position] = len(file.view)
@@ -173,11 +166,6 @@ class Maps:
         if is_full:
             self._budget.share()
         return file
-
-    def forget_threads(self) -> None:
-        """Free the locks that threads of the parent of a forked process may have held."""
-        self._lock = threading.Lock()
-        self._flights = {}
 
     def while_open(self, position: int, file: ChunkFile, call: Callable[[], None]) -> None:
         """Call `call` unless another thread has closed the file; what it records is undone by `on_close`."""
@@ -246,8 +234,7 @@ class Maps:
             self._closed.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=PROCESS_BUDGET.forked)
+os.register_at_fork(after_in_child=PROCESS_BUDGET.forget)  # caches forget their maps themselves
 
 
 class RowLocations(NamedTuple):
@@ -258,9 +245,6 @@ class RowLocations(NamedTuple):
 
     def at(self, some: slice | NDArray[np.int64]) -> "RowLocations":
         return RowLocations(self.positions[some], self.rows[some])
-
-
-Outside = Callable[[int], ChunkCorrupt]  # the error for a chunk position whose row is out of bounds
 
 
 class TensorTable:

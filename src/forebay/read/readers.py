@@ -67,15 +67,6 @@ class ColumnReaders:
             self._maps.setdefault(layer, maps)
         return self._maps[layer]
 
-    @property
-    def map_limit(self) -> int:
-        """The smallest map limit of a layer; other open caches may leave less than `max_maps`."""
-        count, least = len(self._rows), None
-        for maps in self._maps.values():  # every read comes here: `min` of a generator takes longer
-            if maps.limit < count and (least is None or maps.limit < least):
-                least = maps.limit
-        return self._options.max_maps if least is None else least
-
     def close_changed(self) -> None:
         """Close the maps of files that were cut short or removed."""
         for layer, maps in list(self._maps.items()):

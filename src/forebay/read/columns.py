@@ -86,7 +86,7 @@ class FixedReader:
         return out
 
     def views(self, locations: RowLocations) -> Iterator[Array]:
-        yield from self.read(locations)
+        return iter(self.read(locations))
 
     def _addresses(self, locations: RowLocations, starts: Numbers | None, item: int) -> Numbers:
         """Where items are, after mapping their chunks and checking their blocks."""
@@ -150,22 +150,23 @@ class CompressedReader:
         self._edges = _edges_reader(column, maps, checks) if column.has_offsets else None
 
     def read(self, locations: RowLocations, part: Slices | None = None) -> Array | Ragged:
-        """Copy rows block by block where their blocks take more than half of the block cache, else all at once."""
+        """Copy the rows of some blocks at a time: of as many as take half of the block cache."""
         _check_fixed(self._column, part)
         self._checks.ensure(locations)
-        numbers, which = _by_last_use(self._checks.numbers(locations))
+        numbers, which = np.unique(self._checks.numbers(locations), return_inverse=True)
         pieces: list[tuple[Numbers, Array | Ragged]] = []
         held, held_bytes, first = list[DecodedBlock](), 0, 0
         for at, number in enumerate(numbers.tolist()):
             held.append(self._blocks.get(self._number, number, self._decode))
             held_bytes += held[-1].nbytes
-            if held_bytes > self._blocks.limit // 2 or at + 1 == len(numbers):
+            if held_bytes > self._blocks.limit // 2 and at + 1 < len(numbers):
                 rows = np.flatnonzero((which >= first) & (which <= at))
                 pieces.append((rows, self._copied(locations.at(rows), which[rows] - first, held)))
                 held, held_bytes, first = [], 0, at + 1
-        values = self._copied(locations, which, held) if not pieces else pieces[0][1]
-        if len(pieces) > 1:
-            values = merged_rows(pieces, len(which), values)
+        rows = np.flatnonzero(which >= first)
+        values = self._copied(locations.at(rows), which[rows] - first, held)
+        if pieces:
+            values = merged_rows([*pieces, (rows, values)], len(which), values)
         return values if part is None else _sliced(values, part)
 
     def views(self, locations: RowLocations) -> Iterator[Array]:
@@ -208,19 +209,6 @@ class CompressedReader:
     def _first_value(self, file: ChunkFile, block: int) -> int:
         row = block * self._checks.block_rows
         return row if self._edges is None else int(file.offsets(self._column.name)[row])
-
-
-def _by_last_use(numbers: Numbers) -> tuple[Numbers, Numbers]:
-    """Return distinct numbers, those needed last at the end, which an LRU cache keeps longest; and where each is.
-
-    >>> [numbers.tolist() for numbers in _by_last_use(np.array([7, 3, 7, 5]))]
-    [[3, 7, 5], [1, 0, 1, 2]]
-    """
-    distinct, after, which = np.unique(numbers[::-1], return_index=True, return_inverse=True)
-    order = np.argsort(-after)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    return distinct[order], rank[which[::-1]]
 
 
 def _gathered(column: Column, bases: Numbers, starts: Numbers, stops: Numbers) -> Ragged:
@@ -293,8 +281,7 @@ class DictionaryReader:
         return expanded
 
     def views(self, locations: RowLocations) -> Iterator[Array]:
-        read = self.read(locations)
-        yield from (read[row] for row in range(len(read)))
+        return iter(self.read(locations))
 
     def _holders(self, locations: RowLocations) -> RowLocations:
         rows = np.asarray(self._index.read(locations)).astype(np.int64)

@@ -37,7 +37,7 @@ class Origin:
         return tuple(dict.fromkeys(part.file.path for part in self.parts))
 
     def __repr__(self) -> str:
-        """The ranges of files, without what tells whether a file changed: times, inodes, digests."""
+        """The ranges of files, without their times, inodes and digests."""
         ranges = ", ".join(f"{part.file.path}[{part.start}:{part.stop}]" for part in self.parts)
         return f"Origin(chunk={self.chunk}, row={self.row}, sample={self.sample!r}, parts=({ranges}))"
 

@@ -36,23 +36,11 @@ def load_pinned(
     generation = load_generation(store, number)
     if isinstance(store, TieredStore):  # which then need not read `cache.json`
         store.identify(generation.document.cache_id)
-    _check_pins(store, generation, cache_id, min_generation, digest)
-    return generation
-
-
-def _check_pins(
-    store: Store,
-    generation: Generation,
-    cache_id: str | None,
-    min_generation: int | None,
-    digest: str | None,
-) -> None:
-    own_id, number = generation.document.cache_id, generation.number
-    problem = ""
+    own_id, problem = generation.document.cache_id, ""
     if cache_id is not None and own_id != cache_id:
         problem = f"its cache_id is {own_id}, expected {cache_id}"
-    elif min_generation is not None and number < min_generation:
-        problem = f"its generation is {number}, expected at least {min_generation}"
+    elif min_generation is not None and generation.number < min_generation:
+        problem = f"its generation is {generation.number}, expected at least {min_generation}"
     elif digest is not None and generation.digest != digest.lower():
         problem = f"its digest is {generation.digest}, expected {digest}"
     if problem:
@@ -60,6 +48,7 @@ def _check_pins(
             f"the cache at '{store.address}' is not the pinned one: {problem}",
             hint=f"restore the expected cache, or change the pin (see `forebay info {store.address}`)",
         )
+    return generation
 
 
 def common_chunks(generation: Generation, layers: Sequence[str]) -> Numbers:

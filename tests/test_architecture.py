@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sources": WORDS | {"exports", "kernels", "hub", "store"},  # of store, the objects of a bucket
     "raw": WORDS,
     "tokens": WORDS | {"kernels", "hub", "format"},  # reads its constants as tensors
-    "masks": {"kernels", "errors"},
+    "masks": {"exports", "kernels", "errors"},
     "order": {"kernels", "errors", "columns"},  # functions of numbers
     "images": WORDS | {"masks"},
     "chat": INDEX

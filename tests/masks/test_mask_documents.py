@@ -76,6 +76,19 @@ def test_no_label_is_padding_or_of_another_document(case: RowCase):
         assert (labels != -100).sum() == sum(max(0, n - 1) for n in case.seq_lens.ravel())
 
 
+@given(case=row_cases(longest=12, most_rows=5))
+@pytest.mark.parametrize("style", ["shifted", "unshifted"])
+def test_filling_arrays_gives_what_deriving_new_ones_gives(case: RowCase, style):
+    shape = (len(case.seq_lens), case.sequence_length)
+    tokens = np.arange(shape[0] * shape[1], dtype=np.uint16).reshape(shape)
+    labels, positions, ids = np.full(shape, 77, np.int64), np.empty(shape, np.int64), np.empty(shape, np.int32)
+    documents.fill_packed(tokens, case.seq_lens, style, labels=labels, positions=positions)
+    documents.fill_document_ids(ids, masks.whole_lengths(*case))
+    assert np.array_equal(labels, masks.labels(tokens, case.seq_lens, style))
+    assert np.array_equal(positions, masks.positions(*case))
+    assert np.array_equal(ids, masks.document_ids(*case))
+
+
 @given(row_cases())
 def test_cu_seqlens_are_the_boundaries_of_the_flat_batch(case: RowCase):
     flat = (masks.document_ids(*case) + 1000 * np.arange(len(case.seq_lens))[:, None]).ravel()

@@ -8,64 +8,32 @@ rectangle    rectangle → pixel mask, token mask, boxes, latent weights
 `forebay.preview.draw` draws them.
 """
 
-from forebay.masks.documents import (
-    cu_seqlens,
-    doc_start,
-    doc_stop,
-    document_ids,
-    label_mask,
-    labels,
-    padding_mask,
-    positions,
-    whole_lengths,
-)
-from forebay.masks.rectangle import (
-    flip_rectangles,
-    latent_weights,
-    pixel_mask,
-    resize_rectangles,
-    token_ignore_mask,
-    token_padding,
-)
-from forebay.masks.spans import (
-    Spans,
-    causal_spans,
-    dense_mask,
-    document_spans,
-    key_block_lists,
-    prefix_spans,
-    span_block_lists,
-    windowed,
-)
-from forebay.masks.train_on import KINDS, ROLES, TrainOn, candidate_weights, token_weights
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "KINDS",
-    "ROLES",
-    "Spans",
-    "TrainOn",
-    "candidate_weights",
-    "causal_spans",
-    "cu_seqlens",
-    "dense_mask",
-    "doc_start",
-    "doc_stop",
-    "document_ids",
-    "document_spans",
-    "flip_rectangles",
-    "key_block_lists",
-    "label_mask",
-    "labels",
-    "latent_weights",
-    "padding_mask",
-    "pixel_mask",
-    "positions",
-    "prefix_spans",
-    "resize_rectangles",
-    "span_block_lists",
-    "token_ignore_mask",
-    "token_padding",
-    "token_weights",
-    "whole_lengths",
-    "windowed",
-]
+from forebay.exports import lazy_exports
+
+# fmt: off
+# isort: off
+if TYPE_CHECKING:
+    from forebay.masks.documents import (
+        cu_seqlens as cu_seqlens, doc_start as doc_start, doc_stop as doc_stop, document_ids as document_ids,
+        label_mask as label_mask, labels as labels, padding_mask as padding_mask, positions as positions,
+        whole_lengths as whole_lengths,
+    )
+    from forebay.masks.rectangle import (
+        flip_rectangles as flip_rectangles, latent_weights as latent_weights, pixel_mask as pixel_mask,
+        resize_rectangles as resize_rectangles, token_ignore_mask as token_ignore_mask, token_padding as token_padding,
+    )
+    from forebay.masks.spans import (
+        Spans as Spans, causal_spans as causal_spans, dense_mask as dense_mask, document_spans as document_spans,
+        key_block_lists as key_block_lists, prefix_spans as prefix_spans, span_block_lists as span_block_lists,
+        windowed as windowed,
+    )
+    from forebay.masks.train_on import (
+        KINDS as KINDS, ROLES as ROLES, TrainOn as TrainOn, candidate_weights as candidate_weights,
+        token_weights as token_weights,
+    )
+# fmt: on
+# isort: on
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -46,9 +46,15 @@ def token_ignore_mask(rectangles: ArrayLike, size: Size, patch: int, threshold: 
 
     With patch 16, 230 padded pixels of 256 keep the token and 231 ignore it.
     """
-    _check_threshold(threshold)
+    if not 0 < threshold <= 1:
+        raise ValueError(f"threshold must be a share of padding above 0 and up to 1, such as 0.9 (got {threshold})")
     ignored: Bools = token_padding(rectangles, size, patch) >= threshold
-    _check_something_kept(ignored)
+    nothing_left = ignored.all(axis=(1, 2))
+    if nothing_left.any():
+        raise ValueError(
+            f"all tokens of image {int(nothing_left.argmax())} are ignored, as its content is smaller than a patch; "
+            "drop the image, or raise the threshold"
+        )
     return ignored
 
 
@@ -58,7 +64,11 @@ def token_padding(rectangles: ArrayLike, size: Size, patch: int) -> NDArray[np.f
     pixels   1 1 1 . . .      patch 2      1 .5 .
              1 1 1 . . .
     """
-    _check_patch(size, patch)
+    if patch < 1 or size[0] % patch or size[1] % patch:
+        raise ValueError(
+            f"an image of {size[0]} × {size[1]} pixels does not divide into patches of {patch}; "
+            "letterbox to a multiple of the patch"
+        )
     content = _cell_content(_checked(rectangles, size), size, (size[0] // patch, size[1] // patch))
     padded: NDArray[np.float64] = (patch * patch - content) / (patch * patch)
     return padded
@@ -133,25 +143,3 @@ def _checked(rectangles: ArrayLike, size: Size) -> Rectangles:
             "pass (left, top, width, height) in pixels of this size, or resize_rectangles first"
         )
     return boxes
-
-
-def _check_patch(size: Size, patch: int) -> None:
-    if patch < 1 or size[0] % patch or size[1] % patch:
-        raise ValueError(
-            f"an image of {size[0]} × {size[1]} pixels does not divide into patches of {patch}; "
-            "letterbox to a multiple of the patch"
-        )
-
-
-def _check_threshold(threshold: float) -> None:
-    if not 0 < threshold <= 1:
-        raise ValueError(f"threshold must be a share of padding above 0 and up to 1, such as 0.9 (got {threshold})")
-
-
-def _check_something_kept(ignored: Bools) -> None:
-    nothing_left = ignored.all(axis=(1, 2))
-    if nothing_left.any():
-        raise ValueError(
-            f"all tokens of image {int(nothing_left.argmax())} are ignored, as its content is smaller than a patch; "
-            "drop the image, or raise the threshold"
-        )

@@ -9,12 +9,9 @@ Every handoff carries the seconds it took and the spans in which its thread open
 nothing is locked. A wait counts for the tier where it overlaps such a span.
 """
 
-import json
 import os
-import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,6 +19,7 @@ import msgspec
 
 from forebay.read.cache import Cache
 from forebay.read.maps import Spans
+from forebay.store import LocalStore
 from forebay.store.base import Fetching, Transfers
 
 _FILE_SECONDS = 1.0  # between two writes of a statistics file
@@ -153,12 +151,4 @@ def write_statistics(path: str, statistics: LoaderStatistics) -> None:
     """Replace a JSON file by these statistics; a reader sees the old file or the new one."""
     record = msgspec.to_builtins(statistics) | {"verdict": statistics.verdict, "written": time.time()}
     folder, name = os.path.split(os.path.abspath(path))
-    descriptor, aside = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(record, file)
-        os.replace(aside, path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(aside)
-        raise
+    LocalStore(folder).replace(name, [msgspec.json.encode(record)], durable=False)

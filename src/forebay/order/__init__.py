@@ -1,1 +1,1 @@
-"""Orders, draws, splits and shares as functions of numbers: nothing here opens, remembers or knows a rank."""
+"""Orders, coins and splits as pure functions of numbers: no files, no state, no ranks."""

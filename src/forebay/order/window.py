@@ -66,17 +66,17 @@ class WindowOrder:
         self._seed, self._part = seed, part
         self._lanes = _lane_edges(self.size, window.lanes)
         self._cuts = _cut(counts, self._lanes, window.unit, key_of("lanes", seed, part))
-        self._deal = lru_cache(maxsize=2)(self._dealt)
+        self._of_epoch = lru_cache(maxsize=2)(self._ordered)
 
     def rows_at(self, epoch: int, positions: Numbers) -> Numbers:
-        return self._deal(epoch).rows_at(positions)
+        return self._of_epoch(epoch).rows_at(positions)
 
     def chunks_of(self, lanes: Sequence[int]) -> Numbers:
         """Return the chunks that some lanes have rows of, in all epochs the same."""
         return np.unique(self._cuts.chunks[np.isin(self._cuts.lanes, np.asarray(lanes, np.int64))])
 
-    def _dealt(self, epoch: int) -> "_Deal":
-        return _Deal(self._cuts, self._lanes, self.window, key_of("window", self._seed, epoch, self._part))
+    def _ordered(self, epoch: int) -> "_EpochOrder":
+        return _EpochOrder(self._cuts, self._lanes, self.window, key_of("window", self._seed, epoch, self._part))
 
 
 def lanes_of(rank: int, world_size: int, lanes: int = LANES) -> list[int]:
@@ -129,7 +129,7 @@ class _Pieces(NamedTuple):
     full: Numbers  # whole units of each
 
 
-class _Deal:
+class _EpochOrder:
     """The groups and windows of one epoch; takes memory per chunk and lane, none per row."""
 
     def __init__(self, cuts: _Cuts, lanes: Numbers, window: Window, key: int) -> None:

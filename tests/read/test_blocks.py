@@ -108,3 +108,15 @@ def test_compressed_rows_are_read_within_any_memory(ragged: bool, memory: int) -
         read = cache.read(numbers, ["n"])["n"]
         assert [np.asarray(row).tolist() for row in read] == [values[row % count].tolist() for row in numbers.tolist()]
     assert cache.statistics().bytes <= memory
+
+
+def test_an_interrupted_decode_leaves_no_block_and_can_be_repeated() -> None:
+    blocks = BlockCache(100)
+
+    def interrupted(number: int) -> DecodedBlock:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        blocks.get(0, 1, interrupted)
+    assert blocks.statistics() == BlockStatistics(hits=0, misses=1, blocks=0, bytes=0, limit_bytes=100)
+    assert blocks.get(0, 1, lambda _: block(40)).nbytes == 40

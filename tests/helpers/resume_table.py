@@ -1,4 +1,4 @@
-"""The resume table of the training guide, and what each of its tests trains on."""
+"""The resume table of docs/trainers.md, and what each of its tests trains on."""
 
 import re
 from collections.abc import Callable
@@ -14,18 +14,18 @@ import forebay as fb
 from forebay.order.coins import Coins
 from forebay.torch import CacheDataset, Loader
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guide-training.md"
+TRAINERS = Path(__file__).parents[2] / "docs" / "trainers.md"
 ROWS, BATCH, STOP = 64, 8, 10
 EPOCH = ROWS // BATCH  # eight batches
 STEPS = 3 * EPOCH
 Step = tuple[list[int], list[float]]  # the rows of a batch, and what was drawn for them
 Train = Callable[[fb.Cache, Path, int, int], list[Step]]  # steps `first` to `last`, from the checkpoint of `first`
 Run = tuple[list[Step], list[Step], list[Step]]  # uninterrupted; until it stopped; the rest
-HEADING = "| how | rows | random choices | test |\n"
+HEADING = "| Setup | Rows | Random choices | Test |\n"
 
 
 def table_lines() -> list[str]:
-    _, table = GUIDE.read_text().split(HEADING)
+    _, table = TRAINERS.read_text().split(HEADING)
     return table.split("\n\n")[0].splitlines()[1:]
 
 

@@ -32,8 +32,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "read": INDEX | {"kernels", "order", "tokens"},  # of tokens, what decodes a row for `Cache.text`
     "engine": {"errors", "recipe", "store"},
     "building": INDEX | {"read", "engine", "kinds"},
-    "hub": {"errors", "store"},
-    "sources": WORDS | {"exports", "kernels", "hub", "store"},  # of store, the objects of a bucket
+    "globs": set(),
+    "hub": {"errors", "globs", "store"},
+    "sources": WORDS | {"exports", "globs", "kernels", "hub", "store"},  # of store, the objects of a bucket
     "raw": WORDS,
     "tokens": WORDS | {"kernels", "hub", "format"},  # reads its constants as tensors
     "masks": {"exports", "kernels", "errors"},

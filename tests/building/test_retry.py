@@ -10,12 +10,12 @@ import forebay as fb
 from forebay.cache.heartbeat import Heartbeat, read_builders
 from forebay.errors import BuildFailed
 from forebay.format import layout
-from forebay.store import base
+from forebay.store import retries
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch, tmp_path):
-    monkeypatch.setattr(base, "RETRY_PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(retries, "DISK", retries.RetryPolicy(retries=3, first_wait=0))
     monkeypatch.setenv(NOTES, str(tmp_path / "notes"))
     (tmp_path / "notes").mkdir()
 

@@ -36,6 +36,7 @@ import forebay as fb
 from forebay import errors
 from forebay.cli.main import cli
 from forebay.preview.words import printable
+from forebay.store.retries import RetryPolicy
 
 PROGRESS = re.compile(r"note: |[a-z]+ [\d,]+/[\d,]+ [a-z]+  \d+%|\{\"progress\"")
 Scene = Callable[[Path, pytest.MonkeyPatch], Ran]
@@ -156,7 +157,7 @@ def a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
 
 @shows(errors.StoreUnavailable, "check the network and the endpoint in AWS_*, and try again")
 def a_bucket_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
-    monkeypatch.setattr("forebay.store.object_store._PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("forebay.store.object_store.RETRIES", RetryPolicy(retries=0))
     monkeypatch.setattr("forebay.store.bucket_client._RETRIES", {"max_retries": 0})
     for name, value in (
         ("AWS_ENDPOINT_URL", "http://127.0.0.1:9"),

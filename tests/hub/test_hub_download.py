@@ -14,7 +14,7 @@ from tests.helpers.processes import PythonProcess
 from tests.hub.server import Drop, Flip, HubServer, IgnoreRange, Retag, Stall, Status, Truncate, blob_hash
 
 from forebay.errors import SourceNotFound, SourceUnreadable, StoreFull, StoreUnavailable
-from forebay.hub import HubFile, Repository, RetryPolicy, ScratchFolder, download, sweep
+from forebay.hub import HubFile, Repository, RetryPolicy, download, scratch_folder, sweep
 
 SHARD = random.Random(0).randbytes(300_000)
 QUICK = RetryPolicy(retries=3, timeout=5, first_wait=0.01)
@@ -33,10 +33,9 @@ def fetched(hub: HubServer, folder: Path, patience: RetryPolicy = QUICK, path: s
 def fetched_from(address: str, folder: Path, patience: RetryPolicy = QUICK, path: str = "a.parquet") -> bytes:
     owner = Repository("org/set", "dataset", address, str(folder / "kept"), patience)
     commit = owner.commit()
-    file = owner.listing(commit).file(path)
-    assert file is not None
-    with ScratchFolder(str(folder / "spool")) as scratch:
-        return Path(download(HubFile(owner, commit, file), scratch.path)).read_bytes()
+    (file,) = (file for file in owner.files(commit) if file.path == path)
+    with scratch_folder(str(folder / "spool")) as scratch:
+        return Path(download(HubFile(owner, commit, file), scratch)).read_bytes()
 
 
 def ranges(hub: HubServer) -> list[str | None]:
@@ -110,11 +109,11 @@ def test_download_from_a_server_without_ranges_starts_again(hub, tmp_path):
 @pytest.mark.parametrize("content", [SHARD[:1000], SHARD + b"more"], ids=["shorter", "longer"])
 def test_download_of_a_file_with_another_length_than_listed_is_rejected(hub, tmp_path, content):
     commit = hub.add("org/set", {"a.parquet": SHARD})
-    repository(hub, tmp_path).listing(commit)
-    for name in ("datasets/org/set", f"datasets/org/set@{commit}"):
-        hub._repositories[name][1]["a.parquet"] = content
+    owner = repository(hub, tmp_path)
+    (file,) = owner.files(commit)
+    hub._repositories[f"datasets/org/set@{commit}"][1]["a.parquet"] = content
     with pytest.raises(SourceUnreadable, match=r"'a\.parquet' of the data set 'org/set' does not match"):
-        fetched(hub, tmp_path)
+        download(HubFile(owner, commit, file), str(tmp_path))
     assert len(ranges(hub)) == QUICK.retries + 1
 
 
@@ -206,16 +205,11 @@ def test_without_a_network_the_error_names_the_ways_out(tmp_path):
     assert "\n" not in caught.value.message
 
 
-def test_a_commit_is_listed_once_in_pages_and_then_known_without_the_hub(hub, tmp_path):
+def test_a_listing_of_many_pages_asks_only_the_hub(hub, tmp_path):
     files = {f"data/{number}.parquet": bytes([number]) for number in range(8)}
     commit = hub.add("org/set", files)
-    owner = repository(hub, tmp_path)
-    assert [file.path for file in owner.listing(commit).files] == sorted(files)
+    assert [file.path for file in repository(hub, tmp_path).files(commit)] == sorted(files)
     assert len(hub.asked("/tree/")) == 3
-    again = Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), HASTY)
-    assert again.listing(commit) == owner.listing(commit)
-    assert len(hub.asked("/tree/")) == 3
-    assert not hub.asked("elsewhere")
 
 
 def test_scratch_folder_of_a_killed_process_is_swept_and_of_a_live_one_is_not(hub, tmp_path):

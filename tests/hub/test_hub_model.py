@@ -1,6 +1,7 @@
 """A model on the hub as a folder, or its tokenizer: checked files, available offline after the first download."""
 
 import hashlib
+import re
 from functools import partial
 from pathlib import Path
 
@@ -70,6 +71,21 @@ def test_tokenizer_is_downloaded_once_per_commit_and_checked_at_each_use(hub: Hu
     assert tokenizer(hub.address, tmp_path) == TOKENIZER
     hub.add("org/model", {"tokenizer.json": TOKENIZER + b" "}, "models")
     assert tokenizer(hub.address, tmp_path) == TOKENIZER + b" "
+
+
+@pytest.mark.parametrize("damage", [b"", b'"size":-1', b'"path":"../x"', b'"identity":"../x"'])
+def test_damaged_listing_of_a_model_is_requested_again(hub: HubServer, tmp_path: Path, damage: bytes) -> None:
+    hub.add("org/model", {"tokenizer.json": TOKENIZER}, "models")
+    assert tokenizer(hub.address, tmp_path) == TOKENIZER
+    (stored,) = tmp_path.glob("models/*.json")
+    field = damage.partition(b":")[0]
+    content = re.sub(field + rb":[^,}]*", damage, stored.read_bytes()[32:]) if damage else b"{}"
+    stored.write_bytes(hashlib.sha256(content).digest() + content)
+    assert tokenizer(hub.address, tmp_path) == TOKENIZER
+    assert len(hub.asked("/tree/")) == 2
+    stored.write_bytes(stored.read_bytes()[:-1] + b"]")  # its digest is wrong
+    assert tokenizer(hub.address, tmp_path) == TOKENIZER
+    assert len(hub.asked("/tree/")) == 3
 
 
 @pytest.mark.parametrize("is_offline", [False, True], ids=["hub down", "offline mode"])

@@ -16,9 +16,7 @@ HASTY = RetryPolicy(retries=3, timeout=1, first_wait=0.01)
 def open_file(hub: HubServer, tmp_path) -> RangeFile:
     commit = hub.add("org/set", {"a.parquet": CONTENT})
     owner = Repository("org/set", "dataset", hub.address, str(tmp_path), HASTY)
-    file = owner.listing(commit).file("a.parquet")
-    assert file is not None
-    return RangeFile(HubFile(owner, commit, file))
+    return RangeFile(HubFile(owner, commit, owner.files(commit)[0]))
 
 
 def ranges(hub: HubServer) -> list[str | None]:

@@ -4,14 +4,14 @@ import pytest
 from tests.hub.data_sets import README
 
 from forebay.errors import SourceNotFound
-from forebay.hub import RemoteFile, RepositoryListing, parquet_shards
+from forebay.hub import RemoteFile, parquet_shards
 
 FINE = ["README.md", "data/2013/0.parquet", "data/2014/0.parquet", "sample/0.parquet", "sample/1.parquet"]
 
 
 def shards(paths: list[str], subset: str | None = None, split: str = "train", readme: str = "") -> list[str]:
-    listing = RepositoryListing(tuple(RemoteFile(path, 1, "0" * 40) for path in sorted(paths)), readme)
-    return [file.path for file in parquet_shards(listing, "the data set 'org/set'", subset, split)]
+    files = [RemoteFile(path, 1, "0" * 40) for path in sorted(paths)]
+    return [file.path for file in parquet_shards(files, readme, "the data set 'org/set'", subset, split)]
 
 
 def test_the_readme_says_which_files_a_subset_has():

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import pickle
-import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -55,7 +54,7 @@ def scratch(folder: Path) -> list[str]:
 def test_a_glance_gives_what_reading_gives_by_range_reads_of_that_column_only(hub, source, tmp_path):
     big = shard(documents(4000, "big"), rows_per_group=500)
     commit = hub.add("org/set", {"a.parquet": big})
-    source = replace(source, subset=None, commit=commit)
+    source = replace(source, subset=None, revision=commit)
     (part, *_) = cut_file(source, source.files()[0], 500, 30, 30)
     hub.requests.clear()
     seen = list(source.read(part, preview=True))
@@ -74,9 +73,9 @@ def test_a_source_stands_for_one_commit_whatever_is_pushed_later(hub, source):
     hub.add("org/set", {"README.md": README.encode(), "sample/0.parquet": shard(["new"])})
     assert again.describe() == source.describe()
     assert again.files() == source.files()
-    assert again.describe()["revision"] == source.commit
+    assert again.describe()["revision"] == source.revision
     newer = hub_source("org/set", "sample", endpoint=hub.address)
-    assert newer.commit != source.commit
+    assert newer.revision != source.revision
     assert [sample.data for sample in read_in_parts(newer, 10, 10)] == ["new"]
     assert [sample.data for sample in read_in_parts(source, 99, 99)] == TEXTS
 
@@ -94,7 +93,7 @@ def test_files_carry_the_hash_that_the_hub_lists(source):
 
 def test_a_file_of_many_parts_is_cut_evenly_and_shares_no_chunk_with_the_next(hub, source):
     files = {f"{n}.parquet": shard(["x"] * rows, rows_per_group=25) for n, rows in enumerate((1043, 997, 1011))}
-    source = replace(source, subset=None, commit=hub.add("org/set", files))
+    source = replace(source, subset=None, revision=hub.add("org/set", files))
     for file, rows in zip(source.files(), (1043, 997, 1011), strict=True):
         cuts = list(source.cuts(file, 0, 100, 100))
         assert cuts[-1] == rows
@@ -195,7 +194,6 @@ def test_what_was_built_can_be_looked_at_and_built_on_without_the_hub(hub, sourc
 def test_a_hub_that_cannot_be_asked_leaves_the_source_unchecked(hub, source, tmp_path):
     root = tmp_path / "cache"
     fb.build(root, source, TextRecipe(), workers=0)
-    shutil.rmtree(tmp_path / "assets")
     hub.spoil("", *[Status(503)] * 1000)
     script = (
         "import pickle, sys, forebay as fb; source = pickle.loads(bytes.fromhex(sys.argv[2])); "
@@ -226,13 +224,13 @@ def test_a_shard_without_the_column_names_those_it_has(source):
 
 def test_a_shard_without_rows_is_nothing(hub, source):
     files = {"0.parquet": shard([]), "1.parquet": shard(["one", "two"]), "2.parquet": shard([], rows_per_group=1)}
-    source = replace(source, subset=None, commit=hub.add("org/set", files))
+    source = replace(source, subset=None, revision=hub.add("org/set", files))
     assert [sample.data for sample in read_in_parts(source, 5, 5)] == ["one", "two"]
     assert fb.estimate(source, TextRecipe()).rows == 2
 
 
 def test_a_shard_that_is_no_parquet_file_is_unreadable(hub, source, tmp_path):
-    source = replace(source, subset=None, commit=hub.add("org/set", {"a.parquet": b"PAR1 nothing of the kind PAR1"}))
+    source = replace(source, subset=None, revision=hub.add("org/set", {"a.parquet": b"PAR1 nothing of the kind PAR1"}))
     with pytest.raises(SourceUnreadable, match=r"a\.parquet"):
         fb.estimate(source, TextRecipe())
 

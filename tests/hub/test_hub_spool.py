@@ -8,7 +8,7 @@ from tests.hub.data_sets import documents, shard
 from tests.sources.recipes import TextRecipe
 
 import forebay as fb
-from forebay.hub import RetryPolicy, ScratchFolder, model_files, sweep
+from forebay.hub import RetryPolicy, model_files, scratch_folder, sweep
 from forebay.sources.hub_datasets import SHARDS_FOLDER, leave_nothing
 from forebay.sources.hub_datasets import hub as hub_source
 from forebay.store.owners import this_host
@@ -51,9 +51,9 @@ def test_sweep_removes_only_scratch_folders_of_dead_processes(tmp_path):
     (tmp_path / "elsewhere" / "thesis.tex").touch()
     dead = tmp_path / SHARDS_FOLDER / f".tmp-{this_host()}-2-7-beefbeef"
     dead.mkdir()
-    with ScratchFolder(str(tmp_path / SHARDS_FOLDER)) as scratch:
+    with scratch_folder(str(tmp_path / SHARDS_FOLDER)) as scratch:
         sweep(str(tmp_path / SHARDS_FOLDER))
-        assert Path(scratch.path).is_dir()
+        assert Path(scratch).is_dir()
     assert not dead.exists()
     assert contents(tmp_path / SHARDS_FOLDER) == before
     assert (tmp_path / "elsewhere" / "thesis.tex").exists()

@@ -18,7 +18,7 @@ from tests.sources.recipes import TextRecipe
 
 import forebay as fb
 from forebay.errors import SourceInvalid, SourceNotFound
-from forebay.hub import HubFile, Repository, RetryPolicy, download, repository
+from forebay.hub import HubFile, Repository, RetryPolicy, download
 from forebay.kinds import reopen_recipe
 from forebay.recipe import RecipeDocument, fields_of
 from forebay.sources import hub_datasets
@@ -89,7 +89,7 @@ def _at_home(patch: pytest.MonkeyPatch, folder: Path) -> None:
 
 def forget_sources() -> None:
     """What this process has learnt of hubs so far."""
-    for known in (hub_datasets._remotes, hub_datasets._shards, repository._listing):
+    for known in (hub_datasets._remotes, hub_datasets._shards):
         known.cache_clear()
 
 
@@ -199,7 +199,7 @@ def test_token_follows_no_redirect_and_no_address_of_a_storage_service(hub, toke
     """A listing that redirects, and metadata that names another host for the token of Xet."""
     commit = hub.add("org/set", {"a.parquet": b"x"})
     owner = Repository("org/set", "dataset", hub.address, str(tmp_path), RetryPolicy(retries=0, timeout=5))
-    listed = owner.listing(commit).files[0]
+    listed = owner.files(commit)[0]
     usual = hub.answer
     with HubServer() as other:
         xet = {"X-Xet-Hash": "a" * 64, "X-Xet-Refresh-Route": f"{other.address}/api/datasets/org/set/xet-read-token/x"}
@@ -208,7 +208,7 @@ def test_token_follows_no_redirect_and_no_address_of_a_storage_service(hub, toke
             elsewhere if "/tree/" in path else (200, {**usual(path, query)[1], **xet}, b"x")
         )
         with pytest.raises(SourceNotFound):
-            owner.listing("b" * 40)
+            owner.files("b" * 40)
         with pytest.raises(SourceNotFound):
             download(HubFile(owner, commit, listed), str(tmp_path / "spool"))
         assert len(other.requests) == 2
@@ -229,7 +229,7 @@ def test_a_description_from_a_plan_is_checked(stranger):
 @pytest.mark.parametrize("endpoint", ["file:///etc/passwd", "ftp://host", "http://user:secret@host", "http://", "x"])
 def test_an_endpoint_that_is_not_an_address_is_refused(hub, endpoint):
     with pytest.raises(SourceNotFound, match="is not an address"):
-        Repository("org/set", endpoint=endpoint).listing("a" * 40)
+        Repository("org/set", endpoint=endpoint).files("a" * 40)
     assert hub.requests == []
 
 

@@ -10,6 +10,7 @@ from tests.remote.servers import SECRET, s3_environment
 
 from forebay.errors import StoreRefused
 from forebay.store import open_store
+from forebay.store.retries import RetryPolicy
 
 
 def refused(*words: object) -> str:
@@ -92,7 +93,7 @@ def test_no_credentials(service, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("forebay.store.object_store._PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("forebay.store.object_store.RETRIES", RetryPolicy(retries=0))
     said = refused("status", "s3://bucket/x")
     assert "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, as `aws configure" in said
 

@@ -14,6 +14,7 @@ from forebay.store import bucket_client, object_bodies, object_store, open_store
 from forebay.store.base import BadCopy, Expected
 from forebay.store.bucket_client import parse_url
 from forebay.store.object_store import ObjectStore
+from forebay.store.retries import RetryPolicy
 
 FULL = [f"key{number}" for number in range(10)]  # a page, as `lying` asks for them
 WITHOUT_SUM = bytes(range(256)) * 512
@@ -106,7 +107,7 @@ def test_a_store_that_was_probed_is_not_probed_again_in_another_process(
 
 def test_a_listing_without_order_is_not_resumed(lying, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """What follows its last key is not the rest of it, so the error is the answer."""
-    monkeypatch.setattr(object_store, "_PAUSES", (0.0,) * 5 + (0.01,))
+    monkeypatch.setattr(object_store, "RETRIES", RetryPolicy(first_wait=0))
 
     def pages():
         yield FULL[::-1]
@@ -120,7 +121,7 @@ def test_a_listing_without_order_is_not_resumed(lying, monkeypatch: pytest.Monke
 
 
 def test_a_sorted_listing_is_resumed_after_its_last_key(lying, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr(object_store, "_PAUSES", (0.0,) * 5 + (0.01,))
+    monkeypatch.setattr(object_store, "RETRIES", RetryPolicy(first_wait=0))
     lying.pages = iter([FULL, ["<broken"], ["<broken"], LastPage(["last"])])
     assert [entry.key for entry in ObjectStore("s3://bucket").walk("")] == [*FULL, "last"]
     assert f"start-after={FULL[-1]}" in lying.requests[-1][1]

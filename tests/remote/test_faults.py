@@ -12,6 +12,7 @@ import forebay as fb
 from forebay.errors import StoreUnavailable
 from forebay.store import open_store
 from forebay.store.object_store import PROBES
+from forebay.store.retries import RetryPolicy
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def test_a_replacement_with_a_lost_reply_is_a_replacement(proxy, store):
 
 
 def test_a_service_that_stays_away_is_unavailable(proxy, store, monkeypatch):
-    monkeypatch.setattr("forebay.store.object_store._PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("forebay.store.object_store.RETRIES", RetryPolicy(retries=0))
     monkeypatch.setattr("forebay.store.bucket_client._RETRIES", {"max_retries": 1})
     store = open_store(store.address)
     proxy.set_faults([Fault("reset-before")])

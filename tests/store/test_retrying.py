@@ -6,14 +6,14 @@ from functools import partial
 
 import pytest
 
-from forebay.store import LocalStore, MemoryStore, base
+from forebay.store import LocalStore, MemoryStore, retries
 from forebay.store.retrying import RetryingStore
 from forebay.testing import SharedStoreContract
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(base, "RETRY_PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(retries, "DISK", retries.RetryPolicy(retries=3, first_wait=0))
 
 
 def _opened(address):

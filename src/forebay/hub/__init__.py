@@ -25,23 +25,22 @@ except ModuleNotFoundError as missing:
         extra="remote",
     ) from missing
 
-from forebay.hub.download import RangeFile, ScratchFolder, download, sweep
+from forebay.hub.download import download, scratch_folder, sweep
 from forebay.hub.models import model_files, tokenizer_json
-from forebay.hub.repository import HubFile, RemoteFile, Repository, RepositoryListing
-from forebay.hub.session import RetryPolicy
+from forebay.hub.repository import HubFile, RangeFile, RemoteFile, Repository
 from forebay.hub.shards import parquet_shards
+from forebay.store.retries import RetryPolicy
 
 __all__ = [
     "HubFile",
     "RangeFile",
     "RemoteFile",
     "Repository",
-    "RepositoryListing",
     "RetryPolicy",
-    "ScratchFolder",
     "download",
     "model_files",
     "parquet_shards",
+    "scratch_folder",
     "sweep",
     "tokenizer_json",
 ]

@@ -7,7 +7,8 @@ its folder; the next process removes it.
 import errno
 import os
 import shutil
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from huggingface_hub import hf_hub_download
 from huggingface_hub.utils.tqdm import silent_tqdm
@@ -16,7 +17,6 @@ from forebay.errors import StoreFull
 from forebay.hub.repository import HubFile, RemoteFile
 from forebay.hub.session import wrong_bytes
 from forebay.store.owners import is_left_behind, is_temporary, temporary_name
-from forebay.store.seekable_file import SeekableFile
 
 _BLOCK = 1 << 20
 
@@ -49,7 +49,7 @@ def download(file: HubFile, folder: str) -> str:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         free = shutil.disk_usage(folder).free
-        message = f"not enough disk space at '{folder}': {file.size:,} bytes are needed, {free:,} are free"
+        message = f"not enough disk space at '{folder}': {listed.size:,} bytes are needed, {free:,} are free"
         raise StoreFull(message, hint="free some space and run the same command to resume") from error
 
 
@@ -65,18 +65,15 @@ def mismatch(path: str, file: RemoteFile) -> str:
     return "" if value == file.identity else f"its hash is {value}, but {file.identity} is listed"
 
 
-class ScratchFolder(AbstractContextManager["ScratchFolder"]):
-    """A folder of this process."""
-
-    def __init__(self, parent: str) -> None:
-        self.path = os.path.join(parent, temporary_name())
-        os.makedirs(self.path)
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
-
-    def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+@contextmanager
+def scratch_folder(parent: str) -> Iterator[str]:
+    """A new folder of this process, removed at the end."""
+    path = os.path.join(parent, temporary_name())
+    os.makedirs(path)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def sweep(parent: str) -> None:
@@ -86,17 +83,3 @@ def sweep(parent: str) -> None:
         with suppress(OSError):  # removed by another process
             if is_left_behind(os.path.basename(path), os.lstat(path).st_mtime):
                 shutil.rmtree(path, ignore_errors=True)  # does not follow or remove a link
-
-
-class RangeFile(SeekableFile):
-    """A seekable file on the hub; each read is one request."""
-
-    def __init__(self, file: HubFile) -> None:
-        super().__init__(file.size)
-        self._file = file
-
-    def read(self, size: int | None = -1) -> bytes:
-        stop = self.size if size is None or size < 0 else min(self.position + size, self.size)
-        piece = self._file.read(self.position, stop)
-        self.position += len(piece)
-        return piece

@@ -8,7 +8,6 @@ response    a busy hub (429, 5xx) ends the attempt; a body that is longer than e
 """
 
 import ipaddress
-import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,32 +23,15 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import get_session, parse_ratelimit_headers
 
 from forebay.errors import ForebayError, SourceNotFound, SourceUnreadable, StoreUnavailable
-from forebay.store.first_answer import FIRST_ATTEMPTS, awaited, has_answered, note_answer, report_retry
+from forebay.store.retries import RetryPolicy, awaited, note_answer, report_retry
 
 T = TypeVar("T")
 # Malformed JSON is a ValueError, JSON of another shape a TypeError, KeyError or AttributeError.
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-_LONGEST_ASKED = 600.0  # the hub's rate limit window is five minutes; longer waits are capped
 _CONNECT_SECONDS = 20.0
 _TRANSIENT = frozenset({408, 425, 429, *range(500, 600)})
 _LONGEST_MESSAGE = 300  # characters of an error message of the hub
 _CLEAR_TEXT = "its address is not encrypted, so your token would be sent in clear text"
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """Retries with growing pauses; an attempt fails after `timeout` seconds without a byte."""
-
-    retries: int = 5
-    timeout: float = 300.0
-    first_wait: float = 0.5
-    longest_wait: float = 30.0
-
-    def wait(self, failures: int, asked: float | None) -> float:
-        """The pause after n failures in a row: as requested by the hub, or exponential back-off with jitter."""
-        if asked is not None:
-            return min(asked, _LONGEST_ASKED) + random.uniform(0, self.first_wait)
-        return min(self.longest_wait, self.first_wait * 2.0 ** (failures - 1)) * random.uniform(0.5, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +102,10 @@ def with_retries(attempt: Callable[[], T], request: Request) -> T:
             if not isinstance(error, TransientError):
                 raise error from raised
         failures += 1
-        is_new = not error.is_reached and not has_answered(request.address)
-        retries = min(policy.retries, FIRST_ATTEMPTS - 1) if is_new else policy.retries
+        retries = policy.retries if error.is_reached else policy.retries_of(request.address)
         if failures > retries:
             raise error.final or request.unreachable(f"{error.problem} ({failures} attempts)") from error
-        if is_new:
+        if not error.is_reached:
             report_retry(request.address, error.problem, failures + 1, retries + 1)
         time.sleep(policy.wait(failures, error.asked))
 

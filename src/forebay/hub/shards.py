@@ -5,21 +5,20 @@ They are listed in the `configs` of its README's head; otherwise the names of fo
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from fnmatch import translate
-from functools import lru_cache
+from glob import has_magic
 from typing import Any
 
 import yaml
 
 from forebay.errors import SourceNotFound
-from forebay.hub.repository import RemoteFile, RepositoryListing
+from forebay.globs import Glob
+from forebay.hub.repository import RemoteFile
 from forebay.hub.session import not_found
 
 _HEAD = re.compile(r"\A---\r?\n(.*?)^---\s*$", re.DOTALL | re.MULTILINE)
 _SPLITS = ("train", "training", "test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation")
 _LARGEST_HEAD = 1 << 20  # characters; the YAML parser takes seconds for that
 _MOST_MATCHES = 4_000_000  # of a pattern with a path; half a minute
-_WILD = re.compile(r"[*?\[]")
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it comes without types
@@ -31,13 +30,15 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it comes without types
         return super().compose_node(parent, index)
 
 
-def parquet_shards(listing: RepositoryListing, what: str, subset: str | None, split: str) -> list[RemoteFile]:
-    """The shards, sorted by name."""
-    shards = [file for file in listing.files if file.path.endswith(".parquet")]
+def parquet_shards(
+    files: Sequence[RemoteFile], readme: str, what: str, subset: str | None, split: str
+) -> list[RemoteFile]:
+    """The shards among the files of a data set, in their order."""
+    shards = [file for file in files if file.path.endswith(".parquet")]
     if not shards:
         hint = "try the revision 'refs/convert/parquet', which the hub makes"
-        raise not_found(f"Parquet files of {what}", _kinds(listing), hint)
-    configs = _configs(listing.readme, what)
+        raise not_found(f"Parquet files of {what}", _kinds(files), hint)
+    configs = _configs(readme, what)
     matching = _by_config(shards, configs, what, subset, split) if configs else _by_name(shards, subset, split)
     if not matching:
         wanted = f"split '{split}'" + (f" of subset '{subset}'" if subset else "")
@@ -72,50 +73,13 @@ def _by_config(
         raise not_found(what, "it has several subsets", f"choose one: {_listed(configs)}")
     if name not in configs:
         raise not_found(f"subset '{name}' of {what}", "it does not exist", f"there are: {_listed(configs)}")
-    patterns = _checked_patterns(configs[name], split, what)
-    named = {pattern for pattern in patterns if not _WILD.search(pattern)}
-    globs = [pattern for pattern in patterns if pattern not in named]
+    folder = str(configs[name].get("data_dir") or "").strip("/")
+    patterns = {f"{folder}/{pattern}".lstrip("/") for pattern in _patterns(configs[name]["data_files"], split)}
+    globs = [Glob.of(pattern.split("/")) for pattern in patterns if has_magic(pattern)]
     if len(globs) * len(shards) > _MOST_MATCHES:
         raise _unreadable(what, f"{len(globs):,} patterns over {len(shards):,} files would take minutes to match")
-    for pattern in globs:
-        named.update(file.path for file in shards if matches(pattern, file.path))
-    return [file for file in shards if file.path in named]
-
-
-def _checked_patterns(config: dict[str, Any], split: str, what: str) -> list[str]:
-    """The patterns of a split in a subset, each once."""
-    folder = str(config.get("data_dir") or "").strip("/")
-    named = _patterns(config["data_files"], split)
-    patterns = list(dict.fromkeys(f"{folder}/{pattern}".lstrip("/") for pattern in named))
-    for pattern in patterns:
-        if any("**" in part and part != "**" for part in pattern.split("/")):
-            raise _unreadable(what, f"the pattern '{pattern[:100]}' is not valid: '**' must be a whole part of a path")
-    return patterns
-
-
-def matches(pattern: str, path: str) -> bool:
-    """Whether a glob matches a path: `*` within a folder, `**` over any number of them.
-
-    Takes time proportional to both lengths for any pattern, because patterns come from a README.
-
-    >>> matches("data/*/*", "data/en/0.parquet"), matches("data/*", "data/en/0.parquet")
-    (True, False)
-    >>> matches("data/**", "data/en/0.parquet"), matches("**/0.parquet", "0.parquet")
-    (True, True)
-    """
-    names = path.split("/")
-    reached = {0}  # numbers of names that the parts so far can match
-    for part in pattern.split("/"):
-        if part == "**":
-            reached = set(range(min(reached, default=0), len(names) + 1)) if reached else set()
-        else:
-            reached = {at + 1 for at in reached if at < len(names) and _matcher(part)(names[at])}
-    return len(names) in reached
-
-
-@lru_cache(maxsize=256)
-def _matcher(part: str) -> Any:
-    return re.compile(translate(part)).match
+    parts = {file: file.path.split("/") for file in shards}
+    return [file for file in shards if file.path in patterns or any(glob.matches(parts[file])[1] for glob in globs)]
 
 
 def _default(configs: dict[str, dict[str, Any]]) -> str | None:
@@ -171,6 +135,6 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in shown[:12]) + more
 
 
-def _kinds(listing: RepositoryListing) -> str:
-    kinds = sorted({file.path.rpartition(".")[2] for file in listing.files if "." in file.path})
+def _kinds(files: Sequence[RemoteFile]) -> str:
+    kinds = sorted({file.path.rpartition(".")[2] for file in files if "." in file.path})
     return f"it only has files of type {_listed(kinds)}" if kinds else "it has no files"

@@ -10,7 +10,7 @@ import atexit
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import lru_cache
 from io import RawIOBase
@@ -27,29 +27,32 @@ from forebay.hub import (
     RemoteFile,
     Repository,
     RetryPolicy,
-    ScratchFolder,
     download,
     parquet_shards,
+    scratch_folder,
     sweep,
 )
-from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, Source, SourceFile, Unit
+from forebay.source import (
+    Failure,
+    Part,
+    PartDigest,
+    Sample,
+    SampleBatch,
+    Source,
+    SourceFile,
+    Unit,
+    source_unreadable,
+)
 from forebay.sources.opening import open_file
 from forebay.sources.parquet_rows import ParquetRows, read_rows, row_cuts
 
+_README = "README.md"
 _JUDGED_SHARDS = 32
 _FOOTERS_AT_ONCE = 16
 SHARDS_FOLDER = "forebay-shards"  # inside --spool, so that other files there are never touched
 
 
-class _Description(msgspec.Struct, forbid_unknown_fields=False):
-    """The fields of a stored description that are read."""
-
-    name: str
-    split: str
-    text: str
-    revision: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{40}\Z")]
-    subset: str | None = None
-    endpoint: str | None = None
+_STATED = ("name", "subset", "split", "text", "revision", "endpoint")  # the rest belongs to this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ class HubSource(Source):
     """The column `text` of the shards of a subset and split, as they are at one commit.
 
     A sample's id is `file#row`. Downloaded shards are in the folder `forebay-shards` in `spool`, by default in the disk
-    cache below HF_HOME. `spool` and `patience` belong to this run and are not part of the description.
+    cache below HF_HOME.
     """
 
     kind: ClassVar[str] = "hub"
@@ -65,39 +68,29 @@ class HubSource(Source):
     read_by: ClassVar[tuple[str, ...]] = ("text",)
     files_grow: ClassVar[bool] = False
     remote: ClassVar[bool] = True
+    reads_planned_files: ClassVar[bool] = True  # a commit never changes, and a shard is checked when it arrives
 
     name: str
     subset: str | None
     split: str
     text: str
-    commit: str
+    revision: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{40}\Z")]
     endpoint: str | None = None
     spool: str | None = None
     patience: RetryPolicy = field(default_factory=RetryPolicy)
     is_named: bool = True  # by the user in this process, not by a cache: only then is a token sent to its endpoint
 
     def describe(self) -> Mapping[str, Any]:
-        return {
-            "kind": self.kind,
-            "name": self.name,
-            "subset": self.subset,
-            "split": self.split,
-            "text": self.text,
-            "revision": self.commit,
-            "endpoint": self.endpoint,
-        }
+        return {"kind": self.kind, **{name: getattr(self, name) for name in _STATED}}
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "HubSource":
         try:
-            fields = msgspec.convert(description, _Description)
+            return msgspec.convert({**{name: description.get(name) for name in _STATED}, "is_named": False}, cls)
         except msgspec.ValidationError as error:
             raise SourceInvalid(
                 f"the description of a data set on the hub is invalid: {error}", hint="run `forebay verify`"
             ) from error
-        return cls(
-            fields.name, fields.subset, fields.split, fields.text, fields.revision, fields.endpoint, is_named=False
-        )
 
     def files(self) -> list[SourceFile]:
         _planned_spools.add(self.folder)
@@ -119,7 +112,7 @@ class HubSource(Source):
         self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
     ) -> Iterable[Sample | Failure | SampleBatch]:
         """The documents of some rows; a preview reads them by ranges, without downloading the shard."""
-        remote = self._remote(part.file.path)
+        remote = _planned(part.file)
         if preview:
             yield from read_rows(_remote_parquet(self, remote), self.text, part)
             return
@@ -144,7 +137,7 @@ class HubSource(Source):
     def _remote(self, path: str) -> RemoteFile:
         shard = _remotes(self).get(path)
         if shard is None:
-            raise FileNotFoundError(f"'{path}' is not in {self.repository.what} at commit {self.commit}")
+            raise FileNotFoundError(f"'{path}' is not in {self.repository.what} at commit {self.revision}")
         return shard
 
 
@@ -174,13 +167,14 @@ def hub(
 
 @lru_cache(maxsize=8)
 def _remotes(source: HubSource) -> dict[str, RemoteFile]:
-    return {file.path: file for file in source.repository.listing(source.commit).files}
+    return {file.path: file for file in source.repository.files(source.revision)}
 
 
 @lru_cache(maxsize=8)
 def _shards(source: HubSource) -> list[RemoteFile]:
-    listing = source.repository.listing(source.commit)
-    return parquet_shards(listing, source.repository.what, source.subset, source.split)
+    remotes, owner = _remotes(source), source.repository
+    readme = HubFile(owner, source.revision, remotes[_README]).text() if _README in remotes else ""
+    return parquet_shards(list(remotes.values()), readme, owner.what, source.subset, source.split)
 
 
 @lru_cache(maxsize=8)
@@ -232,12 +226,20 @@ def _remote_parquet(source: HubSource, shard: RemoteFile) -> ParquetRows:
 
 
 def _opened_remotely(source: HubSource, shard: RemoteFile) -> ParquetRows:
-    content = RangeFile(HubFile(source.repository, source.commit, shard))
+    content = RangeFile(HubFile(source.repository, source.revision, shard))
     return ParquetRows(content, _source_file(shard), shard.path).check_text(source.text)
 
 
 def _source_file(shard: RemoteFile) -> SourceFile:
     return SourceFile(path=shard.path, size=shard.size, etag=shard.identity, stream=True, digest=_digest(shard))
+
+
+def _planned(file: SourceFile) -> RemoteFile:
+    """A shard as the plan of a cache, which may be untrusted, names it."""
+    try:
+        return msgspec.convert({"path": file.path, "size": file.size, "identity": file.etag}, RemoteFile)
+    except msgspec.ValidationError as error:
+        raise source_unreadable(file.path, f"its name, size or hash in the plan is invalid: {error}") from error
 
 
 def _digest(shard: RemoteFile) -> int:
@@ -250,18 +252,13 @@ class _Shard:
     def __init__(self, source: HubSource, remote: RemoteFile) -> None:
         self.owner = (source, remote)
         sweep(source.folder)
-        self._scratch = ScratchFolder(source.folder)
-        try:
-            path = download(HubFile(source.repository, source.commit, remote), self._scratch.path)
+        with ExitStack() as stack:
+            folder = stack.enter_context(scratch_folder(source.folder))
+            path = download(HubFile(source.repository, source.revision, remote), folder)
             content = cast(RawIOBase, open_file(path))
             self.rows = ParquetRows(content, _source_file(remote), remote.path).check_text(source.text)
-        except BaseException:  # cleaned up also on Ctrl+C
-            self._scratch.remove()
-            raise
-
-    def remove(self) -> None:
-        self.rows.close()
-        self._scratch.remove()
+            stack.callback(self.rows.close)
+            self.remove = stack.pop_all().close
 
 
 _at_hand: list[_Shard] = []

@@ -16,10 +16,10 @@ import heapq
 import os
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from forebay.errors import SourceNotFound
+from forebay.globs import Glob, is_hidden
 from forebay.source import Listing, SourceFile, not_read
 from forebay.sources.bucket_files import as_file, join_url, objects_below, relative_url, split_url
 from forebay.sources.compression import FORMATS
@@ -206,21 +206,21 @@ class _FolderEntry(NamedTuple):
 def _matching(pattern: str) -> Iterator[WalkedFile]:
     """Every file that one pattern names; some of them, through links, more than once."""
     if os.path.isdir(pattern):
-        yield from _walk(_Glob(()), _Folder(pattern, os.path.realpath(pattern), False, frozenset(), True), False)
+        yield from _walk(Glob(()), _Folder(pattern, os.path.realpath(pattern), False, frozenset(), True), False)
     elif os.path.lexists(pattern):
         is_link = os.path.islink(pattern)
         yield WalkedFile(pattern, os.path.realpath(pattern), is_link, True, NamesIn(os.path.dirname(pattern)))
     else:
         names = pattern.split(os.sep)
         fixed = next((at for at, name in enumerate(names) if glob.has_magic(name)), len(names))
-        top, parts = os.sep.join(names[:fixed]) or os.sep, _Glob(tuple(names[fixed:]))
+        top, parts = os.sep.join(names[:fixed]) or os.sep, Glob.of(names[fixed:])
         if parts.parts and os.path.isdir(top):
             start = parts.closure(0)
             first = _Folder(top, os.path.realpath(top), False, start, parts.is_end(start))
             yield from _walk(parts, first, names_suffix(pattern))
 
 
-def _walk(pattern: "_Glob", top: _Folder, is_meant: bool) -> Iterator[WalkedFile]:
+def _walk(pattern: Glob, top: _Folder, is_meant: bool) -> Iterator[WalkedFile]:
     """Files in the order of their paths. Links to folders come last: one of them finds a real folder passed already."""
     linked: list[_Folder] = [top]
     waiting: list[Iterator[WalkedFile | _Folder]] = []
@@ -236,14 +236,14 @@ def _walk(pattern: "_Glob", top: _Folder, is_meant: bool) -> Iterator[WalkedFile
             waiting.append(_inside(pattern, item, is_meant, linked))
 
 
-def _inside(pattern: "_Glob", folder: _Folder, is_meant: bool, linked: list[_Folder]) -> Iterator[WalkedFile | _Folder]:
+def _inside(pattern: Glob, folder: _Folder, is_meant: bool, linked: list[_Folder]) -> Iterator[WalkedFile | _Folder]:
     """The entries of a folder that may match, sorted by path; links to folders are added to `linked`."""
     entries = sorted(_entries(pattern, folder), key=lambda entry: entry.name + os.sep * entry.is_folder)
     names: Container[str] = {entry.name for entry in entries} if folder.is_inside else NamesIn(folder.path)
     for entry in entries:
         states = pattern.after(folder.states, entry.name)
         is_match = pattern.is_end(states)
-        if not (states or (folder.is_inside and not _is_hidden(entry.name))):
+        if not (states or (folder.is_inside and not is_hidden(entry.name))):
             continue
         real = os.path.realpath(entry.path) if entry.is_link else os.path.join(folder.real, entry.name)
         by_link = folder.by_link or entry.is_link
@@ -257,7 +257,7 @@ def _inside(pattern: "_Glob", folder: _Folder, is_meant: bool, linked: list[_Fol
             yield WalkedFile(entry.path, real, by_link, is_match and is_meant, names)
 
 
-def _entries(pattern: "_Glob", folder: _Folder) -> list[_FolderEntry]:
+def _entries(pattern: Glob, folder: _Folder) -> list[_FolderEntry]:
     """The entries of a folder; if only fixed names can match, only those."""
     fixed = None if folder.is_inside else pattern.fixed_names(folder.states)
     if fixed is not None:
@@ -266,53 +266,6 @@ def _entries(pattern: "_Glob", folder: _Folder) -> list[_FolderEntry]:
         return [_FolderEntry(name, path, os.path.isdir(path), os.path.islink(path)) for name, path in there.items()]
     with os.scandir(folder.path) as scan:
         return [_FolderEntry(entry.name, entry.path, _is_folder(entry), entry.is_symlink()) for entry in scan]
-
-
-class _Glob(NamedTuple):
-    """The parts of a glob, matched name by name. A state is how many parts the names so far have used up."""
-
-    parts: tuple[str, ...]
-
-    def closure(self, state: int) -> frozenset[int]:
-        """A state, and those beyond a `**` that stands for no folder."""
-        is_any = state < len(self.parts) and self.parts[state] == "**"
-        return frozenset([state]) | (self.closure(state + 1) if is_any else frozenset())
-
-    def after(self, states: frozenset[int], name: str) -> frozenset[int]:
-        """The states after one more name; empty if it does not match."""
-        reached: frozenset[int] = frozenset()
-        for state in states:
-            part = self.parts[state] if state < len(self.parts) else ""
-            if part == "**":
-                reached |= frozenset() if _is_hidden(name) else self.closure(state)
-            elif fnmatchcase(name, part) and (part.startswith(".") or not name.startswith(".")):
-                reached |= self.closure(state + 1)
-        return reached
-
-    def matches(self, names: Sequence[str]) -> tuple[bool, bool]:
-        """Whether a file below the fixed part matches, and whether the last part itself matches it."""
-        states = self.closure(0)
-        inside, is_match = self.is_end(states), False
-        for at, name in enumerate(names):
-            states = self.after(states, name)
-            is_match = self.is_end(states)
-            if not (states or (inside and not _is_hidden(name))):
-                return False, False
-            if at < len(names) - 1:
-                inside = inside or is_match
-        return inside or is_match, is_match
-
-    def is_end(self, states: frozenset[int]) -> bool:
-        return len(self.parts) in states
-
-    def fixed_names(self, states: frozenset[int]) -> set[str] | None:
-        """The only names that can match; None if a wildcard decides."""
-        names = {self.parts[state] for state in states if state < len(self.parts)}
-        return None if any(map(glob.has_magic, names)) else names
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or name == "__pycache__"
 
 
 def _is_folder(entry: "os.DirEntry[str]") -> bool:
@@ -339,7 +292,7 @@ def list_objects(
         bucket, key = split_url(url)
         names = key.split("/")
         fixed = next((at for at, name in enumerate(names) if glob.has_magic(name)), len(names))
-        parts, top = _Glob(tuple(names[fixed:])), join_url(bucket, "/".join(names[:fixed]))
+        parts, top = Glob.of(names[fixed:]), join_url(bucket, "/".join(names[:fixed]))
         is_there, unwanted, before = False, Counter[str](), len(files)
         for address, entry in objects_below(top):
             below = address.removeprefix(top).strip("/").split("/")

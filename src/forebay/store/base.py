@@ -12,11 +12,12 @@ from difflib import get_close_matches
 from functools import cached_property
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
 from forebay.errors import CacheNotFound, Damaged, IndexCorrupt, KeyRefused, StoreFull, StoreRefused
+from forebay.store.retries import with_retries
 
 Buffer = bytes | bytearray | memoryview
 MAX_KEY_PARTS = 4  # keys of a cache have at most three
@@ -148,23 +149,6 @@ class Store(Protocol):
         The empty key names the folder of the store.
         """
         return None
-
-
-RETRY_PAUSES = (0.05, 0.2, 0.8, 2.0)  # seconds between attempts
-_TRANSIENT = frozenset({errno.ESTALE, errno.EIO, errno.EBUSY, errno.EINTR, errno.EAGAIN, errno.ETIMEDOUT})
-T = TypeVar("T")
-
-
-def with_retries(action: Callable[[], T]) -> T:
-    """Return what the action returns; a transient I/O error is raised only after the last pause."""
-    for pause in RETRY_PAUSES:
-        try:
-            return action()
-        except OSError as error:
-            if error.errno not in _TRANSIENT:
-                raise
-            time.sleep(pause)
-    return action()
 
 
 def holds(store: Store, key: str) -> bool:

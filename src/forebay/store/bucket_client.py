@@ -26,7 +26,7 @@ except ModuleNotFoundError as missing:
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+([^/?#@]*)(?:/+([^?#]*))?")
 _RETRIES = {
-    "max_retries": 5,  # in silence; each of `ROUNDS` begins anew
+    "max_retries": 5,  # in silence; each of `object_store.RETRIES` begins anew
     "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2},
     "retry_timeout": timedelta(minutes=3),
 }

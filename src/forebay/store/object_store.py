@@ -13,7 +13,6 @@ lets a whole value be checked where it arrives.
 
 import hashlib
 import os
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,13 +26,13 @@ from forebay.errors import StoreFull, StoreRefused, StoreUnavailable
 from forebay.store.base import BadCopy, Buffer, Entry, Expected, Missing, Store, check_key, is_key
 from forebay.store.bucket_client import VARIABLES, endpoint, exceptions, first_line, open_client, parse_url
 from forebay.store.bucket_errors import REQUEST_ERRORS, check_lasting, is_certain, is_out_of_range, unreached
-from forebay.store.first_answer import FIRST_ATTEMPTS, awaited, has_answered, note_answer, report_retry
 from forebay.store.object_bodies import MOST_BYTES, SHA256, WRITER, Download, Upload, upload_minutes
 from forebay.store.owners import is_left_behind, is_temporary, temporary_name
+from forebay.store.retries import RetryPolicy, awaited, note_answer, report_retry
 
 READ_BYTES = 1 << 30  # of one object that is read into memory without a range; a chunk is viewed, not read
 STALLED_SECONDS = 30.0  # without a byte, until a download is resumed
-ROUNDS = 6  # of a request whose outcome is in doubt, or of a download that breaks off
+RETRIES = RetryPolicy(retries=5, first_wait=0.25, longest_wait=8)  # of doubtful requests and downloads that break off
 PIECE_BYTES = 8 << 20
 PROBES = ".uploads/"  # objects by which a service is tried
 MOST_ENTRIES = 4_000_000  # of a cache: a listing that is sorted in memory
@@ -120,7 +119,7 @@ class ObjectStore(Store):
         if if_etag is None:
             self._retried("write", key, lambda: self._put(upload, "overwrite"))
             return True
-        for pause in _pauses():
+        for failures in _attempts():
             meta = self._meta_or_none(key)
             if meta is None or _etag(meta) != if_etag:
                 return self._writer_of(key) == upload.writer  # changed by an earlier round, or by another writer
@@ -130,8 +129,8 @@ class ObjectStore(Store):
             except exceptions.PreconditionError:
                 continue
             except REQUEST_ERRORS as error:
-                self._refuse_or_wait(error, "write", key, pause)
-        raise self._unavailable("replace", key, f"{ROUNDS} attempts failed")
+                self._refuse_or_wait(error, "write", key, failures)
+        raise self._unavailable("replace", key, f"{RETRIES.retries + 1} attempts failed")
 
     def entries(self, prefix: str) -> Iterator[Entry]:
         folder = prefix.rpartition("/")[0]
@@ -185,7 +184,7 @@ class ObjectStore(Store):
     def _listed(self, prefix: str, most: int) -> Iterator[Entry]:
         last, is_sorted, count = "", True, 0
         firsts: set[str] = set()  # the first key of every page: pages that repeat come back to one of them
-        for pause in _pauses():
+        for failures in _attempts():
             self._check_process()
             try:
                 pages = self._reader.list(prefix or None, offset=last or None, chunk_size=PAGE_ENTRIES)
@@ -201,7 +200,7 @@ class ObjectStore(Store):
                 return
             except REQUEST_ERRORS as error:
                 # A listing that is not sorted cannot be resumed after its last key.
-                self._refuse_or_wait(error, "list", prefix, pause if is_sorted else _PAUSES[-1])
+                self._refuse_or_wait(error, "list", prefix, failures if is_sorted else RETRIES.retries + 1)
 
     def _next_page(self, pages: Any, prefix: str) -> Any | None:
         """The next page of a listing, None at its end.
@@ -264,7 +263,7 @@ class ObjectStore(Store):
         find out.
         """
         before = ""
-        for _ in range(ROUNDS):
+        for _ in _attempts():
             body, meta, attributes = self._fetch(key, 0, stop)
             value, written = body.view(), attributes.get(SHA256)
             if written is None or len(value) < meta["size"]:
@@ -278,7 +277,7 @@ class ObjectStore(Store):
     def _fetch(self, key: str, start: int, stop: int | None) -> tuple[Download, Any, Any]:
         """A range with the object's metadata; a body that breaks off or stalls is resumed where it ended."""
         value, meta, attributes, is_empty = Download(key), None, {}, False
-        for pause in _pauses():
+        for failures in _attempts():
             self._check_process()
             at = start + len(value)
             options: dict[str, Any] = {} if meta is None else {"if_match": meta["e_tag"]}
@@ -304,12 +303,12 @@ class ObjectStore(Store):
                         return value, meta, attributes
                     is_empty = True  # and has no range: ask for all of it
                     continue
-                self._refuse_or_wait(error, "read", key, pause)
+                self._refuse_or_wait(error, "read", key, failures)
                 continue
             if start + len(value) >= end:
                 value.cut(end - start)
                 return value, meta, attributes
-        raise self._unavailable("read", key, f"the body broke off {ROUNDS} times")
+        raise self._unavailable("read", key, f"the body broke off {RETRIES.retries + 1} times")
 
     def _check_size(self, key: str, size: int) -> None:
         """Refuse to fetch what is larger than anything that this store writes."""
@@ -322,7 +321,7 @@ class ObjectStore(Store):
     def _create(self, upload: Upload) -> bool:
         """Whether the object under the key is that of this upload, after as many attempts as it takes to know."""
         in_doubt = False
-        for pause in _pauses():
+        for failures in _attempts():
             try:
                 self._put(upload, "create")
                 return True
@@ -335,8 +334,8 @@ class ObjectStore(Store):
             owns = self._owns(upload)
             if owns is not None:
                 return owns
-            time.sleep(pause)
-        raise self._unavailable("create", upload.key, f"{ROUNDS} attempts failed")
+            time.sleep(RETRIES.wait(failures))
+        raise self._unavailable("create", upload.key, f"{RETRIES.retries + 1} attempts failed")
 
     def _owns(self, upload: Upload) -> bool | None:
         """Whether this upload wrote the object; None if there is none yet, or if it is not whole yet."""
@@ -385,13 +384,13 @@ class ObjectStore(Store):
         return ""
 
     def _retried(self, what: str, key: str, act: Callable[[], T]) -> T:
-        for pause in _pauses():
+        for failures in _attempts():
             self._check_process()
             try:
                 return self._asked(act)
             except REQUEST_ERRORS as error:
-                self._refuse_or_wait(error, what, key, pause)
-        raise self._unavailable(what, key, f"{ROUNDS} attempts failed")
+                self._refuse_or_wait(error, what, key, failures)
+        raise self._unavailable(what, key, f"{RETRIES.retries + 1} attempts failed")
 
     def _asked(self, act: Callable[..., T], *arguments: Any, **options: Any) -> T:
         with awaited(self._service):
@@ -408,7 +407,7 @@ class ObjectStore(Store):
                 "fork (`forebay tier fill`)",
             )
 
-    def _refuse_or_wait(self, error: Exception, what: str, key: str, pause: float) -> None:
+    def _refuse_or_wait(self, error: Exception, what: str, key: str, failures: int) -> None:
         """Raise unless the error may pass; wait if it may."""
         if isinstance(error, (StoreUnavailable, StoreFull)):
             raise error
@@ -416,14 +415,14 @@ class ObjectStore(Store):
         problem = unreached(error)
         if not problem:
             note_answer(self._service)
-        if pause >= (_PAUSES if has_answered(self._service) else _PAUSES[:FIRST_ATTEMPTS])[-1]:
+        retries = RETRIES.retries_of(self._service)
+        if failures > retries:
             if not problem:
                 raise self._unavailable(what, key, first_line(error)) from error
             advice = f"check the network and the endpoint in {VARIABLES[self.scheme]}, and try again"
             raise self._unavailable(what, key, f"no answer from {self._service}: {problem}", advice) from error
-        if pause:
-            report_retry(self._service, problem, _PAUSES.index(pause) + 2, FIRST_ATTEMPTS)
-        time.sleep(pause * random.random())
+        report_retry(self._service, problem, failures + 1, retries + 1)
+        time.sleep(RETRIES.wait(failures))
 
     def _unavailable(
         self, what: str, key: str, problem: str, hint: str = "check the network and try again"
@@ -447,11 +446,8 @@ def mismatch(value: Buffer, expect: Expected | None) -> str | None:
     return None
 
 
-_PAUSES = (0.1, 0.3, 1.0, 2.0, 4.0, 8.0)
-
-
-def _pauses() -> tuple[float, ...]:
-    return _PAUSES[:ROUNDS]
+def _attempts() -> range:
+    return range(1, RETRIES.retries + 2)
 
 
 def _entry(key: str, meta: Any) -> Entry:

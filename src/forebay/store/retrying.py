@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from forebay.store.base import Buffer, Entry, Expected, Missing, Store, with_retries
+from forebay.store.base import Buffer, Entry, Expected, Missing, Store
+from forebay.store.retries import with_retries
 
 
 class RetryingStore(Store):

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from tests.cli.running import COMMAND, run_process
 
-from forebay.store.first_answer import awaited, has_answered, note_answer, report_retry
+from forebay.store.retries import awaited, note_answer, report_retry
 
 
 @pytest.fixture
@@ -68,4 +68,3 @@ def test_nothing_is_reported_of_a_service_that_has_answered(caplog: pytest.LogCa
     assert [record.getMessage() for record in caplog.records] == [
         "no answer from http://new.example: refused; trying again (2 of 3)"
     ]
-    assert (has_answered("http://old.example"), has_answered("http://new.example")) == (True, False)

@@ -114,8 +114,8 @@ def _decompressed(stored: _Readable, path: str) -> _Readable:
     return gzip.GzipFile(fileobj=cast(BinaryIO, stored)) if packing == "gzip" else Members(stored, packing)
 
 
-class _StoredBytes:
-    """The first `size` bytes of a file, hashed while they are read."""
+class HashedBytes:
+    """The next `size` bytes of a file, hashed while they are read."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._left, self._running = file, size, xxhash.xxh3_64()
@@ -147,7 +147,7 @@ class DecompressedStream(AbstractContextManager["DecompressedStream"]):
         take_digest(path, file)  # of another pass
         raw = open_planned(path, file) if is_planned else open_file(path)
         self._file = BufferedReader(cast(RawIOBase, raw), _BUFFER)
-        self._stored = _StoredBytes(cast(BinaryIO, self._file), file.size)
+        self._stored = HashedBytes(cast(BinaryIO, self._file), file.size)
         self._plain = _decompressed(self._stored, path)
 
     def __exit__(self, *_: object) -> None:

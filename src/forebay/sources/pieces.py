@@ -19,12 +19,11 @@ from functools import lru_cache
 from typing import BinaryIO, TypeVar
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from forebay.errors import SourceChanged
 from forebay.source import Failure, Part, PartDigest, SourceFile, files_changed
-from forebay.sources.compression import DecompressedStream, stream_at
+from forebay.sources.compression import DecompressedStream, HashedBytes, stream_at
 from forebay.sources.opening import full_path, open_file, open_planned
 from forebay.sources.paths import check_readable, too_large
 
@@ -126,15 +125,16 @@ def piece_bounds(block: Block, separator: bytes) -> Iterator[tuple[int, int]]:
         begin = end + len(separator)
 
 
-def end_after(plain: BinaryIO, separator: bytes, start: int, at: int, limit: int = sys.maxsize) -> int | None:
-    """The end of the first separator of a file that begins at `at` or later; None if there is none before `limit`.
+def end_after(plain: BinaryIO, separator: bytes, start: int, position: int) -> int:
+    """The first end of a separator of a file at `position` or later; beyond the file if there is none.
 
     A piece begins at `start`.
     """
+    at = position - len(separator)
     cursor = _overlap_start_in(plain, separator, start, at)
     plain.seek(cursor)
     ahead = b""  # from `cursor` on
-    while cursor < limit and (content := plain.read(min(max(_LOOK, (cursor - at) // 4), _MOST_LOOK))):
+    while content := plain.read(min(max(_LOOK, (cursor - at) // 4), _MOST_LOOK)):
         ahead += content
         while (at_separator := ahead.find(separator)) >= 0:
             cursor += at_separator + len(separator)
@@ -143,7 +143,7 @@ def end_after(plain: BinaryIO, separator: bytes, start: int, at: int, limit: int
             ahead = ahead[at_separator + len(separator) :]
         passed = max(0, len(ahead) - len(separator) + 1)
         cursor, ahead = cursor + passed, ahead[passed:]
-    return None
+    return sys.maxsize
 
 
 def _overlap_start_in(plain: BinaryIO, separator: bytes, start: int, at: int) -> int:
@@ -265,24 +265,10 @@ class Reading(Iterator[Block | LongPiece]):
         with open_planned(self._path, self._part.file) as plain:
             check_piece_start(plain, self._root, self._part.file.path, self._part.start, self._separator)
             plain.seek(self._part.start)
-            if self._digest is None:
-                yield from whole_pieces(plain.read, self._part.weight, self._separator, self.max_sample_bytes)
-                return
-            hashed = _HashedRead(plain.read)
-            yield from whole_pieces(hashed, self._part.weight, self._separator, self.max_sample_bytes)
-            self._digest.value = hashed.running.intdigest()
-
-
-class _HashedRead:
-    """Reads from a file and hashes the bytes."""
-
-    def __init__(self, read: Callable[[int], bytes]) -> None:
-        self.running, self._read = xxhash.xxh3_64(), read
-
-    def __call__(self, size: int) -> bytes:
-        content = self._read(size)
-        self.running.update(content)
-        return content
+            stored = HashedBytes(plain, self._part.weight)
+            yield from whole_pieces(stored.read, self._part.weight, self._separator, self.max_sample_bytes)
+            if self._digest is not None:
+                self._digest.value = stored.digest()
 
 
 def check_piece_start(plain: BinaryIO, root: str, path: str, start: int, separator: bytes) -> None:
@@ -339,7 +325,7 @@ def line_numbers(
 
 
 _LONG_PIECE = 1024 * 1024
-_MOST_SEARCHED = 64
+_MOST_LONG_PIECES = 64
 
 
 def cut_between_pieces(
@@ -361,49 +347,24 @@ def cut_between_pieces(
             plain.seek(start)
             yield from _cuts_in_order(plain.read, start, file.size - start, separator, first, every)
             return
-        search = _Search(plain, separator, _searched(path, file, separator))
-        yield from _plain_cuts(search, start, file.size, first, every)
-
-
-def _plain_cuts(search: "_Search", start: int, size: int, first: int, every: int) -> Iterator[int]:
-    cut, step = start, first
-    while cut + step < size:
-        end = search.end_after(cut, cut + step)
-        if end >= size:
-            break
-        yield (cut := end)
-        step = every
-    if size > start:
-        yield size
-
-
-class _Search:
-    """Looks for separators in a plain file, but never twice through a long piece."""
-
-    def __init__(self, plain: BinaryIO, separator: bytes, searched: deque[tuple[int, int]]) -> None:
-        self._plain, self._separator, self._searched = plain, separator, searched
-
-    def end_after(self, start: int, position: int) -> int:
-        """The first end of a separator at `position` or later; beyond the file if there is none.
-
-        A piece begins at `start`.
-        """
-        at = position - len(self._separator)
-        known = next((end for begin, end in self._searched if begin <= at and position <= end), None)
-        if known is not None:
-            return known
-        limit, behind = min((stretch for stretch in self._searched if stretch[0] > at), default=(sys.maxsize,) * 2)
-        next_end = end_after(self._plain, self._separator, start, at, limit)
-        end = behind if next_end is None else next_end
-        if end - at >= _LONG_PIECE:
-            self._searched.append((at, end))
-        return end
+        step, long_pieces = first, _long_pieces(path, file, separator)
+        while (position := start + step) < file.size:
+            known = (end for begin, end in long_pieces if begin <= position <= end)
+            cut = next(known, None) or end_after(plain, separator, start, position)
+            if cut - position >= _LONG_PIECE:
+                long_pieces.append((position, cut))
+            if cut >= file.size:
+                break
+            yield cut
+            start, step = cut, every
+    if file.size > start:
+        yield file.size
 
 
 @lru_cache(maxsize=256)
-def _searched(path: str, file: SourceFile, separator: bytes) -> deque[tuple[int, int]]:
-    """(start, end) of the last few long pieces of a file: the only separator in one is at its end."""
-    return deque(maxlen=_MOST_SEARCHED)
+def _long_pieces(path: str, file: SourceFile, separator: bytes) -> deque[tuple[int, int]]:
+    """(start, end) of long pieces that were searched: planning looks for cuts at many places, and at each once."""
+    return deque(maxlen=_MOST_LONG_PIECES)
 
 
 MOST_ENDS = 4_000_000  # of pieces, begun for one stream: 32 MB

@@ -3,13 +3,12 @@
 import filecmp
 import json
 import os
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 import xxhash
@@ -18,6 +17,7 @@ from forebay.errors import ForebayError, SourceInvalid
 from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, Source, SourceFile, Unit
 from forebay.sources.jsonl import JsonlSource, jsonl
 from forebay.store.base import is_url
+from forebay.store.local import write_aside
 
 _PIECE = 1 << 20
 _JSON_VALUES = (str, int, float, list, dict, type(None))  # bytes, dates and the like would be written as some text
@@ -42,9 +42,14 @@ def documents(
             f"one {type(documents).__name__} is not an iterable of documents", hint="put it into a list"
         )
     source = jsonl(path, text=text)
-    with _written_aside(path) as file:
-        for number, document in enumerate(documents):
-            file.write(_line(document, text, number))
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    lines = (_line(document, text, number) for number, document in enumerate(documents))
+    aside = write_aside(os.path.dirname(path), lines)
+    try:
+        _publish(aside, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(aside)
     return source
 
 
@@ -67,29 +72,17 @@ def _line(document: str | Mapping[str, Any], field: str, number: int) -> bytes:
         return json.dumps(fields).encode() + b"\n"  # half of a surrogate pair can be written, but not read
 
 
-@contextmanager
-def _written_aside(path: str) -> Iterator[IO[bytes]]:
-    """Open a file that gets its name when it is complete; raise if a file of that name does not begin it."""
-    folder, name = os.path.split(path)
-    os.makedirs(folder, exist_ok=True)
-    aside = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.part")
-    try:
-        with open(aside, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        if not os.path.lexists(path):
-            _name(aside, path)
-        elif not _continues(aside, path):
-            raise SourceInvalid(
-                f"'{path}' exists and does not begin these documents",
-                hint="delete it, or name another file to spool them to",
-            )
-        elif not filecmp.cmp(aside, path, shallow=False):
-            os.replace(aside, path)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(aside)
+def _publish(aside: str, path: str) -> None:
+    """Give a written file its name; raise if a file of that name does not begin it."""
+    if not os.path.lexists(path):
+        _name(aside, path)
+    elif not _continues(aside, path):
+        raise SourceInvalid(
+            f"'{path}' exists and does not begin these documents",
+            hint="delete it, or name another file to spool them to",
+        )
+    elif not filecmp.cmp(aside, path, shallow=False):
+        os.replace(aside, path)
 
 
 def _name(aside: str, path: str) -> None:

@@ -9,7 +9,7 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -319,7 +319,7 @@ def _read_exactly(descriptor: int, start: int, stop: int) -> bytes:
     return b"".join(pieces)
 
 
-def write_aside(folder: str, data: Sequence[Buffer], durable: bool = True) -> str:
+def write_aside(folder: str, data: Iterable[Buffer], durable: bool = True) -> str:
     """Write the data to a temporary file in a folder, sync it if it must be durable, and return its path."""
     temporary = os.path.join(folder, temporary_name())
     try:
@@ -359,7 +359,7 @@ def sync_folder(path: str) -> None:
         os.close(descriptor)
 
 
-def _write_all(descriptor: int, data: Sequence[Buffer]) -> None:
+def _write_all(descriptor: int, data: Iterable[Buffer]) -> None:
     """Write to a multiple of `_AT_ONCE` bytes in each call.
 
     So much is cached in large pages, and mapping the file later causes few page faults. For more in one call, Linux

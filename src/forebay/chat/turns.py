@@ -86,26 +86,45 @@ class TurnFinder:
         return last
 
     def _stop(self, conversation: Conversation, whole: str, last: int, at: int) -> tuple[int, int] | None:
-        """What ends a turn whose last content ends at `last`: a control token, or several.
+        """What ends a turn whose last content ends at `last`: a control token, or several up to the stop token.
 
-        Of several, those count up to the `stop` that the user named, or else those that stay when the conversation
-        continues, up to the tokenizer's `eos_token`.
+        Those that a template writes within or after its calls are part of the calls.
         """
         tokens = list(self.special.finditer(whole, last))
-        if self.stop and tokens:
-            named = next((each for each in tokens if each[0] == self.stop), None)
-            if named is None:
+        if not tokens:
+            return None
+        calls = "tool_calls" in conversation.messages[at]
+        if self.stop:
+            stop = next((each for each in tokens if each[0] == self.stop), None)
+            if stop is None:
                 raise self._other_stop(at, tokens[0][0])
-            return (named if "tool_calls" in conversation.messages[at] else tokens[0]).start(), named.end()
-        if len(tokens) < 2:
-            return tokens[0].span() if tokens else None
-        if "tool_calls" in conversation.messages[at]:
-            return self._stop_after_calls(conversation, tokens, at).span()
-        more = self._rendered_with(conversation, at + 1, {"role": "user", "content": MARK})
+        elif calls:
+            stop = self._stop_after_calls(conversation, tokens, at)
+        else:
+            stop = self._last_stop(conversation.messages[: at + 1], conversation, whole, tokens)
+        return (stop if calls else tokens[0]).start(), stop.end()
+
+    def _last_stop(
+        self, messages: list[dict[str, Any]], conversation: Conversation, whole: str, tokens: list[re.Match[str]]
+    ) -> re.Match[str]:
+        """The stop token of an answer that several control tokens end.
+
+        It is the tokenizer's `eos_token` or else the last one, of those that stay when the conversation continues.
+        """
+        if len(tokens) == 1:
+            return tokens[0]
+        more = self._rendered(conversation, [*messages, {"role": "user", "content": MARK}])
         staying_chars = first_difference(whole, more) if more else len(whole)
         staying = [each for each in tokens if each.end() <= staying_chars] or tokens
-        ends = next((each for each in staying if each[0] == self.template.eos), staying[-1])
-        return tokens[0].start(), ends.end()
+        return next((each for each in staying if each[0] == self.template.eos), staying[-1])
+
+    def _stop_after_calls(self, conversation: Conversation, tokens: list[re.Match[str]], at: int) -> re.Match[str]:
+        """The stop token of a turn with tool calls: the one of an answer in its place, or else the last one."""
+        messages = [*conversation.messages[:at], {"role": "assistant", "content": MARK}]
+        text = self._rendered(conversation, messages)
+        after = list(self.special.finditer(text, text.index(MARK))) if MARK in text else []
+        usual = self._last_stop(messages, conversation, text, after)[0] if after else ""
+        return next((each for each in tokens if each[0] == usual), tokens[-1])
 
     def _other_stop(self, at: int, token: str) -> BadConversation:
         return BadConversation(
@@ -116,25 +135,17 @@ class TurnFinder:
 
     def _end_of_nothing(self, conversation: Conversation, whole: str, at: int) -> int:
         """Where the content of a turn without one would end: what follows one is what ends the turn."""
-        text = self._rendered_with(conversation, at, {**conversation.messages[at], "content": MARK})
+        marked = {**conversation.messages[at], "content": MARK}
+        text = self._rendered(conversation, [*conversation.messages[:at], marked])
         after = text.rpartition(MARK)[2] if MARK in text else ""
         return len(whole) - len(after) if after and whole.endswith(after) else 0
 
-    def _rendered_with(self, conversation: Conversation, upto: int, message: dict[str, Any]) -> str:
-        """The text of the first messages and another one; empty where the template refuses it."""
+    def _rendered(self, conversation: Conversation, messages: list[dict[str, Any]]) -> str:
+        """The text of other messages; empty where the template refuses them."""
         try:
-            return self.template.render([*conversation.messages[:upto], message], conversation.tools)
+            return self.template.render(messages, conversation.tools)
         except BadConversation:
             return ""
-
-    def _stop_after_calls(self, conversation: Conversation, tokens: list[re.Match[str]], at: int) -> re.Match[str]:
-        """The control token that ends a turn with tool calls, within which a template may write others.
-
-        It is the one that ends a turn without calls, or else the last one.
-        """
-        text = self._rendered_with(conversation, at, {"role": "assistant", "content": MARK})
-        usual = self.special.search(text, text.index(MARK)) if MARK in text else None
-        return next((each for each in tokens if usual and each[0] == usual[0]), tokens[-1])
 
 
 def spaces_at(text: str, start: int) -> int:

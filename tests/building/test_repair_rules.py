@@ -253,6 +253,48 @@ def test_repair_without_generations_reports_a_lost_segment_or_plans_it_again(tmp
     damage.assert_whole()
 
 
+def test_repair_without_plan_and_generations_plans_again_from_the_source(tmp_path: Path) -> None:
+    root, files = tmp_path / "cache", CacheFiles(tmp_path / "cache")
+    source = fb.sources.lines(write_lines(tmp_path / "raw/a.txt", 0, 40))
+    fb.build(root, source, LineRecipe(), workers=0)
+    before, segment = content(root), files.segments[0].read_bytes()
+    files.segments[0].unlink()
+    flip(files.generations[0])
+    assert fb.repair(root, source=source, recipe=LineRecipe(), workers=0).failed == {}
+    assert (content(root), files.segments[0].read_bytes()) == (before, segment)
+
+
+def test_repair_next_to_a_folder_in_place_of_the_plan_reports_it_and_restores_the_rest(tmp_path: Path) -> None:
+    damage = Damage(tmp_path)
+    flip(damage.files.generations[-1])
+    flip(damage.files.chunk(0))
+    damage.files.segments[0].unlink()
+    damage.files.root.joinpath("plan/000000.safetensors").mkdir()
+    with pytest.raises(Damaged, match=r"plan/000000.safetensors': it is gone, and chunk files were made by it"):
+        fb.repair(damage.root, workers=0)
+    report = fb.repair(damage.root, copy=damage.copy, workers=0)
+    assert list(report.failed) == ["plan/000000.safetensors"]
+    damage.files.root.joinpath("plan/000000.safetensors").rmdir()
+    damage.repair("--from", damage.copy)
+    damage.assert_whole()
+
+
+@pytest.mark.parametrize("with_key", [False, True])
+def test_a_repair_from_a_damaged_copy_does_not_advise_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_key: bool
+) -> None:
+    if with_key:
+        monkeypatch.setenv(VARIABLE, "secret")
+    damage = Damage(tmp_path)
+    for root in (damage.root, damage.copy):
+        flip(CacheFiles(root).generations[-1])
+        wrong_fingerprint(CacheFiles(root).recipe())
+    with pytest.raises(ForebayError, match="pass a copy \\(--from COPY\\)"):
+        fb.repair(damage.root, workers=0)
+    with pytest.raises(ForebayError, match="pass another copy"):
+        fb.repair(damage.root, copy=damage.copy, workers=0)
+
+
 @pytest.mark.parametrize("with_key", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_repair_of_random_damages_loses_nothing_and_a_copy_brings_back_the_rest(

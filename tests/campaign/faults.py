@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.campaign.beside import build_from_hub, start_hub
-from tests.campaign.damage import Done, damage_file, damage_one, leave_behind
+from tests.campaign.damage import Done, cache_files, damage_file, damage_one, leave_behind
 from tests.campaign.hostile import CHANGING, CRAFTED, LOOKING, chunks, craft
 from tests.campaign.oracle import BUILD_SECONDS, Trial, pick_world, trial_in
 from tests.campaign.repairs import (
@@ -20,7 +20,7 @@ from tests.campaign.repairs import (
     strike_layered,
     verify_layered,
 )
-from tests.campaign.strikes import clock, fail_call, kill, kill_at, limit, move_source, race, texts_of
+from tests.campaign.strikes import clock, fail_call, grow, kill, kill_at, limit, move_source, race, texts_of
 from tests.campaign.syscalls import SUPPORTED, Strike, run_traced
 from tests.campaign.trial import SECONDS, Ending, remove, run_call, run_verb
 from tests.campaign.worlds import READ_SECONDS, World, chunk_digests, lines_of, raw_command, read_rows, write_lines
@@ -34,7 +34,14 @@ VERBS = (  # that meet a damaged cache before it is repaired; {copy} and {tier} 
     *(("update", "{root}", "{source}", "--workers", "0"), ("drop", "{root}", "{layer}"), ("copy", "{root}", "{copy}")),
     *(("tier", "fill", "{root}", "{tier}"), ("view", "{root}", "--bundle", "{copy}.html"), ("doctor", "{root}")),
     *(("estimate", "{root}"), ("repair", "{root}", "--workers", "0")),
+    ("build", "{command}", "--into", "{copy}-reused", "--reuse", "{root}", "--workers", "0"),
 )
+
+
+def _words(world: World, verb: Sequence[str], **places: object) -> list[str]:
+    """A command with its places filled in; {command} is the recipe and source of a world."""
+    parts = [part for word in verb for part in (world.command if word == "{command}" else (word,))]
+    return [part.format(source=world.command[1], **places) for part in parts]
 
 
 def damage(trial: Trial) -> None:
@@ -54,7 +61,9 @@ def damage(trial: Trial) -> None:
     places = {"root": trial.root, "copy": trial.folder / "copied", "tier": trial.folder / "tier", "layer": layer}
     for verb in trial.draw.sample(VERBS, trial.draw.randrange(3)):
         trial.cause += f"; {' '.join(verb)}"
-        trial.verb(*(word.format(source=world.command[1], **places) for word in verb))
+        trial.verb(*_words(world, verb, **places))
+    for made in trial.folder.glob("copied*/cache.json"):
+        trial.read(world, made.parent)
     _repaired(trial, world, done)
 
 
@@ -129,6 +138,23 @@ def flip(trial: Trial) -> None:
     _expect_found(trial, world, [done], rows, errors)
 
 
+def tier(trial: Trial) -> None:
+    """Files of a tier are damaged: rows read through it are right, and it can be filled again."""
+    world, place = pick_world(trial), trial.folder / "tier"
+    trial.verb("tier", "fill", str(world.cache), str(place))
+    damages = range(trial.draw.choice((1, 2, 3)))
+    done = [damage_one(trial.draw, place, trial.draw.choice(cache_files(place)), world.cache) for _ in damages]
+    trial.cause = f"tier of {world.name}: {trial.damaged(done)}"
+    trial.read(world, world.cache, place)
+    filled = trial.verb("tier", "fill", str(world.cache), str(place))
+    rows, errors = trial.read(world, world.cache, place)
+    if filled.code == 0 and (errors or rows != len(world.rows)):
+        trial.find(
+            "rows lost", f"{rows} of {len(world.rows)} rows through a tier that was filled; {sorted(set(errors))}"
+        )
+    trial.is_whole = rows == len(world.rows)
+
+
 # --- repairs ---------------------------------------------------------------------------------------------------------
 
 
@@ -189,7 +215,10 @@ def _repair_once(trial: Trial, world: LayeredWorld, done: Sequence[Done], copy: 
     trial.expect_intact("repair", intact)
     if _read_right(trial, world) < rows:
         trial.find("rows lost", f"fewer than {rows} rows after repair")
-    if any(f"`forebay repair {trial.root}`" in reason for reason in failed.values()):
+    advice = (
+        (f"`forebay repair {trial.root}`",) if copy is None else ("pass a copy (--from", f"{trial.root} --from COPY`")
+    )
+    if any(one in reason for one in advice for reason in failed.values()):
         trial.find("circular", f"repair advises repair: {failed}"[:300])
     checked = verify_layered(world, trial.root).answer or {"sound": False}
     if checked["sound"] and failed and not re.search(EXCUSES, str(failed)):
@@ -297,15 +326,11 @@ def meet(trial: Trial, world: World, verb: Sequence[str], seconds: float = SECON
         lost = chunks(world.copied(mine))[0]
         lost.unlink()
     places = {"root": trial.root, "copy": trial.folder / "copied", "mine": mine, "tier": trial.folder / "tier"}
-    arguments = [part.format(pristine=world.cache, source=_source_pattern(world), **places) for part in verb]
+    arguments = _words(world, verb, pristine=world.cache, **places)
     trial.judge(" ".join(verb), run_verb(*arguments, seconds=seconds))
     trial.expect_untouched()
     if "{mine}" in verb:
         trial.read(world, mine)
-
-
-def _source_pattern(world: World) -> str:
-    return world.command[1]
 
 
 def soak(trial: Trial) -> None:
@@ -355,6 +380,7 @@ def soak(trial: Trial) -> None:
 
 CLASSES: dict[str, tuple[Callable[[Trial], None], int]] = {  # and how often, among the others
     "flip": (flip, 60),
+    "tier": (tier, 6),
     "hostile": (stranger, 30),
     "damage": (damage, 60),
     "repairs": (repairs, 60),
@@ -363,6 +389,7 @@ CLASSES: dict[str, tuple[Callable[[Trial], None], int]] = {  # and how often, am
     "each-call": (kill_at, 0),  # by `--sweep`
     "error": (fail_call, 20),
     "race": (race, 6),
+    "growth": (grow, 4),
     "moving-source": (move_source, 4),
     "limit": (limit, 4),
     "clock": (clock, 2),

@@ -47,6 +47,7 @@ LOOKING: tuple[tuple[str, ...], ...] = (
     ("build", "raw", "{root}", "--into", "{copy}-raw", "--workers", "0"),
     ("view", "{root}", "--bundle", "{copy}.html"),
     ("tier", "fill", "{root}", "{tier}-chunks"),
+    ("build", "{command}", "--into", "{copy}-reused", "--reuse", "{root}", "--workers", "0"),
     ("estimate", "remote", "{root}"),
 )
 CHANGING: tuple[tuple[str, ...], ...] = (
@@ -58,6 +59,7 @@ CHANGING: tuple[tuple[str, ...], ...] = (
     ("drop", "{root}", "raw"),
     ("clean", "{root}"),
     ("clean", "{root}", "--keep-generations", "1"),
+    ("clean", "{root}", "--unpublished"),
     ("copy", "{pristine}", "{root}"),
 )
 LEAVES: tuple[Any, ...] = (

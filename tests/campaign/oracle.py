@@ -89,9 +89,9 @@ class Trial:
         self.covered.update(("file", each.kind) for each in done)
         return ", ".join(map(str, done))
 
-    def read(self, world: World, root: Path | None = None) -> tuple[int, list[str]]:
+    def read(self, world: World, root: Path | None = None, tier: Path | None = None) -> tuple[int, list[str]]:
         """How many rows can be read, and the errors met. A wrong row is found."""
-        ending = run_call(lambda: read_rows(root or self.root), seconds=READ_SECONDS)
+        ending = run_call(lambda: read_rows(root or self.root, tier), seconds=READ_SECONDS)
         self.judge("reading", ending)
         if ending.answer is None:
             return 0, []

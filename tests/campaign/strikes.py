@@ -269,6 +269,34 @@ def race(trial: Trial) -> None:
     _finish(trial, job, world)
 
 
+def grow(trial: Trial) -> None:
+    """While a build stands still at a system call, an update adds files: both end well, in either order."""
+    source, lines = _lines_world(trial)
+    into, pattern = ("--into", str(trial.root)), str(source / "*.txt")
+    trial.verb("build", *raw_command(source), *into, *_ALONE, "--end-chunk", str(1 + trial.draw.randrange(3)))
+    more = lines_of(trial.draw.randrange(1 << 30), 40)
+
+    def update(pid: int) -> None:
+        write_lines(source / "b.txt", more)
+        trial.verb("update", str(trial.root), pattern, *_ALONE)
+
+    at = 1 + trial.draw.randrange(400)
+    trial.cause = f"update while a build is at call {at}"
+    build = verb_call("build", *raw_command(source), *into, *_ALONE)
+    struck = run_traced(build, trial.root, Strike(at, meanwhile=update), seconds=BUILD_SECONDS)
+    trial.covered["verb", "build next to update"] += 1
+    trial.judge("build", struck.ending)
+    if struck.struck is None:
+        update(0)
+    if struck.ending.code != 0 or trial.verb("update", str(trial.root), pattern, *_ALONE).code != 0:
+        trial.find("rows lost", f"build next to update: {struck.ending.last_line}")
+        return
+    rows = trial.judge("reading", run_call(lambda: texts_of(trial.root))).answer or []
+    if sorted(rows) != sorted(line.decode() for line in lines + more):
+        trial.find("wrong rows", f"{len(rows)} rows of {len(lines + more)} lines")
+    trial.is_whole = True
+
+
 def _other_builder(world: World, root: Path) -> None:
     """A second builder, whose patience with the first is short."""
     source = fb.sources.lines(str(world.source / "*.txt"))

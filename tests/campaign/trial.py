@@ -60,9 +60,12 @@ class Ending:
 
     def circular_hint(self, arguments: Sequence[str]) -> str:
         """A hint of a failed command that is this command, or a part of it; empty if there is none."""
+        if self.code and "--from" in arguments and "pass a copy (--from COPY)" in self.output:
+            return "to pass a copy"
         for found in re.finditer(r"`forebay ([^`]*)`|next: forebay (.*)", self.output) if self.code else ():
             with suppress(ValueError):
-                if set(shlex.split(found[1] or found[2])) <= set(arguments):
+                words = set(shlex.split(found[1] or found[2]))
+                if words <= set(arguments) and "--reuse" not in set(arguments) - words:
                     return found[0]
         return ""
 

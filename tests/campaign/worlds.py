@@ -205,7 +205,7 @@ def chunk_digests(root: Path) -> dict[str, str]:
 MOST_ROWS = 1_000_000
 
 
-def read_rows(root: Path | str, order: int = 0) -> dict[str, Any]:
+def read_rows(root: Path | str, tier: Path | None = None) -> dict[str, Any]:
     """Every row of a cache, asked for by itself and then all at once: digests, and the errors that were met.
 
     Only `ForebayError` counts as an answer; anything else is raised.
@@ -213,8 +213,8 @@ def read_rows(root: Path | str, order: int = 0) -> dict[str, Any]:
     rows: list[str] = []
     errors: list[str] = []
     try:
-        cache = fb.open_cache(root)
-        draw = np.random.default_rng(order)
+        cache = fb.open_cache(root, tier=tier)
+        draw = np.random.default_rng(0)
         # A crafted generation may promise more rows than there is memory to number them.
         numbers = draw.permutation(len(cache)) if len(cache) < MOST_ROWS else draw.integers(len(cache), size=100)
         for number in numbers.tolist():

@@ -25,7 +25,7 @@ from forebay.cache.reports import Problem, RepairReport
 from forebay.cache.soundness import newest_sound, split_foreign
 from forebay.cache.state import Index, numbers
 from forebay.cache.verify import check_all, check_chunk, document_problems, source_check, stale_sources
-from forebay.errors import BuildFailed, Damaged, ForebayError, FormatTooNew, IndexCorrupt
+from forebay.errors import BuildFailed, CacheNotFound, Damaged, ForebayError, FormatTooNew, IndexCorrupt
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import Generation
@@ -36,6 +36,7 @@ from forebay.store.base import Missing, Store
 from forebay.store.retrying import RetryingStore
 
 ADVICE = re.compile(r"; run `forebay (?:verify`, then `forebay )?repair[^`]*`")
+COMMAND = re.compile(r"(?:, then )?run `forebay repair[^`]*`(?: on the cache)?")
 
 
 def repair(
@@ -51,8 +52,8 @@ def repair(
     check_copy(run.store, copy)
     try:
         restore_index(run)
-    except Damaged as error:
-        raise _without_advice(error) from error
+    except (Damaged, CacheNotFound) as error:
+        raise _without_advice(run, error) from error
     index = Index.take(run.store)
     for layer in sorted(index.layers, key=index.height):
         _repair_layer(run, options, layer)
@@ -67,14 +68,12 @@ def repair(
     )
 
 
-def _without_advice(error: Damaged) -> Damaged:
+def _without_advice(run: RepairRun, error: ForebayError) -> ForebayError:
     """An error whose hint is not the command that is running."""
     if isinstance(error, FormatTooNew):
         return error
-    hint = error.hint.partition(", then run `forebay repair`")[0]
-    if not hint or "forebay repair" in hint:
-        hint = "pass a copy (--from COPY)"
-    return Damaged(ADVICE.sub("", error.message), hint=hint)
+    hint = COMMAND.sub(lambda advice: "" if advice[0].startswith(",") else run.copy_hint, error.hint)
+    return type(error)(ADVICE.sub("", error.message), hint=hint or run.copy_hint, **error.facts)
 
 
 def _repair_layer(run: RepairRun, options: BuildOptions, layer: str) -> None:

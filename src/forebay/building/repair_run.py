@@ -33,6 +33,11 @@ class RepairRun:
     allow_network: bool
     log: RepairLog = field(default_factory=RepairLog)
 
+    @property
+    def copy_hint(self) -> str:
+        """What to pass next; the copy in use did not help."""
+        return "pass a copy (--from COPY)" if self.copy is None else "pass another copy (--from COPY)"
+
     def write(self, key: str, value: Callable[..., Sequence[Buffer]], *arguments: object) -> bool:
         """Put a file back; a failure is recorded."""
         try:

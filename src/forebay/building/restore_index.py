@@ -71,14 +71,21 @@ def _restored(run: RepairRun, here: Known) -> Generation:
     _check_plans(run, united, there)
     united = restore_documents(run, united, here.is_lost)
     plan = PlanRepair(run, united).restore(here.is_lost)
-    if here.is_lost and hmac_key() is None and plan is not None:
+    if here.is_lost and hmac_key() is None and plan is not None and plan.segments:
         united = _with_sound_files(run, united, plan)
     if not united.table(united.base).chunks.size:
-        raise Damaged(
-            f"the cache at '{run.store.address}' cannot be repaired: no generation and no chunk file is intact",
-            hint="pass a copy (--from COPY), or build the cache again in another folder",
-        )
+        raise _nothing_left(run)
     return united
+
+
+def _nothing_left(run: RepairRun) -> Damaged:
+    problem = "no generation is intact, and no chunk file can be listed"
+    for key, reason in list(run.log.failed.items())[:1]:
+        problem += f" ('{key}': {reason})"
+    return Damaged(
+        f"the cache at '{run.store.address}' cannot be repaired: {problem}",
+        hint=f"{run.copy_hint}, or build the cache again in another folder",
+    )
 
 
 def _known(store: Store) -> Known:
@@ -215,7 +222,7 @@ def _from_nothing(run: RepairRun, here: Known) -> Generation:
     """No generation can be read: a generation without records, if `cache.json` can be read and there is no key."""
     store = run.store
     if hmac_key() is not None:
-        problem = "no generation has a right tag of the key in use; take one from a copy (`--from COPY`)"
+        problem = f"no generation has a right tag of the key in use; {run.copy_hint}"
         raise key_refused(store.address, layout.GENERATIONS, problem)
     try:
         document = read_cache_document(store)
@@ -226,11 +233,11 @@ def _from_nothing(run: RepairRun, here: Known) -> Generation:
             raise
         raise Damaged(
             f"the cache at '{store.address}' cannot be repaired: neither '{layout.CACHE}' nor a generation can be read",
-            hint="pass a copy (--from COPY), or build the cache again in another folder",
+            hint=f"{run.copy_hint}, or build the cache again in another folder",
         ) from error
     if not any(store.entries(layout.LAYERS)):
         raise unpublished(store)
-    _check_id(store, here, document.cache_id)
+    _check_id(run, here, document.cache_id)
     text = read_document(store, layout.CACHE).decode()
     empty = Generation(number=-1, cache=text, recipes={}, constants={}, plan=(), versions=(), layers={})
     problem = unlisted_problem(run, document.base, {})
@@ -238,13 +245,14 @@ def _from_nothing(run: RepairRun, here: Known) -> Generation:
         raise Damaged(
             f"the cache at '{store.address}' cannot be repaired: no generation can be read, and "
             f"'{layout.recipe(document.base)}' {problem}",
-            hint="pass a copy (--from COPY)",
+            hint=run.copy_hint,
         )
     return empty
 
 
-def _check_id(store: Store, here: Known, cache_id: str) -> None:
+def _check_id(run: RepairRun, here: Known, cache_id: str) -> None:
     """Raise if sound generations list the files that are here under another id: `cache.json` may be the damaged one."""
+    store = run.store
     for key in here.foreign:
         generation = load_generation(store, layout.parse_generation(key))
         first = sound_segment(store, 0)
@@ -252,7 +260,7 @@ def _check_id(store: Store, here: Known, cache_id: str) -> None:
             raise Damaged(
                 f"'{layout.CACHE}' of '{store.address}' has the id {cache_id}, and '{key}', which lists the plan that "
                 f"is here, is of another cache (id {generation.document.cache_id})",
-                hint=f"move away whichever is wrong ('{layout.CACHE}' or '{key}'), or pass a copy (--from COPY)",
+                hint=f"move away whichever is wrong ('{layout.CACHE}' or '{key}'), or {run.copy_hint}",
             )
 
 

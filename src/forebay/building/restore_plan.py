@@ -41,7 +41,7 @@ class PlanRepair:
         """Put back segments and identities; None if the plan still cannot be read."""
         self._restore_segments()
         plan = self._readable()
-        while plan is not None and plan.segments and is_lost and self._has_chunks_beyond(plan):
+        while plan is not None and is_lost and self._has_chunks_beyond(plan):
             key = layout.plan_segment(len(plan.segments))
             if not self.run.write(key, self._segment, len(plan.segments), ""):
                 failed = self.run.log.failed

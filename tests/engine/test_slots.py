@@ -55,7 +55,6 @@ class ManySlots:
         self._submitted.clear()
 
 
-
 @pytest.fixture
 def source(tmp_path, monkeypatch):
     monkeypatch.setenv(NOTES, str(tmp_path))

@@ -5,8 +5,8 @@ task               └─ a few batches, read together ─┘
 stretch            └─ some thousand positions, located together ───┘
 rank r of w        takes the positions p with p % w == r
 
-A task has as many batches as take about 4 ms, or 4 MiB: waking a thread costs as much as copying 64 KiB, and two threads
-that hand the interpreter lock to each other for every batch decode half as many rows.
+A task has as many batches as take about 4 ms, or 4 MiB: waking a thread costs as much as copying 64 KiB, and two
+threads that hand the interpreter lock to each other for every batch decode half as many rows.
 """
 
 import threading

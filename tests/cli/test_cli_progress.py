@@ -19,8 +19,9 @@ import pytest
 from rich.console import Console
 from tests.cli.running import COMMAND, write_lines
 
+from forebay.cache.heartbeat import ProcessTree
 from forebay.cache.reports import Progress
-from forebay.preview.progress import Bar, JsonLines, Lines, SpeedMeter, UsageMeter
+from forebay.preview.progress import Bar, JsonLines, Lines, SpeedMeter
 
 HALF = Progress(
     phase="building",
@@ -141,17 +142,16 @@ def test_the_time_left_counts_only_what_this_build_made():
     assert meter.time_left(moment(done=34, seconds=20.0)) == ""
 
 
-def test_the_meter_sums_processes_and_survives_those_that_end():
-    meter = UsageMeter()
-    alone = meter.measure([]).memory_bytes
+def test_memory_is_that_of_this_process_and_its_children():
+    processes = ProcessTree(os.getpid())
+    alone = processes.measure()[2]
     holding = "import time; held = b'x' * 100_000_000; print(flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", holding], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        both = meter.measure([process.pid]).memory_bytes
+        both = processes.measure()[2]
         process.kill()
-    assert 0 < alone < both
-    assert meter.measure([process.pid, 2**22 + 1]).memory_bytes > 0
+    assert 0 < alone < both - 100_000_000 < processes.measure()[2] + 100_000_000
 
 
 @pytest.mark.slow

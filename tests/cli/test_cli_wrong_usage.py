@@ -103,6 +103,7 @@ def test_at_least_sixty_wrong_usages_are_tried() -> None:
     ("words", "shown"),
     [
         (["peek", "CACHE", "--row", "60"], "there is no row 60; "),
+        (["peek", "CACHE", "--column", "foo"], "has no column 'foo' (it has: "),
         (["peek", "CACHE", "--patch", "16"], "--png and --patch are for images"),
         (["peek", "CACHE", "--source", "data"], "--source is for packed tokens"),
         (["build", "CACHE", "--into", "new"], "use `forebay update` to add data"),

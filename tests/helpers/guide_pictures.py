@@ -10,9 +10,9 @@ from tests.helpers.photographs import write_photographs
 
 import forebay as fb
 from forebay.masks import pixel_mask
-from forebay.preview.draw import IGNORED, Picture
+from forebay.preview.draw import Picture
 from forebay.preview.pictures import draw_sheet
-from forebay.preview.sheets import Framed, contact_sheet
+from forebay.preview.sheets import IGNORED, Framed, contact_sheet
 from forebay.torch import ImageBatch, Loader
 
 RECIPE = fb.ImageRecipe(size=224)

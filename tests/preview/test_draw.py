@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from forebay.masks import dense_mask, document_spans, pixel_mask, token_ignore_mask, windowed
-from forebay.preview.draw import DOCUMENTS, FULL_BLOCK_SHADE, IGNORED, PADDING, UNSEEN, letterbox, packed_row
+from forebay.masks import dense_mask, document_spans, windowed
+from forebay.preview.draw import DOCUMENTS, FULL_BLOCK_SHADE, PADDING, UNSEEN, packed_row
 
 LENGTHS, TOKENS = [[9, 4, 0], [2, 3, 5]], 16
 
@@ -50,22 +50,6 @@ def test_blocks_computed_without_a_mask_are_dark():
 
 def test_a_row_of_any_length_is_drawn_in_the_same_size():
     assert colors(packed_row([[100_000, 20_000]], 131_072, block_size=8192)).shape == (480, 480, 3)
-
-
-def test_padding_is_gray_and_ignored_tokens_are_crossed_out():
-    box, size, patch = (0, 16, 64, 32), (64, 64), 16
-    drawn = colors(letterbox(box, size, patch))
-    padded = pixel_mask([box], size)[0]
-    centers = slice(6, None, patch), slice(4, None, patch)  # beside the strokes of the cross
-    assert ((drawn[centers] == PADDING).all(axis=-1) == padded[centers]).all()
-    crossed = (drawn[3::patch, 3::patch] == IGNORED).all(axis=-1)
-    assert (crossed == token_ignore_mask([box], size, patch)[0]).all()
-
-
-def test_the_content_of_the_image_itself_is_shown():
-    image = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
-    drawn = colors(letterbox((0, 0, 32, 32), (32, 32), 32, image=image))
-    assert (drawn == image).all()
 
 
 def test_a_notebook_shows_the_same_png_that_is_saved(tmp_path):

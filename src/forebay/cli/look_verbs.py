@@ -26,7 +26,7 @@ from forebay.cli.options import (
 )
 from forebay.cli.output import Finding, is_json, show_now
 from forebay.cli.verb import verb
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, NotFound
 from forebay.preview.peek import KINDS as PACKED
 from forebay.preview.peek import PEEKED_ROWS, SHEET_ROWS
 from forebay.preview.peek import peek as peek_rows
@@ -139,7 +139,10 @@ def peek(cache: str, count: int | None, chosen: tuple[int, ...], sheet: str | No
         except ValueError as error:
             raise WrongUsage(str(error)) from error
     source = source_like_before(cache, shown["paths"]) if shown["paths"] else None
-    return peek_rows(opened, rows, columns=shown["columns"] or None, source=source)
+    try:
+        return peek_rows(opened, rows, columns=shown["columns"] or None, source=source)
+    except NotFound as error:  # a --column
+        raise WrongUsage(error.message, error.hint) from error
 
 
 def _check_peek(cache: str, kind: str, sheet: str | None, shown: dict[str, Any]) -> None:

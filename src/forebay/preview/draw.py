@@ -1,9 +1,7 @@
-"""Draw masks as PNG or in a notebook. numpy only.
+"""Draw the mask of a packed row as PNG or in a notebook: one color per document. numpy only.
 
-    packed_row     which tokens of a packed row see which: one color per document, dark where whole blocks are seen
-    letterbox      the padding of an image, and its ignored tokens
-
-Both return a `Picture`: `picture.save("mask.png")`, or leave it as the last line of a notebook cell.
+`packed_row` returns a `Picture`: `picture.save("mask.png")`, or leave it as the last line of a notebook cell.
+`fb.contact_sheet` draws images with their boxes and ignored tokens.
 """
 
 import struct
@@ -15,7 +13,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forebay.masks.documents import document_ids, padding_mask
-from forebay.masks.rectangle import IGNORE_THRESHOLD, Size, pixel_mask, token_ignore_mask
 from forebay.masks.spans import Spans, document_spans
 
 Pixels = NDArray[np.uint8]  # (height, width, 3)
@@ -23,9 +20,7 @@ UNSEEN = (250, 250, 248)
 PADDING = (190, 190, 186)
 DOCUMENTS = ((86, 140, 201), (233, 150, 71), (106, 176, 106), (190, 112, 168), (214, 190, 80), (94, 178, 184))
 GRID = (120, 120, 120)
-IGNORED = (200, 60, 50)
 FULL_BLOCK_SHADE = 0.72
-_CROSS_MARGIN = 3
 _UP = 2  # a filter of PNG: each line is stored as its difference to the one above
 
 
@@ -103,27 +98,6 @@ def _lengths_of(packed: Mapping[str, ArrayLike]) -> tuple[int, NDArray[np.int64]
     return np.shape(packed["tokens"])[-1], lengths
 
 
-def letterbox(
-    rectangle: ArrayLike,
-    size: Size,
-    patch: int,
-    *,
-    threshold: float = IGNORE_THRESHOLD,
-    image: Pixels | None = None,
-    scale: int = 1,
-) -> Picture:
-    """Draw one letterboxed image: padding gray, lines between patches, ignored tokens crossed out."""
-    if isinstance(size, int):
-        raise TypeError(f"size is (height, width), such as ({size}, {size}) (got {size})")
-    box = np.asarray(rectangle)[None]
-    content = DOCUMENTS[0] if image is None else image
-    canvas = np.where(pixel_mask(box, size)[0][:, :, None], PADDING, content)
-    drawing = canvas.repeat(scale, axis=0).repeat(scale, axis=1).astype(np.uint8)
-    _rule(drawing, size[1], patch)
-    _cross_out(drawing, token_ignore_mask(box, size, patch, threshold)[0], patch * scale)
-    return Picture(drawing)
-
-
 def _document_colors(seq_lens: ArrayLike, sequence_length: int | None, row: int) -> NDArray[np.int64]:
     """Return colors `(sequence_length, 3)`: neighboring documents differ, padding is gray."""
     numbers = document_ids(seq_lens, sequence_length)[row] % len(DOCUMENTS)
@@ -142,15 +116,7 @@ def _in_full_block(spans: Spans, row: int, token: NDArray[np.int64], block_size:
 
 
 def _rule(drawing: Pixels, length: int, step: int) -> None:
-    """Draw thin lines at every `step` of `length`, in both directions."""
-    height, width, _ = drawing.shape
-    per_unit = width / length
-    for edge in range(step, max(length, int(height / per_unit)), step):
-        line = round(edge * per_unit)
+    """Draw thin lines at every `step` of `length` tokens, in both directions."""
+    for edge in range(step, length, step):
+        line = round(edge * len(drawing) / length)
         drawing[line : line + 1] = drawing[:, line : line + 1] = GRID
-
-
-def _cross_out(drawing: Pixels, ignored: NDArray[np.bool_], side: int) -> None:
-    across = np.arange(_CROSS_MARGIN, side - _CROSS_MARGIN + 1)
-    for y, x in np.argwhere(ignored) * side:
-        drawing[y + across, x + across] = drawing[y + side - across, x + across] = IGNORED

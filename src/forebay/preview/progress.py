@@ -11,70 +11,26 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from itertools import accumulate
 from typing import Any, TextIO
 
 import msgspec
-import psutil
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from forebay.cache.heartbeat import ProcessTree
 from forebay.cache.reports import OnProgress, Progress
 from forebay.preview.console import SafeConsole, console_for
 from forebay.preview.words import clear_first_sign, human_bytes, human_time, printable
 
 _NOTEBOOK_WIDTH = 100
-
-
-@dataclass(frozen=True, slots=True)
-class MachineUsage:
-    cpu_percent: float
-    memory_bytes: int
-
-
-class UsageMeter:
-    """Measures CPU (since the last call; of this process, since the meter was made) and memory of processes."""
-
-    def __init__(self) -> None:
-        self._processes = {os.getpid(): psutil.Process()}
-        self._processes[os.getpid()].cpu_percent()
-
-    def measure(self, pids: Iterable[int]) -> MachineUsage:
-        wanted = {os.getpid(), *pids}
-        self._processes = {pid: known for pid, known in self._processes.items() if pid in wanted}
-        usages = [_usage(process) for pid in wanted if (process := self._process(pid)) is not None]
-        return MachineUsage(sum(usage.cpu_percent for usage in usages), sum(usage.memory_bytes for usage in usages))
-
-    def _process(self, pid: int) -> psutil.Process | None:
-        try:
-            return self._processes.setdefault(pid, self._processes.get(pid) or psutil.Process(pid))
-        except psutil.Error:
-            return None
-
-
-def _usage(process: psutil.Process) -> MachineUsage:
-    """The usage of one process; zero if it has just ended."""
-    try:
-        return MachineUsage(process.cpu_percent(), _memory(process))
-    except psutil.Error:
-        return MachineUsage(0.0, 0)
-
-
-def _memory(process: psutil.Process) -> int:
-    """Proportional set size of a process; resident set size if the system does not provide it."""
-    try:
-        full = process.memory_full_info()
-        return int(getattr(full, "pss", 0) or full.rss)
-    except psutil.AccessDenied:
-        return int(process.memory_info().rss)
 
 
 FIRST_LINE_SECONDS = 2.0  # a shorter job needs no line
@@ -117,9 +73,9 @@ class SpeedMeter:
     def __init__(self) -> None:
         self._phase, self._begun = ("", ""), time.monotonic()
         self._done = self._last = 0
-        self._meter = UsageMeter()
-        self._measured = 0.0
-        self._usage = MachineUsage(0.0, 0)
+        self._processes = ProcessTree(os.getpid())
+        self._measured = self._cpu_percent = 0.0
+        self._memory_bytes = 0
 
     def follow(self, progress: Progress) -> None:
         done, phase = (
@@ -131,10 +87,10 @@ class SpeedMeter:
             self._phase, self._begun = phase, time.monotonic()
         self._last = done
 
-    def measure(self, progress: Progress) -> None:
+    def measure(self) -> None:
         """Measure at most once a second: the memory of a process with torch takes 9 ms."""
         if time.monotonic() - self._measured >= MEASURE_SECONDS:
-            self._usage = self._meter.measure(progress.pids)
+            _, self._cpu_percent, self._memory_bytes = self._processes.measure()
             self._measured = time.monotonic()
 
     def seconds_left(self, progress: Progress) -> float | None:
@@ -153,8 +109,8 @@ class SpeedMeter:
     def facts(self, progress: Progress) -> list[str]:
         shown = [*_phase_facts(progress)] if progress.seconds else _passed(progress)
         limit = f" of {human_bytes(progress.memory_limit)}" if progress.memory_limit else ""
-        shown += [f"memory {human_bytes(self._usage.memory_bytes)}{limit}"]
-        shown += [f"CPU {self._usage.cpu_percent:.0f}%"] if self._usage.cpu_percent or progress.workers else []
+        shown += [f"memory {human_bytes(self._memory_bytes)}{limit}"]
+        shown += [f"CPU {self._cpu_percent:.0f}%"] if self._cpu_percent or progress.workers else []
         return [*shown, f"busy {progress.busy}/{progress.workers}"] if progress.workers else shown
 
     def record(self, progress: Progress) -> dict[str, Any]:
@@ -171,8 +127,8 @@ class SpeedMeter:
             **counts,
             **rates,
             "compression_ratio": ratio,
-            "memory_bytes": self._usage.memory_bytes,
-            "cpu_percent": round(self._usage.cpu_percent, 1),
+            "memory_bytes": self._memory_bytes,
+            "cpu_percent": round(self._cpu_percent, 1),
             "eta_seconds": None if left is None else round(left, 1),
         }
 
@@ -190,7 +146,7 @@ class Bar:
         if progress.note:
             self._console.print(_note(progress.note))
         self._speed.follow(progress)
-        self._speed.measure(progress)
+        self._speed.measure()
         if progress.done < progress.total and time.monotonic() - self._drawn < BAR_SECONDS:
             return
         self._drawn = time.monotonic()
@@ -235,7 +191,7 @@ class Cadence:
         now = self._clock()
         speed.follow(progress)
         if now >= self._next - MEASURE_SECONDS:
-            speed.measure(progress)
+            speed.measure()
         if now < self._next:
             return False
         self._next = now + next(pause for until, pause in LINE_SECONDS if now - self._begun < until)

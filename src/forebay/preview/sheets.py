@@ -26,7 +26,7 @@ from PIL import Image, ImageDraw, ImageFont
 from forebay.images.geometry import Box
 from forebay.images.resize import Planes
 from forebay.masks.rectangle import IGNORE_THRESHOLD, latent_weights, token_padding
-from forebay.preview.draw import IGNORED, Picture
+from forebay.preview.draw import Picture
 
 CELL = 224
 MARGIN = 10
@@ -35,6 +35,7 @@ TEXT = 11  # height of letters
 PAPER = (250, 250, 248)
 INK = (40, 40, 40)
 OUTLINE = (30, 120, 220)
+IGNORED = (200, 60, 50)
 TINT = 0.45  # of the red over an ignored token
 SEEN_APART = 4  # the least pixels of a token for a line between it and the next
 

@@ -34,9 +34,10 @@ from forebay.preview.words import command_line, counted, human_bytes, human_time
 
 @draw.register
 def draw_build(report: BuildReport) -> RenderableType:
-    if not (report.built or report.built_elsewhere or report.adopted or report.deaths or report.notes):
+    notes = listing("notes", ((note,) for note in report.notes), "yellow")
+    if not (report.built or report.built_elsewhere or report.adopted or report.deaths):
         held = f"{counted(report.chunks, 'chunk')}, {counted(report.rows, 'row')}"
-        return title(report.root, f"layer {report.layer}", held, "nothing to do")
+        return Group(title(report.root, f"layer {report.layer}", held, "nothing to do"), *notes)
     elsewhere = f", {report.built_elsewhere:,} built by others meanwhile" if report.built_elsewhere else ""
     present = f"{report.present - report.built_elsewhere:,} already present"
     built = f"{report.built:,} built, {present}{elsewhere}, {report.chunks:,} requested"
@@ -55,8 +56,7 @@ def draw_build(report: BuildReport) -> RenderableType:
         )
     )
     parts += listing("workers lost", ((death,) for death in report.deaths), "yellow")
-    parts += listing("notes", ((note,) for note in report.notes), "yellow")
-    return Group(*parts, *_after_build(report))
+    return Group(*parts, *notes, *_after_build(report))
 
 
 def _after_build(report: BuildReport) -> list[Text]:

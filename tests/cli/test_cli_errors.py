@@ -73,12 +73,6 @@ def no_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("drop", root, "lune", code=1)
 
 
-@shows(errors.NotFound, "has no column 'tokens' (it has: data, id)")
-def no_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
-    root, _ = build_lines(tmp_path)
-    return run("peek", root, "--column", "tokens", code=1)
-
-
 @shows(
     errors.RecipeMismatch,
     '(differs in: chunk_bytes: 400 → 16777216, codec: "zstd" → "lz4")\nhint: resume with its own recipe',
@@ -360,27 +354,21 @@ def test_cli_error_is_an_error_line_and_a_hint_line(name: str, tmp_path: Path, m
         assert lines[1:] == ([f"hint: {printable(ran.error['hint'])}"] if "hint" in ran.error else [])
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("into", "words"),
+    [
+        ("/proc/forebay/cache", "hint: check the path, its permissions and the disk"),
+        ("{source}/cache", "hint: "),
+        ("{source}", "error: '{source}': it is a file; --into needs a folder\nhint: choose a folder"),
+    ],
+)
+def test_folder_that_cannot_be_written_is_an_error_and_a_hint(tmp_path: Path, into: str, words: str):
     source = write_lines(tmp_path / "data")
-    ran = run("build", "raw", source, "--into", "/proc/forebay/cache", "--workers", 0, code=1)
-    assert "check the path, its permissions and the disk" in ran.err
+    root = into.format(source=source)
+    ran = run("build", "raw", source, "--into", root, "--workers", 0, code=1)
+    assert words.format(source=source) in ran.err
     assert ran.err.count("\n") == 2
-
-
-def test_a_cache_inside_a_file(tmp_path: Path):
-    source = write_lines(tmp_path / "data")
-    ran = run("build", "raw", source, "--into", source / "cache", "--workers", 0, code=1)
-    assert "hint: " in ran.err
-    assert ran.err.count("\n") == 2
-    assert "there is no cache at" in run("status", source / "cache", code=1).err
-    assert "there is no cache at" in run("status", source, code=1).err
-
-
-def test_a_cache_in_place_of_a_file(tmp_path: Path):
-    source = write_lines(tmp_path / "data")
-    ran = run("build", "raw", source, "--into", source, "--workers", 0, code=1)
-    assert ran.err.startswith(f"error: '{source}': it is a file; --into needs a folder\nhint: choose a folder")
-    assert ran.err.count("\n") == 2
+    assert "there is no cache at" in run("status", root, code=1).err
 
 
 def test_a_parquet_file_without_the_column_says_which_flag_names_it(tmp_path: Path):
@@ -491,27 +479,14 @@ def test_a_result_that_closed_standard_output_loses_is_an_error(tmp_path: Path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", [["status"], *more(["peek", "--json"], ["--help"])])
-def test_a_full_disk_behind_standard_output_is_one_line(tmp_path: Path, verb: list[str]):
+@pytest.mark.parametrize(
+    "words", [["status", "CACHE"], ["--help"], *more(["peek", "CACHE", "--json"], ["--version"], ["status", "--help"])]
+)
+def test_a_full_disk_behind_standard_output_is_one_line(tmp_path: Path, words: list[str]):
     root, _ = build_lines(tmp_path)
+    command = [*COMMAND, *(str(root) if word == "CACHE" else word for word in words)]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [*COMMAND, verb[0], *([] if verb == ["--help"] else [str(root)]), *verb[1:]],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    assert done.returncode == 1
-    assert "to standard output: No space left on device" in done.stderr
-    assert done.stderr.count("\n") == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("words", [["--help"], *more(["--version"], ["status", "--help"])])
-def test_help_that_cannot_be_printed_is_one_line(words: list[str]):
-    with open("/dev/full", "w") as full:
-        done = subprocess.run([*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (1, 2)
     assert "the disk is full" in done.stderr or "standard output: No space left on device" in done.stderr
 
@@ -583,9 +558,3 @@ def test_bash_itself_completes_verbs_and_paths(tmp_path: Path):
 def test_every_shell_has_a_script(shell: str):
     result = CliRunner().invoke(cli, prog_name="forebay", env={"_FOREBAY_COMPLETE": f"{shell}_source"})
     assert f"_FOREBAY_COMPLETE={shell}_complete" in result.output
-
-
-def test_errors_go_to_stderr_also_with_json(tmp_path: Path):
-    ran = run_process("status", tmp_path / "nowhere", "--json", code=1)
-    assert ran.error["type"] == "CacheNotFound"
-    assert ran.err.count("\n") == 2

@@ -95,15 +95,3 @@ def test_what_a_data_set_has_is_named_when_nothing_matches(hub: HubServer, tmp_p
     words = ["tokens", "hub:org/stories", "--subset", "smaple", "--into", tmp_path / "cache"]
     said = asking(hub, tmp_path, "build", *words, code=1).err
     assert said.endswith("it does not exist\nhint: there are: 'default', 'sample'\n")
-
-
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (["hub:org/stories", "data"], "one data set of the hub, or files, but 2 were passed"),
-        (["hub:org/stories", "--format", "jsonl"], "--format is for files"),
-        (["hub:org/stories", "--separator", "x"], "--separator is for files"),
-    ],
-)
-def test_what_does_not_go_with_a_data_set_is_refused(words: list[str], hint: str):
-    assert hint in run("build", "tokens", *words, "--into", "cache", code=2).err

@@ -80,24 +80,6 @@ def test_an_error_has_its_type_its_message_and_what_is_known(tmp_path: Path):
     assert ran.error["facts"]["changed"]["codec"] == '"zstd" → "none"'
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["frobnicate", "--json"],
-        ["status", "--json"],
-        ["build", "raw", "data", "--json"],
-        ["build", "raw", "data", "--into", "cache", "--workers", "x", "--json"],
-        ["build", "data", "--json"],
-        ["verify", "--no-such-option", "--json"],
-    ],
-)
-def test_wrong_usage_names_the_help(words: list[str]):
-    ran = run(*words, code=2)
-    assert ran.error["type"] == "UsageError"
-    assert ran.error["message"] in ran.err
-    assert ran.error["command"].endswith(" --help")
-
-
 def test_an_error_of_the_system_names_the_path(tmp_path: Path):
     source = write_lines(tmp_path / "data")
     ran = run("build", "raw", source, "--into", source, "--json", code=1)

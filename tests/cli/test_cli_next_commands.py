@@ -17,19 +17,8 @@ def root(tmp_path: Path) -> Path:
     folder.mkdir()
     for name in "ab":
         (folder / f"{name}.txt").write_text("".join(f"{name} {number:04}\n" for number in range(40)))
-    run(
-        "build",
-        "raw",
-        folder / "*.txt",
-        "--into",
-        tmp_path / "cache",
-        "--workers",
-        0,
-        "--chunk-rows",
-        20,
-        "--codec",
-        "none",
-    )
+    words = ["--into", tmp_path / "cache", "--workers", 0, "--chunk-rows", 20, "--codec", "none"]
+    run("build", "raw", folder / "*.txt", *words)
     return tmp_path / "cache"
 
 

@@ -34,19 +34,17 @@ def test_pieces_of_a_split_document_say_so(tmp_path: Path):
     assert LONG in re.sub(r"…?\nrow.*\n.*\n  ▌ …|\n  ▌ ", "", shown)
 
 
-def test_a_begin_token_is_visible(tmp_path: Path):
-    root, _ = build_tokens(tmp_path, ["first text"], "--bos", "<|endoftext|>")
-    assert "  ▌ ▸first text∎\n" in run("peek", root).out
-
-
-def test_without_an_end_token_nothing_is_said_of_ends(tmp_path: Path):
-    root, _ = build_tokens(tmp_path, ["first text"], "--eos", "none")
-    assert "  ▌ first text\n" in run("peek", root).out
-
-
-def test_text_that_looks_like_a_special_token_is_text(tmp_path: Path):
-    root, _ = build_tokens(tmp_path, ["before <|endoftext|> after"])
-    assert "  ▌ before <|endoftext|> after∎\n" in run("peek", root).out
+@pytest.mark.parametrize(
+    ("text", "flags", "shown"),
+    [
+        ("first text", ["--bos", "<|endoftext|>"], "▸first text∎"),
+        ("first text", ["--eos", "none"], "first text"),
+        ("before <|endoftext|> after", [], "before <|endoftext|> after∎"),
+    ],
+)
+def test_begin_and_end_tokens_are_marks_and_text_stays_text(tmp_path: Path, text: str, flags: list[str], shown: str):
+    root, _ = build_tokens(tmp_path, [text], *flags)
+    assert f"  ▌ {shown}\n" in run("peek", root).out
 
 
 @pytest.mark.slow

@@ -73,23 +73,8 @@ def test_its_fields_are_options_with_choices_bounds_and_help(shout: Path):
 
 
 def test_it_builds_and_keeps_what_the_options_said(shout: Path):
-    run(
-        "build",
-        "shout",
-        "data",
-        "--unit",
-        "lines",
-        "--into",
-        "cache",
-        "--at-most",
-        "7",
-        "--words",
-        "a",
-        "-w",
-        "0",
-        "--tune",
-        "C",
-    )
+    words = ["--unit", "lines", "--into", "cache", "--at-most", "7", "--words", "a", "-w", "0", "--tune", "C"]
+    run("build", "shout", "data", *words)
     fields = run("info", "cache", "--json").json["layers"][0]["fields"]
     assert fields == {"tune": "C", "style": "loud", "at_most": 7, "whole": True, "words": ["a"], "weights": {}}
     assert run("build", "cache", "--json").json["built"] == 0

@@ -1,10 +1,13 @@
 """Packed tokens on the command line: sources of every format, recipe flags, growth, failures, figures."""
 
 import gzip
+import io
 import json
 import re
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from tests.cli.running import build_tokens, run, stories, story, write_documents
 
@@ -61,50 +64,50 @@ def test_every_field_of_the_recipe_has_a_flag(tmp_path: Path):
     }
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz", "folder", "glob"])
-def test_json_lines_are_known_by_their_names(tmp_path: Path, name: str):
-    path = write_documents(tmp_path / "data", STORIES, "a.json" if name == "a.json" else "a.jsonl")
-    if name == "a.jsonl.gz":
-        path.with_name(name).write_bytes(gzip.compress(path.read_bytes()))
-    source = {"folder": tmp_path / "data", "glob": tmp_path / "data" / "*"}.get(name, tmp_path / "data" / name)
-    (tmp_path / "data" / "LICENSE").write_text("not meant")
-    run("build", "tokens", source, "--into", tmp_path / "cache", *SMALL)
-    assert documents_in(tmp_path / "cache") == 40
+def parquet_of(texts: list[str]) -> bytes:
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts, "more": list(range(len(texts)))}), buffer)
+    return buffer.getvalue()
 
 
-def test_the_field_of_the_text_can_be_named(tmp_path: Path):
-    source = write_documents(tmp_path / "data", STORIES, field="content")
-    run("build", "tokens", source, "--into", tmp_path / "cache", "--text", "content", *SMALL)
-    assert documents_in(tmp_path / "cache") == 40
+LINES = "".join(json.dumps({"text": text}) + "\n" for text in STORIES).encode()
+NAMED = LINES.replace(b'"text"', b'"content"')
+LICENSE = {"LICENSE": b"not meant"}
+CORPORA = {"c4-train.00000.json.gz": gzip.compress(LINES), "more.ndjson": LINES, "UPPER.JSONL": LINES + b"\n\n"}
+TXT, MD, RST = (
+    {f"{number}{suffix}": text.encode() for number, text in enumerate(STORIES[:7])}
+    for suffix in (".txt", ".md", ".rst")
+)
 
 
-@pytest.mark.parametrize("suffix", [".txt", ".md"])
-def test_text_files_are_a_document_each(tmp_path: Path, suffix: str):
-    write_texts(tmp_path / "data", STORIES[:7], suffix)
-    run("build", "tokens", tmp_path / "data", "--into", tmp_path / "cache", *SMALL)
-    assert documents_in(tmp_path / "cache") == 7
-
-
-def test_a_separator_makes_several_documents_of_a_file(tmp_path: Path):
-    (tmp_path / "notes").write_text("\n---\n".join(STORIES[:5]))
-    run("build", "tokens", tmp_path / "notes", "--into", tmp_path / "cache", "--separator", r"\n---\n", *SMALL)
-    assert documents_in(tmp_path / "cache") == 5
-    assert STORIES[1] in run("peek", tmp_path / "cache", "--rows", 9).out.replace("\n  ▌ ", "")
-
-
-def test_suffixes_choose_text_files_of_a_folder(tmp_path: Path):
-    write_texts(tmp_path / "data", STORIES[:3], ".rst")
-    write_texts(tmp_path / "data", STORIES[:4], ".txt")
-    run("build", "tokens", tmp_path / "data", "--into", tmp_path / "cache", "--suffix", ".rst", *SMALL)
-    assert documents_in(tmp_path / "cache") == 3
-
-
-def test_parquet_is_known_by_its_name(tmp_path: Path):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    table = pytest.importorskip("pyarrow").table({"text": STORIES, "more": list(range(40))})
-    parquet.write_table(table, tmp_path / "a.parquet")
-    run("build", "tokens", tmp_path / "a.parquet", "--into", tmp_path / "cache", *SMALL)
-    assert documents_in(tmp_path / "cache") == 40
+@pytest.mark.parametrize(
+    ("files", "source", "flags", "documents"),
+    [
+        ({"a.jsonl": LINES}, "a.jsonl", [], 40),
+        ({"a.json": LINES}, "a.json", [], 40),
+        ({"a.jsonl.gz": gzip.compress(LINES)}, "a.jsonl.gz", [], 40),
+        ({"a.jsonl": LINES, **LICENSE}, "", [], 40),
+        ({"a.jsonl": LINES, **LICENSE}, "*", [], 40),
+        (CORPORA, "", ["--max-failures", 0], 120),
+        ({"a.jsonl": NAMED}, "", ["--text", "content"], 40),
+        ({"a.log": LINES}, "*.log", ["--format", "jsonl"], 40),
+        ({"a.parquet": parquet_of(STORIES)}, "", [], 40),
+        (TXT, "", [], 7),
+        (MD, "", [], 7),
+        (TXT | RST, "", ["--suffix", ".rst"], 7),
+        ({"notes": "\n---\n".join(STORIES[:5]).encode()}, "notes", ["--separator", r"\n---\n"], 5),
+    ],
+)
+def test_format_follows_the_names_of_files_and_the_flags(
+    tmp_path: Path, files: dict[str, bytes], source: str, flags: list[object], documents: int
+):
+    (tmp_path / "data").mkdir()
+    for name, content in files.items():
+        (tmp_path / "data" / name).write_bytes(content)
+    ran = run("build", "tokens", tmp_path / "data" / source, "--into", tmp_path / "cache", *flags, *SMALL)
+    assert documents_in(tmp_path / "cache") == documents
+    assert "not read" not in ran.out or files != CORPORA
+    assert STORIES[1] in run("peek", tmp_path / "cache", "--rows", 99).out.replace("\n  ▌ ", "")
 
 
 def test_mixed_formats_are_wrong_usage_until_one_is_chosen(tmp_path: Path):
@@ -179,10 +182,6 @@ def test_flags_that_do_not_fit_the_source_are_refused(tmp_path: Path, flags: lis
     assert not (tmp_path / "cache").exists()
 
 
-def test_standard_input_is_refused_with_a_hint():
-    assert "save it first" in run("build", "tokens", "-", "--into", "cache", code=2).err
-
-
 def test_a_tokenizer_file_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "tokenizer.json").write_bytes(fb.TokenRecipe(tokenizer="gpt2").vocabulary().json)
     monkeypatch.chdir(tmp_path)
@@ -205,29 +204,6 @@ def test_a_build_goes_on_when_the_file_of_its_tokenizer_is_gone(tmp_path: Path, 
     assert documents_in(root) == 40
 
 
-def test_a_settings_file_has_the_same_words(tmp_path: Path):
-    write_documents(tmp_path / "data", STORIES, field="content")
-    (tmp_path / "edu.toml").write_text("""
-        [source]
-        paths = ["data/*.jsonl"]
-        text = "content"
-
-        [recipe]
-        kind = "tokens"
-        sequence_length = 64
-        eos = "none"
-
-        [build]
-        into = "cache"
-        workers = 0
-    """)
-    run("build", tmp_path / "edu.toml")
-    assert recipe_of(tmp_path / "cache") | {"sequence_length": 64, "eos": None, "tokenizer": "gpt2"} == recipe_of(
-        tmp_path / "cache"
-    )
-    assert run("estimate", tmp_path / "edu.toml", "--json").json["chunks"] == 0  # none is missing
-
-
 def test_status_names_failures_with_file_and_line(tmp_path: Path):
     root, _ = build_tokens(tmp_path, STORIES)
     more = tmp_path / "data" / "bad.jsonl"
@@ -243,27 +219,6 @@ def test_status_names_failures_with_file_and_line(tmp_path: Path):
     ):
         assert re.search(words, shown), (words, shown)
     assert re.search(r"failed\s+5 of 46 samples: ", shown)
-
-
-def test_equal_documents_stay_unless_they_are_to_be_left_out(tmp_path: Path):
-    root, _ = build_tokens(tmp_path, [STORIES[0]] * 3)
-    assert documents_in(root) == 3
-
-
-def test_failures_can_be_too_many(tmp_path: Path):
-    source = write_documents(tmp_path / "data", ["", "", "fine"])
-    ran = run("build", "tokens", source, "--into", tmp_path / "cache", "--max-failures", 1, *SMALL, code=1)
-    assert "2 of 3 samples" in ran.err
-
-
-def test_a_cache_of_tokens_grows_by_files_and_by_lines(tmp_path: Path):
-    root, source = build_tokens(tmp_path, STORIES)
-    with source.open("a") as file:
-        file.write(json.dumps({"text": "one more"}) + "\n")
-    write_documents(tmp_path / "data", ["and another"], "b.jsonl")
-    run("update", root, tmp_path / "data", "--workers", 0)
-    assert documents_in(root) == 42
-    assert "and another" in run("peek", root, "--rows", 999).out
 
 
 def test_a_cache_that_was_made_by_a_function_grows_in_python(tmp_path: Path):
@@ -296,17 +251,17 @@ def test_info_draws_the_figures(tmp_path: Path):
         assert re.search(words, shown), (words, shown)
 
 
-def test_info_says_what_was_dropped(tmp_path: Path):
-    root, _ = build_tokens(tmp_path, [*STORIES, "long " * 200], "--long", "truncate")
+@pytest.mark.parametrize(
+    ("long", "figures"),
+    [
+        ("truncate", [r"documents cut +1\n", r"tokens dropped +138\n", r"tokens dropped share +\d\.\d%\n"]),
+        ("drop", [r"documents dropped +1\n"]),
+    ],
+)
+def test_info_counts_what_was_dropped(tmp_path: Path, long: str, figures: list[str]):
+    root, _ = build_tokens(tmp_path, [*STORIES, "long " * 200], "--long", long)
     shown = run("info", root).out
-    assert re.search(r"documents cut +1\n", shown)
-    assert re.search(r"tokens dropped +138\n", shown)
-    assert re.search(r"tokens dropped share +\d\.\d%\n", shown)
-
-
-def test_info_says_how_many_documents_were_dropped(tmp_path: Path):
-    root, _ = build_tokens(tmp_path, [*STORIES, "long " * 200], "--long", "drop")
-    assert re.search(r"documents dropped +1\n", run("info", root).out)
+    assert all(re.search(words, shown) for words in figures), shown
 
 
 def test_info_has_the_metadata_of_the_old_script_computed(tmp_path: Path):
@@ -351,20 +306,6 @@ def test_files_that_are_not_read_are_counted_in_build_estimate_and_dry_run(tmp_p
     assert said in run("build", *asked, "--json").json["notes"]
     ran = run("build", "tokens", tmp_path / "data" / "*.jsonl", "--into", tmp_path / "c", *SMALL)
     assert "not read" not in ran.out
-
-
-def test_corpora_are_read_under_their_own_names(tmp_path: Path):
-    lines = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in STORIES[:5])
-    (tmp_path / "d").mkdir()
-    for name, content in {
-        "c4-train.00000.json.gz": gzip.compress(lines),
-        "more.ndjson": lines,
-        "UPPER.JSONL": lines + b"\n\n",
-    }.items():
-        (tmp_path / "d" / name).write_bytes(content)
-    ran = run("build", "tokens", tmp_path / "d", "--into", tmp_path / "c", *SMALL, "--max-failures", 0)
-    assert "not read" not in ran.out
-    assert documents_in(tmp_path / "c") == 15
 
 
 def test_a_bound_on_samples_is_kept_by_the_cache(tmp_path: Path):

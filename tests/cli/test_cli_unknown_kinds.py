@@ -87,16 +87,8 @@ def _output(words: list[str]) -> str:
 
 
 METADATA = [
-    b"",
-    b"[]",
-    b"null",
-    b"5",
-    b"{",
-    b"[" * 100_000,
-    b"\xff",
-    b'{"a": ' + b"9" * 6000 + b"}",
-    b'{"a": "\\ud800"}',
-]
+    b"", b"[]", b"null", b"5", b"{", b"[" * 100_000, b"\xff", b'{"a": ' + b"9" * 6000 + b"}", b'{"a": "\\ud800"}',
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The data itself: sample rows, distributions, documents with their lines, turns, search, and code to copy."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -52,6 +51,11 @@ def test_overview_opens_with_health_three_rows_and_histograms(view: Open, token_
         assert begin in page.locator(".sample").nth(at).inner_text()
     assert page.locator(".histogram").count() == 3
     assert page.evaluate("window.hacked") is None
+    summary = fb.summarize(token_root)
+    padding = f"{100 * summary.layers[0].figures['padding_share']:.2f}%"
+    for shown in (f"{summary.rows:,}", summary.cache_id, summary.digest, "sequence_length", "gpt2", padding):
+        assert shown in opened.text()
+    assert "Failed samples: 1" in opened.text()
     page.click("text=Other rows")
     page.click(".sample a >> nth=0")
     opened.ready("rows")
@@ -224,9 +228,3 @@ def test_arrow_keys_step_through_images(view: Open, image_root: Path) -> None:
     page.keyboard.press("r")
     page.wait_for_selector("dd:text-is('0 of 11')")
     opened.check()
-
-
-def test_distribution_record_is_json_without_missing_numbers(raw_root: Path, image_root: Path) -> None:
-    for root in (raw_root, image_root):
-        found = distribution(ShownCache.of(root), Query(()))
-        assert json.loads(fb.cache.reports.as_json(found))["histograms"]

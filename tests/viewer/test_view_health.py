@@ -30,6 +30,11 @@ def test_overview_counts_lost_and_damaged_chunks(view: Open, token_root: Path, t
     chunks = fb.summarize(token_root).planned_chunks
     assert f"Damaged · 1 chunk lost, 1 chunk damaged, of {chunks}" in page.inner_text(".box.bad")
     assert f"forebay repair {tmp_path / 'cache'}" in page.inner_text(".box.bad")
+    opened.go("0/chunks")
+    assert "bad 1" in opened.text()
+    assert "lost 1" in opened.text()
+    opened.go("0/rows?row=0")
+    assert "Damaged" in opened.text()
     opened.go("1/overview")
     assert f"Complete · {chunks} chunks" in page.inner_text(".health")
     assert page.locator(".box.bad").count() == 0

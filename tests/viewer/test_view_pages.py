@@ -5,31 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.helpers.cache_files import CacheFiles, cut, flip
+from tests.helpers.cache_files import CacheFiles, flip
 from tests.viewer.conftest import PRINTED, Open
 
 import forebay as fb
 from forebay.masks.documents import labels
 
 pytestmark = pytest.mark.slow
-
-
-def test_the_overview_says_what_the_summary_says(view: Open, token_root: Path) -> None:
-    opened = view(token_root)
-    opened.go("0/overview")
-    summary, text = fb.summarize(token_root), opened.text()
-    for shown in (
-        f"{summary.rows:,}",
-        summary.cache_id,
-        summary.digest,
-        "sequence_length",
-        "gpt2",
-        "tokens: uint16"[8:],
-    ):
-        assert shown in text
-    assert f"{100 * summary.layers[0].figures['padding_share']:.2f}%" in text
-    assert "Failed samples: 1" in text
-    opened.check()
 
 
 def test_the_chunk_map_opens_a_chunk_and_its_rows(view: Open, token_root: Path) -> None:
@@ -111,20 +93,6 @@ def test_a_damaged_chunk_is_shown_as_damaged_and_the_rest_goes_on(view: Open, to
     assert "bad 1" in opened.text()
     opened.go("0/overview")
     assert "forebay repair" in opened.text()
-    opened.check()
-
-
-def test_a_truncated_chunk_and_a_lost_one_are_on_the_map(view: Open, token_root: Path, tmp_path: Path) -> None:
-    root = tmp_path / "cache"
-    shutil.copytree(token_root, root)
-    cut(CacheFiles(root).chunk(0), -7)
-    CacheFiles(root).chunk(1).unlink()
-    opened = view(root)
-    opened.go("0/chunks")
-    assert "bad 1" in opened.text()
-    assert "lost 1" in opened.text()
-    opened.go("0/rows?row=0")
-    assert "Damaged" in opened.text()
     opened.check()
 
 

@@ -141,8 +141,10 @@ def peek(cache: str, count: int | None, chosen: tuple[int, ...], sheet: str | No
     source = source_like_before(cache, shown["paths"]) if shown["paths"] else None
     try:
         return peek_rows(opened, rows, columns=shown["columns"] or None, source=source)
-    except NotFound as error:  # a --column
-        raise WrongUsage(error.message, error.hint) from error
+    except NotFound as error:
+        if shown["columns"]:
+            raise WrongUsage(error.message, error.hint) from error
+        raise
 
 
 def _check_peek(cache: str, kind: str, sheet: str | None, shown: dict[str, Any]) -> None:

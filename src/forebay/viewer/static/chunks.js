@@ -3,7 +3,7 @@ import { liveEvents, record, recordUrl } from './api.js';
 import { curve } from './charts.js';
 import { STATES, chunkMap } from './chunkmap.js';
 import { cssColor, facts, figure, fill, h, missingBox, pageHead, problemBox, section, table } from './dom.js';
-import { PLACES, bytes, count, counted, decimal, duration, percent, rate } from './format.js';
+import { PLACES, bytes, count, counted, duration, figureText, percent, rate } from './format.js';
 import { noteView, viewUrl, wholeOf } from './router.js';
 
 /** @param {import('./app.js').View} view */
@@ -153,7 +153,7 @@ function detailSection(index, cache, found) {
   const page = cache.kind === 'images' ? 'images' : 'rows';
   const state = STATES[found.state] || { name: found.state };
   const statistics = Object.entries(found.statistics).filter(([, value]) => typeof value === 'number')
-    .map(([name, value]) => /** @type {[string, any]} */ ([name.replaceAll('_', ' '), decimal(Number(value))]));
+    .map(([name, value]) => /** @type {[string, any]} */ ([name.replace('failed.', 'failed: ').replaceAll('_', ' '), figureText(name, Number(value))]));
   return section(`Chunk ${count(found.chunk)} of layer ${found.layer}`,
     found.problem && problemBox({ error: found.problem, damaged: found.state === 'b' }),
     found.first_row !== null && h('p', {}, h('a', { href: viewUrl(index, page, { row: found.first_row }) },

@@ -1,7 +1,7 @@
 // Two caches, or two generations of one: what differs.
 import { isBundle, record, recordUrl } from './api.js';
 import { fill, h, missingBox, pageHead, problemBox, section, table } from './dom.js';
-import { bytes, count, counted, decimal, shortValue } from './format.js';
+import { count, counted, figureText, shortValue } from './format.js';
 import { go, wholeOf } from './router.js';
 
 /** @param {import('./app.js').View} view */
@@ -93,5 +93,5 @@ function side(fact, value) {
 function plain(fact, value) {
   if (value === null || value === undefined) return '–';
   if (typeof value !== 'number' || isRecipe(fact)) return shortValue(value, 300);
-  return /^bytes$|^sum: .*bytes$/.test(fact.name) ? bytes(value) : decimal(value);
+  return figureText(fact.name.replace(/^(sum|figure): /, ''), value);
 }

@@ -53,6 +53,12 @@ export function decimal(value) {
   return Number.isInteger(value) || Math.abs(value) >= 10000 ? count(Math.round(value)) : value.toPrecision(4).replace(/\.?0+$/, '');
 }
 
+/** A figure or total of a layer, in the unit of its name. @param {string} name @param {number} value */
+export function figureText(name, value) {
+  if (/share$|utilization$|^share_of_/.test(name)) return percent(value, 2);
+  return /bytes$|^bytes_per_/.test(name) && value >= 1000 ? bytes(value) : decimal(value);
+}
+
 /** A value of a recipe or a record on one line, shortened; numbers exactly as they are stored. @param {any} value */
 export function shortValue(value, most = 120) {
   const text = typeof value === 'string' ? value : value !== null && typeof value === 'object' ? listed(value) : String(value);
@@ -66,7 +72,7 @@ function listed(value) {
     if (value.every(simple)) return value.length ? value.join(', ') : 'none';
     return value.every((one) => one && !Array.isArray(one) && typeof one === 'object') ? value.map(listed).join(' · ') : JSON.stringify(value);
   }
-  const pairs = Object.entries(value);
+  const pairs = Object.entries(value).filter(([, one]) => one !== null);
   if (!pairs.length) return 'none';
   const flat = (/** @type {any} */ one) => simple(one) || (Array.isArray(one) && one.every(simple));
   return pairs.every(([, one]) => flat(one)) ? pairs.map(([name, one]) => `${name} ${Array.isArray(one) ? one.join(', ') : one}`).join(', ') : JSON.stringify(value);

@@ -1,7 +1,7 @@
 // What a cache is: its health, three rows, how rows are distributed; then recipes, generations and failures.
 import { record, recordUrl } from './api.js';
 import { facts, figure, fill, h, pageHead, problemBox, section, table } from './dom.js';
-import { bytes, count, counted, decimal, duration, percent, shortValue, time } from './format.js';
+import { bytes, count, counted, decimal, duration, figureText, percent, shortValue, time } from './format.js';
 import { viewUrl } from './router.js';
 import { sampleSection } from './samples.js';
 import { shapeSections } from './shape.js';
@@ -79,7 +79,7 @@ function gapSection(gaps) {
 /** @param {any} overview @param {number} all */
 function generations(overview, all) {
   const rows = overview.generations.slice().reverse().map((/** @type {any} */ one) => [
-    one.number, one.written === null ? 'unknown' : time(one.written), one.problem ? '' : count(one.rows), one.problem ? '' : bytes(one.bytes), one.problem || h('code', {}, one.digest.slice(0, 12))]);
+    one.number, one.written === null ? 'unknown' : h('span', { class: 'whole' }, time(one.written)), one.problem ? '' : count(one.rows), one.problem ? '' : bytes(one.bytes), one.problem || h('code', {}, one.digest.slice(0, 12))]);
   return section('Generations', table(['#number', 'written, UTC', '#rows', '#stored', 'digest'], rows,
     all > rows.length ? `${count(all - rows.length)} older ones are not listed` : undefined));
 }
@@ -87,10 +87,9 @@ function generations(overview, all) {
 /** @param {number} cache @param {any} summary @param {any} layer */
 function layerSection(cache, summary, layer) {
   const role = layer.layer === summary.base ? 'base layer' : 'added layer';
-  const numbers = (/** @type {Record<string, any>} */ all, /** @type {(name: string, value: number) => string} */ format) => Object.entries(all)
-    .filter(([, value]) => typeof value === 'number').map(([name, value]) => /** @type {[string, any]} */ ([name.replaceAll('_', ' '), format(name, value)]));
-  const figuresOf = numbers(layer.figures, figureValue);
-  const totals = numbers(layer.statistics, (_, value) => decimal(value));
+  const numbers = (/** @type {Record<string, any>} */ all) => Object.entries(all).filter(([, value]) => typeof value === 'number')
+    .map(([name, value]) => /** @type {[string, any]} */ ([name.replaceAll('_', ' '), figureText(name, value)]));
+  const [figuresOf, totals] = [numbers(layer.figures), numbers(layer.statistics)];
   return section(`Layer ${layer.layer}`,
     h('p', { class: 'soft' }, `${layer.kind} · ${role} · ${counted(layer.chunks, 'chunk')} · ${counted(layer.rows, 'row')} · ${bytes(layer.bytes)} · `,
       h('a', { href: viewUrl(cache, 'chunks', { layer: layer.layer }) }, 'chunk map')),
@@ -103,16 +102,10 @@ function layerSection(cache, summary, layer) {
       totals.length > 0 && h('div', {}, h('h3', {}, 'Totals'), facts(totals))));
 }
 
-/** The fields of a recipe that are set. @param {Record<string, any>} fields @returns {[string, any][]} */
+/** The fields of a recipe that are set: not null, false or empty. @param {Record<string, any>} fields @returns {[string, any][]} */
 function recipeFacts(fields) {
-  return Object.entries(fields).filter(([, value]) => value !== null && value !== false && value !== '')
+  return Object.entries(fields).filter(([, value]) => value === 0 || (value && Object(value).length !== 0 && JSON.stringify(value) !== '{}'))
     .map(([name, value]) => [name, value === true ? 'yes' : shortValue(value)]);
-}
-
-/** @param {string} name @param {number} value */
-function figureValue(name, value) {
-  if (name.endsWith('_share')) return percent(value, 2);
-  return name.startsWith('bytes_per') && value >= 1000 ? bytes(value) : decimal(value);
 }
 
 /** @param {number} cache @param {any} overview */

@@ -134,6 +134,9 @@ class Ragged:
         np.cumsum([len(row) for row in rows], out=offsets[1:])
         return cls(np.frombuffer(b"".join(rows), np.uint8), offsets)
 
+    def __repr__(self) -> str:
+        return f"<Ragged of {len(self):,} rows, {len(self.values):,} values of {self.values.dtype}>"
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 

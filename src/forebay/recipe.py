@@ -51,6 +51,10 @@ class Rows:
     statistics: Mapping[str, int | float | list[int]] = field(default_factory=dict)
     present: Array | None = None
 
+    def __repr__(self) -> str:
+        count = max(map(len, self.columns.values()), default=0)
+        return f"<Rows: {count:,} rows of {', '.join(self.columns)}; {len(self.failures):,} failures>"
+
 
 def join_rows(parts: Sequence[Rows], columns: Sequence[Column]) -> Rows:
     """The rows of several slices, one after the other, and the sums of their statistics."""

@@ -178,6 +178,9 @@ class Generation:
     max_failures: Mapping[str, int | float] = field(default_factory=dict)  # layer -> a count or a share per segment
     withdrawn: tuple[int, ...] = ()  # segments without listed chunks, now and later
 
+    def __repr__(self) -> str:
+        return f"<Generation {self.number} with the layers {', '.join(self.layers)}>"
+
     @cached_property
     def document(self) -> CacheDocument:
         return decode_cache_document(self.cache, f"generation {self.number}", layout.CACHE)

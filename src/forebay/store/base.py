@@ -73,6 +73,9 @@ class Store(Protocol):
 
     address: str
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} at {self.address!r}>"
+
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
         """A range of the value, cut short at its end."""
 

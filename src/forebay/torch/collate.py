@@ -43,6 +43,9 @@ class Collate:
     by_row: bool = True  # whether its tensors can be split into rows, for a `CacheDataset`
     moves_pixels: bool = False  # whether it flips, crops or resizes: columns made from pixels would not fit
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {', '.join((*self.columns, *self.extra))}>"
+
     def check(self, caches: Sequence[Cache], selections: Sequence[Selection | None]) -> None:
         """Raise before the first batch where batches of these rows would be wrong."""
 

@@ -146,7 +146,7 @@ print(ran.exit_code, "torch" in sys.modules, "PIL" in sys.modules)
     ("wrong", "meant"),
     [
         ("fb.opencache", "open_cache"),
-        ("fb.sumarize", "summarize"),
+        ("fb.verfy", "verify"),
         ("fb.sources.jsnol", "jsonl"),
         ("fb.images.fitmany", "fit_many"),
     ],

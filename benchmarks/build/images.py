@@ -40,7 +40,7 @@ def measure(options: Options) -> Iterator[Result]:
         CASE, f"build, two workers, {what}", "build, one worker", rates["two"], rates["one"], unit="images/s",
         equal="same chunk bytes",
     )  # fmt: skip
-    layer = fb.summarize(images.cache()).layers[0]
+    layer = fb.info(images.cache()).layers[0]
     float_kb = 4 * 3 * SIZE * SIZE / 1000
     yield Result(
         case=CASE, work=f"stored bytes of an image (float32 canvas: {float_kb:,.0f} kB)", unit="kB",

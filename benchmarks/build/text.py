@@ -105,7 +105,7 @@ def timed_build(root: str, workers: str, *files: str) -> dict[str, Any]:
     started = time.perf_counter()
     build(root, source, recipe, workers=int(workers), progress=False)
     seconds = time.perf_counter() - started
-    return {"seconds": seconds, "tokens": int(fb.summarize(root).layers[0].statistics["tokens"])}
+    return {"seconds": seconds, "tokens": int(fb.info(root).layers[0].statistics["tokens"])}
 
 
 def timed_bare_work(*files: str) -> dict[str, Any]:

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     )
     from forebay.api import (
         build as build, build_layers as build_layers, clean as clean, copy as copy, drop as drop, dry_run as dry_run,
-        estimate as estimate, repair as repair, status as status, summarize as summarize, update as update,
-        verify as verify,
+        estimate as estimate, info as info, repair as repair, status as status, update as update, verify as verify,
     )
     from forebay.cache.reports import Progress as Progress
     from forebay.chat import ChatRecipe as ChatRecipe, PreferenceRecipe as PreferenceRecipe

@@ -314,7 +314,7 @@ def status(
     return msgspec.structs.replace(report, new=new_files(store, index.sound_plan, named, allow_network))
 
 
-def summarize(root: Root, *, generation: int | None = None) -> Summary:
+def info(root: Root, *, generation: int | None = None) -> Summary:
     """Describe a cache, at its newest generation or at another one."""
     if generation is not None:
         checked_whole("generation", generation)

@@ -75,7 +75,7 @@ def test_duplicates_are_left_out_counted_and_told(tmp_path):
     assert [bytes(ids[row]).decode() for row in range(5)] == [f"source.txt@{at}" for at in (0, 2, 6, 10, 14)]
     assert (report.rows, report.samples, report.failures) == (5, 8, 0)
     assert report.notes == ("3 sample(s) are duplicates of earlier ones and are left out",)
-    (layer,) = fb.summarize(tmp_path / "cache").layers
+    (layer,) = fb.info(tmp_path / "cache").layers
     assert layer.statistics == {"bytes": 5, "duplicates": 3}
     assert fb.status(tmp_path / "cache").layers[0].samples == 8
     assert fb.verify(tmp_path / "cache", full=True).sound
@@ -108,7 +108,7 @@ def test_samples_that_the_source_could_not_read_are_no_duplicates_and_shift_noth
             expected.setdefault(number % 1000, number)
     assert cache.read(range(len(cache)))["number"].tolist() == list(expected.values())
     assert (report.samples, report.failures) == (3000, 1000)
-    assert fb.summarize(tmp_path / "cache").layers[0].statistics["duplicates"] == 2000 - len(expected)
+    assert fb.info(tmp_path / "cache").layers[0].statistics["duplicates"] == 2000 - len(expected)
 
 
 def test_a_plan_that_is_there_is_not_made_again(tmp_path):
@@ -260,7 +260,7 @@ def test_a_recipe_may_say_by_a_field_whether_it_deduplicates(tmp_path):
     fb.build(tmp_path / "all", source, MaybeRecipe(chunk_bytes=60), workers=0)
     assert rows_of(tmp_path / "all") == LINES
     assert not (tmp_path / "all/identities").exists()
-    assert "duplicates" not in fb.summarize(tmp_path / "all").layers[0].statistics
+    assert "duplicates" not in fb.info(tmp_path / "all").layers[0].statistics
     assert load_plan(LocalStore(tmp_path / "all")).left_out(0) is None
     fb.build(tmp_path / "distinct", source, MaybeRecipe(chunk_bytes=60, deduplicate=True), workers=0)
     assert rows_of(tmp_path / "distinct") == [b"a", b"b", b"c", b"d", b"e"]

@@ -117,7 +117,7 @@ def test_growing_twice_and_again_is_one_segment_each(tmp_path: Path) -> None:
         assert grown(root, tmp_path / "raw").built == 0
     assert numbers(root) == list(range(32))
     assert len(list((root / "plan").iterdir())) == 4
-    assert fb.summarize(root).source_files == 5
+    assert fb.info(root).source_files == 5
 
 
 @pytest.mark.parametrize("position", [0, 35, 69])

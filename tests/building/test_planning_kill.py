@@ -34,7 +34,7 @@ STATES = {
     3: "the cache at '{}' has no generation",  # and the plan
 }
 VERBS: dict[str, Callable[[Path], object]] = {
-    "summarize": fb.summarize,
+    "summarize": fb.info,
     "open": fb.open_cache,
     "verify": fb.verify,
     "peek": lambda root: fb.peek(root),
@@ -81,7 +81,7 @@ def test_after_a_kill_during_planning_clean_removes_what_the_planner_left(killed
     assert fb.clean(root).claims
     if (root / "cache.json").exists():
         with pytest.raises(fb.errors.CacheNotFound) as raised:
-            fb.summarize(root)
+            fb.info(root)
         assert raised.value.message == message
     else:
         with pytest.raises(fb.errors.CacheNotFound, match="there is no cache"):

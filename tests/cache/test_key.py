@@ -163,7 +163,7 @@ def test_repair_goes_back_to_the_newest_generation_with_a_right_tag(root: Path, 
 
 def test_the_key_must_cover_the_newest_generation(root: Path) -> None:
     stripped(root / "generations/000001.safetensors")
-    for call in (fb.open_cache, fb.verify, fb.summarize, fb.clean, build):
+    for call in (fb.open_cache, fb.verify, fb.info, fb.clean, build):
         with pytest.raises(KeyRefused, match="it has no tag"):
             call(root)
 
@@ -292,7 +292,7 @@ def test_two_builders_with_the_key_share_the_work(tmp_path: Path) -> None:
 
 def test_another_cache_under_the_same_key_is_refused_by_its_id(root: Path, tmp_path: Path) -> None:
     other = number_cache(tmp_path / "other")
-    mine, theirs = (fb.summarize(one).cache_id for one in (root, other))
+    mine, theirs = (fb.info(one).cache_id for one in (root, other))
     assert len(fb.open_cache(root, cache_id=mine)) == 20
     with pytest.raises(StateMismatch, match=f"its cache_id is {theirs}, expected {mine}"):
         fb.open_cache(other, cache_id=mine)
@@ -307,7 +307,7 @@ def test_a_cache_that_was_rolled_back_is_refused_by_its_number(root: Path) -> No
 
 def test_any_other_generation_is_refused_by_its_digest(root: Path) -> None:
     old, new = (fb.open_cache(root, generation=number).generation.digest for number in (0, 1))
-    assert new == fb.verify(root).digest == fb.summarize(root).digest
+    assert new == fb.verify(root).digest == fb.info(root).digest
     assert fb.open_cache(root, digest=new.upper()).generation.number == 1
     with pytest.raises(StateMismatch, match=f"its digest is {new}, expected {old}"):
         fb.open_cache(root, digest=old)

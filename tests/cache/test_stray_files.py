@@ -71,7 +71,7 @@ def test_what_is_not_a_file_in_place_of_one_is_an_error_at_once(tmp_path, key, k
     else:
         path.symlink_to(outside if kind == "link" else tmp_path / "nowhere")
     for act in (
-        build, fb.status, fb.summarize, lambda root: fb.verify(root, full=True),
+        build, fb.status, fb.info, lambda root: fb.verify(root, full=True),
         lambda root: fb.clean(root, lease_seconds=0), lambda root: fb.copy(root, MemoryStore()),
         lambda root: fb.open_cache(root).read(range(8)), lambda root: fb.repair(root, recipe=LineRecipe(), workers=0),
     ):  # fmt: skip

@@ -12,7 +12,7 @@ from forebay.columns import Column
 
 def test_a_summary_has_counts_recipes_source_and_versions(tmp_path: Path) -> None:
     root = layered_cache(tmp_path)
-    summary = fb.summarize(root)
+    summary = fb.info(root)
     assert (summary.root, summary.base, summary.generation, summary.generations) == (str(root), "numbers", 1, 2)
     assert (summary.planned_chunks, summary.rows, summary.source_files, summary.tagged) == (5, 20, 2, False)
     assert summary.source == {"kind": "lines", "root": str(tmp_path / "raw"), "patterns": ["."]}
@@ -31,7 +31,7 @@ def test_a_summary_follows_what_is_published(tmp_path: Path) -> None:
     root = layered_cache(tmp_path)
     write_lines(tmp_path / "raw/c.txt", 20, 4)
     fb.update(root, fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
-    summary = fb.summarize(root)
+    summary = fb.info(root)
     assert (summary.rows, summary.planned_chunks, summary.source_files) == (24, 6, 3)
     assert {layer.layer: layer.rows for layer in summary.layers} == {"numbers": 24, "length": 20}
 

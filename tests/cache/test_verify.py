@@ -241,7 +241,7 @@ def test_a_memory_store_is_verified_and_repaired_too(tmp_path: Path) -> None:
 def test_a_keyed_reader_refuses_a_generation_without_a_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = number_cache(tmp_path)
     monkeypatch.setenv(VARIABLE, "secret")
-    for call in (fb.open_cache, fb.verify, fb.summarize):
+    for call in (fb.open_cache, fb.verify, fb.info):
         with pytest.raises(KeyRefused, match=r"has no tag, but FOREBAY_HMAC_KEY is set"):
             call(root)
 
@@ -250,7 +250,7 @@ def test_another_key_and_no_key_are_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv(VARIABLE, "secret")
     root = number_cache(tmp_path)
     assert fb.open_cache(root)[3]["number"] == 3
-    assert fb.summarize(root).tagged
+    assert fb.info(root).tagged
     assert fb.verify(root).sound
     monkeypatch.setenv(VARIABLE, "Secret")
     with pytest.raises(KeyRefused, match="was not made with the key in FOREBAY_HMAC_KEY"):

@@ -188,7 +188,7 @@ def test_peek_colors_spans_by_kind_and_info_counts_tokens_by_kind_and_role(built
     assert f"{header}<|im_start|>user{end}" in shown
     assert f"{prompt}text " in shown
     assert re.search(re.escape(f"{response}Yes. ") + r".*" + re.escape(f"{end}{stop}<|im_end|>{end}"), shown)
-    said, counts = run("info", built / "cache").out, fb.summarize(built / "cache").layers[0].statistics
+    said, counts = run("info", built / "cache").out, fb.info(built / "cache").layers[0].statistics
     assert re.search(rf"conversations +{counts['conversations']}", said)
     assert counts["documents_dropped"] > 0
     by_kind, by_role = counts["tokens_by_kind"], counts["tokens_by_role"]
@@ -221,7 +221,7 @@ def test_a_cache_is_packed_again_without_its_source(stock: Stock, tmp_path: Path
     assert new.column("tokens").shape == (700,)
     assert documents(new) == documents(old)
     assert fb.verify(tmp_path / "longer", full=True).sound
-    counts = [fb.summarize(tmp_path / name).layers[0].statistics for name in ("cache", "longer")]
+    counts = [fb.info(tmp_path / name).layers[0].statistics for name in ("cache", "longer")]
     for name in ("conversations", "turns", "tokens", "tokens_by_kind", "tokens_by_role"):
         assert counts[0][name] == counts[1][name]
 
@@ -309,7 +309,7 @@ def test_a_cache_that_grew_is_packed_again_with_what_is_new(tmp_path: Path) -> N
     fb.update(tmp_path / "before", again, workers=0)
     fb.build(tmp_path / "after", *repack(tmp_path / "cache", sequence_length=600), workers=0)
     for name in ("before", "after"):
-        assert fb.summarize(tmp_path / name).layers[0].statistics["conversations"] == 27, name
+        assert fb.info(tmp_path / name).layers[0].statistics["conversations"] == 27, name
 
 
 def test_packing_again_with_another_treatment_of_turns_is_refused(built: Path, tmp_path: Path) -> None:

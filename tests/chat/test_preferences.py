@@ -367,6 +367,6 @@ def test_the_last_turn_of_a_candidate_alone_can_be_trained(tmp_path: Path, token
 
 def test_info_shows_candidates_and_tokens_per_prompt(cache: fb.Cache) -> None:
     shown = " ".join(run("info", cache.root).out.split())
-    counts = fb.summarize(cache.root).layers[0].statistics
+    counts = fb.info(cache.root).layers[0].statistics
     assert f"candidates {counts['candidates']:,}" in shown
     assert "candidates per prompt 2.2" in shown

@@ -144,7 +144,7 @@ def test_a_template_without_a_generation_prompt_is_reported(tmp_path: Path) -> N
     _, notes = recipe.settled(None, lambda: [fb.Sample("s", json.dumps({"messages": TWO_TURNS}))])
     said = f"the template writes no generation prompt; {count} header tokens are trained"
     assert notes == (f"{said} in the 2 turns of the trial",)
-    assert fb.summarize(tmp_path / "cache").layers[0].statistics["header_tokens_trained"] == count
+    assert fb.info(tmp_path / "cache").layers[0].statistics["header_tokens_trained"] == count
     assert f"header tokens trained {count}" in " ".join(run("info", tmp_path / "cache").out.split())
 
 

@@ -46,7 +46,7 @@ def ids_in(root: Path) -> list[str]:
 
 def test_the_words_of_the_command_line_are_those_of_python(photos: Path, built: Path, tmp_path: Path):
     fb.build(tmp_path / "cache", fb.sources.images(photos), fb.ImageRecipe(size=64), workers=0)
-    ours, theirs = fb.summarize(built).layers[0], fb.summarize(tmp_path / "cache").layers[0]
+    ours, theirs = fb.info(built).layers[0], fb.info(tmp_path / "cache").layers[0]
     assert (ours.fingerprint, ours.rows, ours.bytes) == (theirs.fingerprint, theirs.rows, theirs.bytes)
 
 
@@ -149,7 +149,7 @@ def test_a_settings_file_has_the_same_words(photos: Path, tmp_path: Path):
 def test_an_estimate_is_near_what_a_build_takes(photos: Path, built: Path):
     found = run("estimate", "images", photos, "--size", 64, "--json").json
     assert found["rows"] == 6
-    assert found["stored_bytes"] == pytest.approx(fb.summarize(built).layers[0].bytes, rel=0.5)
+    assert found["stored_bytes"] == pytest.approx(fb.info(built).layers[0].bytes, rel=0.5)
 
 
 def test_a_cache_of_images_grows_by_new_files_and_keeps_its_vocabulary(photos: Path, tmp_path: Path):

@@ -47,7 +47,7 @@ def test_files_that_match_the_first_pattern_are_still_new_after_growing_by_anoth
     run("update", root, root.parent / "more.txt", "--workers", 0)
     (root.parent / "raw/c.txt").write_text("c 0001\n")
     assert fb.status(root, allow_network=True).new == ("c.txt",)
-    assert fb.summarize(root).source["patterns"] == ["*.txt", "../more.txt"]
+    assert fb.info(root).source["patterns"] == ["*.txt", "../more.txt"]
 
 
 def test_only_a_layer_above_the_base_can_be_replaced(tmp_path: Path) -> None:

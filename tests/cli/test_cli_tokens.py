@@ -38,7 +38,7 @@ def test_the_words_of_the_command_line_are_those_of_python(tmp_path: Path):
     other = tmp_path / "other"
     recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=64, chunk_rows=8)
     fb.build(other, fb.sources.jsonl(source), recipe, workers=0)
-    ours, theirs = fb.summarize(root).layers[0], fb.summarize(other).layers[0]
+    ours, theirs = fb.info(root).layers[0], fb.info(other).layers[0]
     assert (ours.fingerprint, ours.rows, ours.bytes) == (theirs.fingerprint, theirs.rows, theirs.bytes)
 
 

@@ -51,7 +51,7 @@ def test_a_recipe_of_another_kind_is_shown_or_refused_in_one_line(honest, tmp_pa
         assert ran.exception is None or isinstance(ran.exception, SystemExit), (words, ran.exception)
         assert ran.exit_code in (0, 1)
         assert ran.stderr.count("\n") <= 2, ran.stderr
-    assert [layer.kind for layer in fb.summarize(root).layers] == [kind]
+    assert [layer.kind for layer in fb.info(root).layers] == [kind]
 
 
 def test_the_folders_that_only_a_cache_names_are_not_walked(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_the_vocabulary_is_made_from_the_source_and_kept_with_the_cache(cache):
 
 
 def test_what_is_no_image_is_recorded_and_counted(cache):
-    summary = fb.summarize(cache.root)
+    summary = fb.info(cache.root)
     (layer,) = summary.layers
     assert (layer.rows, layer.failures) == (5, 1)
     assert layer.statistics["images"] == 5
@@ -130,7 +130,7 @@ def test_a_vocabulary_may_be_given_or_bounded(pictures, tmp_path, tags, min_coun
     fb.build(tmp_path, fb.sources.images(pictures), recipe, workers=0)
     cache = fb.open_cache(tmp_path)
     assert cache.recipe("images").fields["tags"] == expected
-    (layer,) = fb.summarize(tmp_path).layers
+    (layer,) = fb.info(tmp_path).layers
     assert layer.statistics["tags"] + layer.statistics["unknown_tags"] == 10
     fb.build(tmp_path, fb.sources.images(pictures), recipe, workers=0)
     with pytest.raises(RecipeMismatch, match="tags"):
@@ -254,7 +254,7 @@ def test_every_field_that_changes_a_pixel_is_in_the_fingerprint():
 
 
 def test_what_decodes_is_recorded(cache):
-    (versions,) = fb.summarize(cache.root).versions
+    (versions,) = fb.info(cache.root).versions
     assert {"pillow", "libjpeg_turbo", "zlib"} <= versions.keys()
 
 

@@ -195,7 +195,7 @@ def test_a_build_with_other_libraries_than_the_chunks_that_are_there_says_so(tmp
     report = fb.build(store, source, ObedientRecipe(), workers=0)
     (said,) = [note for note in report.notes if "library versions" in note]
     assert "(before: 0.9)" in said
-    summary = fb.summarize(store)
+    summary = fb.info(store)
     older, newer = summary.versions
     made = [(one.versions, one.count, one.chunks) for one in summary.layers[0].made_with]
     assert made == [(older, 1, ((0, 0),)), (newer, 2, ((1, 2),))]

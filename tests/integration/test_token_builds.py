@@ -103,7 +103,7 @@ def test_equal_documents_are_left_out_once_whatever_the_workers_and_growth_knows
     more.write_text("".join(json.dumps({"text": text}) + "\n" for text in [texts[3], "quite new", texts[1499]]))
     fb.update(one, fb.sources.jsonl(folder, more), workers=0)
     assert texts_of(one) == [*distinct, "quite new"]
-    (layer,) = fb.summarize(one).layers
+    (layer,) = fb.info(one).layers
     assert layer.statistics["duplicates"] == len(texts) - len(distinct) + 2
 
 

@@ -25,7 +25,7 @@ import json, sys
 import forebay as fb
 recipe = fb.TokenRecipe(tokenizer="gpt2")
 report = fb.build(sys.argv[2], fb.sources.jsonl(sys.argv[1], max_sample_bytes=256 << 20), recipe, workers=1)
-figures = fb.summarize(sys.argv[2]).layers[0].statistics
+figures = fb.info(sys.argv[2]).layers[0].statistics
 print(json.dumps({"chunks": report.chunks, "failures": report.failures, **figures}))
 """
 

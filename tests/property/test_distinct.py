@@ -55,7 +55,7 @@ def values(store: fb.MemoryStore) -> dict[str, bytes]:
 def counts(root: object) -> tuple[int, int]:
     """Samples, and duplicates among them."""
     (layer,) = fb.status(root).layers
-    (summary,) = fb.summarize(root).layers
+    (summary,) = fb.info(root).layers
     return layer.samples, summary.statistics["duplicates"]
 
 

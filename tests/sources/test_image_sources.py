@@ -234,7 +234,7 @@ def test_new_files_are_appended_with_the_tags_of_the_cache(tmp_path):
     assert ids_in(cache) == ["b.png", "a.png", "sub/c.png"]
     assert cache.recipe("images").fields["tags"] == ["cat", "dog"]
     assert [cache[row]["tags"].tolist() for row in range(3)] == [[0, 1], [1], []]
-    (layer,) = fb.summarize(tmp_path / "cache").layers
+    (layer,) = fb.info(tmp_path / "cache").layers
     assert layer.statistics["unknown_tags"] == 1
 
 

@@ -159,7 +159,7 @@ def test_equal_prompts_of_a_chunk_are_stored_once_and_computed_once(tmp_path: Pa
     assert stored < 10
     prompts = [prompt for batch in ASKED for prompt in dict.fromkeys(batch.prompts)]
     assert len(prompts) - 1 == stored, "one before the first chunk, then those of each chunk"
-    statistics = {layer.layer: layer.statistics for layer in fb.summarize(root).layers}
+    statistics = {layer.layer: layer.statistics for layer in fb.info(root).layers}
     assert statistics["letters"] == {"prompts": 10, "distinct_prompts": stored}
 
 

@@ -246,7 +246,7 @@ def build(folder: Path, root: str = "cache", **fields) -> BuildReport:
 def test_the_encoder_is_chosen_when_a_cache_is_planned_and_recorded(tmp_path):
     corpus(tmp_path)
     build(tmp_path)
-    (layer,) = fb.summarize(tmp_path / "cache").layers
+    (layer,) = fb.info(tmp_path / "cache").layers
     assert layer.fields["encoder"] == "fastokens"
     assert (layer.fields["eos"], layer.fields["bos"], layer.fields["pad"]) == (50256, None, 0)
     assert build(tmp_path, eos="<|endoftext|>", pad="!").built == 0
@@ -309,7 +309,7 @@ def test_a_damaged_tokenizer_in_a_cache_is_put_back_from_its_file(tmp_path):
 def test_the_summary_has_the_names_that_hand_made_caches_use_computed_from_the_rows(tmp_path):
     corpus(tmp_path)
     build(tmp_path)
-    cache, summary = fb.open_cache(tmp_path / "cache"), fb.summarize(tmp_path / "cache")
+    cache, summary = fb.open_cache(tmp_path / "cache"), fb.info(tmp_path / "cache")
     lengths = cache.read(np.arange(len(cache)), ["seq_lens"])["seq_lens"]
     tokens = int(lengths.values.sum())
     assert summary.metadata == {
@@ -334,7 +334,7 @@ def test_an_equal_document_is_left_out_when_asked(tmp_path):
     texts = ["one", "two", "one", "", "three", "two", "one", ""]
     path.write_text("".join(json.dumps({"n": number, "text": text}) + "\n" for number, text in enumerate(texts)))
     assert build(tmp_path, deduplicate=True).failures == 2
-    (layer,) = fb.summarize(tmp_path / "cache").layers
+    (layer,) = fb.info(tmp_path / "cache").layers
     assert layer.statistics["duplicates"] == 3
     assert layer.statistics["documents"] == 3
 

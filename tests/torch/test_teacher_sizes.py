@@ -43,7 +43,7 @@ def test_states_of_real_tokens_only_read_back_as_padded_ones(tiny_models: TinyMo
     assert not kept[~mask].any()
     totals = cache.generation.table("t5r").totals()
     assert totals["tokens"] < totals["padded_tokens"]
-    figures = next(layer.figures for layer in fb.summarize(root).layers if layer.layer == "t5r")
+    figures = next(layer.figures for layer in fb.info(root).layers if layer.layer == "t5r")
     assert figures["tokens_stored"] == f"{totals['tokens'] / totals['padded_tokens']:.1%} of the bytes with padding"
     assert figures["tokens_stored"] in run("info", root).out
     for batch in Loader(cache, global_batch_size=3, columns=[states, "t5r_mask", "row"]):

@@ -408,7 +408,7 @@ def test_a_teacher_that_cannot_be_asked_says_why(
 
 
 def test_what_shapes_bits_is_recorded_in_the_generation(taught: Path) -> None:
-    (versions,) = {tuple(sorted(one.items())) for one in fb.summarize(taught).versions if "diffusers" in one}
+    (versions,) = {tuple(sorted(one.items())) for one in fb.info(taught).versions if "diffusers" in one}
     assert dict(versions)["torch"] == torch.__version__
     assert dict(versions)["device"].startswith("cpu, 1 threads")
 

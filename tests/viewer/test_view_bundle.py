@@ -41,7 +41,7 @@ def test_a_bundle_opens_from_a_file_and_asks_for_nothing(
     page.on("request", lambda request: asked.append(request.url.split("#")[0][:60]))
     page.goto(f"{path.as_uri()}#/0/overview")
     page.wait_for_selector("[data-page=overview][data-ready]")
-    assert fb.summarize(token_root).cache_id in page.inner_text("body")
+    assert fb.info(token_root).cache_id in page.inner_text("body")
     for view, words in {
         "0/chunks": "published",
         f"0/rows?row={report.rows[0][2]}": "this copy has 5 of",

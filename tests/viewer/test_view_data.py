@@ -51,7 +51,7 @@ def test_overview_opens_with_health_three_rows_and_histograms(view: Open, token_
         assert begin in page.locator(".sample").nth(at).inner_text()
     assert page.locator(".histogram").count() == 3
     assert page.evaluate("window.hacked") is None
-    summary = fb.summarize(token_root)
+    summary = fb.info(token_root)
     padding = f"{100 * summary.layers[0].figures['padding_share']:.2f}%"
     for shown in (f"{summary.rows:,}", summary.cache_id, summary.digest, "sequence_length", "gpt2", padding):
         assert shown in opened.text()

@@ -27,7 +27,7 @@ def _with_damage(root: Path, into: Path) -> Path:
 def test_overview_counts_lost_and_damaged_chunks(view: Open, token_root: Path, tmp_path: Path) -> None:
     opened = view(_with_damage(token_root, tmp_path / "cache"), token_root)
     page = opened.go("0/overview")
-    chunks = fb.summarize(token_root).planned_chunks
+    chunks = fb.info(token_root).planned_chunks
     assert f"Damaged · 1 chunk lost, 1 chunk damaged, of {chunks}" in page.inner_text(".box.bad")
     assert f"forebay repair {tmp_path / 'cache'}" in page.inner_text(".box.bad")
     opened.go("0/chunks")
@@ -67,10 +67,10 @@ def test_compare_leads_with_the_recipe_and_highlights_no_ids(view: Open, token_r
     assert headings[:3] == ["Rows and chunks", "Recipe of tokens", "Rows"]
     assert page.locator("td:text-is('sequence_length') + td .differs").inner_text() == "128"
     highlighted = page.locator(".differs").all_inner_texts()
-    for identity in (fb.summarize(token_root).cache_id, fb.summarize(other).digest):
+    for identity in (fb.info(token_root).cache_id, fb.info(other).digest):
         assert not any(identity in one for one in highlighted)
     page.click("summary:text-is('Ids and digests')")
-    assert fb.summarize(other).digest in opened.text()
+    assert fb.info(other).digest in opened.text()
     opened.check()
 
 

@@ -152,11 +152,11 @@ def test_two_caches_and_two_generations_are_compared(
     source = fb.sources.lines(tmp_path / "lines.txt")
     grown = tmp_path / "grown"
     fb.build(grown, source, fb.RawRecipe(chunk_bytes=40), workers=0)
-    before = fb.summarize(grown).generation
+    before = fb.info(grown).generation
     with (tmp_path / "lines.txt").open("a") as file:
         file.writelines(f"{number}\n" for number in range(50, 80))
     fb.update(grown, source, workers=0)
-    after = fb.summarize(grown).generation
+    after = fb.info(grown).generation
     assert after > before
     opened = view(grown, token_root, raw_root)
     page = opened.go(f"0/compare?b=0&generation_a={before}&generation_b={after}")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 def test_the_chunk_map_opens_a_chunk_and_its_rows(view: Open, token_root: Path) -> None:
     opened = view(token_root)
     page = opened.go("0/chunks")
-    chunks = fb.summarize(token_root).planned_chunks
+    chunks = fb.info(token_root).planned_chunks
     assert f"published {chunks}" in opened.text()
     box = page.locator("canvas.map").bounding_box()
     page.mouse.move(box["x"] + 30, box["y"] + 5)

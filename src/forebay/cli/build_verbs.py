@@ -223,7 +223,7 @@ def _estimate(kind: Kind, from_file: str | None, from_cache: str | None, **flags
         into=settings.build.into,
         workers=settings.build.workers,
     )
-    problems = [_no_room(settings.build.into, report)] if not report.fits else []
+    problems = [no_room(settings.build.into, report.stored_bytes, report.free_bytes)] if not report.fits else []
     problems += [_all_failed(report)] if report.all_failed else []
     if not problems:
         return report
@@ -234,11 +234,9 @@ def _all_failed(report: Estimate) -> str:
     return f"every trial sample failed, most as '{report.failure_reason}' ({report.failure_example})"
 
 
-def _no_room(into: str | None, report: Estimate) -> str:
-    needed, free = human_bytes(report.stored_bytes), human_bytes(report.free_bytes or 0)
-    return (
-        f"not enough disk space at '{into}': about {needed} are needed, {free} are free; free some or use another disk"
-    )
+def no_room(into: str | None, needed: int, free: int | None) -> str:
+    sizes = f"about {human_bytes(needed)} are needed, {human_bytes(free or 0)} are free"
+    return f"not enough disk space at '{into}': {sizes}; free some or use another disk"
 
 
 build.homes = {TEACHERS: "forebay.cli.teacher_verbs:build_teachers"}

@@ -44,7 +44,7 @@ def info(cache: str) -> Any:
 
     Example: forebay info caches/edu
     """
-    return api.summarize(cache)
+    return api.info(cache)
 
 
 ALL = "all"

@@ -13,6 +13,7 @@ import numpy as np
 
 from forebay import api
 from forebay.cache.state import Index
+from forebay.cli.build_verbs import no_room
 from forebay.cli.options import (
     Decorator,
     WrongUsage,
@@ -29,7 +30,6 @@ from forebay.cli.output import Finding, shown_progress
 from forebay.cli.settings import BuildSettings, engine_of
 from forebay.cli.verb import verb
 from forebay.fields import declared
-from forebay.preview.words import human_bytes
 from forebay.read.opening import open_cache
 from forebay.recipe import RecipeDocument
 from forebay.store import open_store
@@ -236,10 +236,7 @@ def _estimate(cache: str, rows: int | None, **flags: Any) -> Any:
         return report
     if report.free_bytes is None or report.bytes <= report.free_bytes:
         return Finding(report, "ChunkTooLarge", report.notes[0], prints_error=True)
-    needed, free = human_bytes(report.bytes), human_bytes(report.free_bytes or 0)
-    problem = (
-        f"not enough disk space at '{cache}': about {needed} are needed, {free} are free; free some or use another disk"
-    )
+    problem = no_room(cache, report.bytes, report.free_bytes)
     return Finding(report, "StoreFull", problem, prints_error=True)
 
 

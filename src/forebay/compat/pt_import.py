@@ -313,4 +313,4 @@ def import_pt_cache(
         if part in parts
     }
     store_name(open_store(root), name)
-    return ImportReport(root=base.root, old=source.path, rows=api.summarize(root).rows, layers=layers)
+    return ImportReport(root=base.root, old=source.path, rows=api.info(root).rows, layers=layers)

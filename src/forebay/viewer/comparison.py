@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.api import summarize
+from forebay.api import info
 from forebay.cache.catalog import load_generation
 from forebay.cache.reports import LayerSummary, Summary
 from forebay.format.generation import Generation
@@ -57,7 +57,7 @@ def compare(caches: Sequence[ShownCache], query: Query) -> Comparison:
     """The comparison of the caches with the numbers `a` and `b`, at `generation_a` and `generation_b`."""
     left, right = (_side(caches, query, name) for name in ("a", "b"))
     (a, old), (b, new) = left, right
-    summaries = [summarize(each.store, generation=at.number) for each, at in (left, right)]
+    summaries = [info(each.store, generation=at.number) for each, at in (left, right)]
     facts = _joined(*map(_facts, summaries))
     layers = sorted({*old.layers, *new.layers}, key=lambda name: (name != old.base, name))
     return Comparison(

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from forebay.api import summarize
+from forebay.api import info
 from forebay.errors import ChunkCorrupt, Damaged, ForebayError, message_of
 from forebay.kinds import WRONG
 from forebay.preview.peek import peek
@@ -97,7 +97,7 @@ class CacheName(Record, frozen=True, kw_only=True):
 
 
 ENDPOINTS: dict[str, Endpoint] = {
-    "summary": lambda shown, query: summarize(shown.store),
+    "summary": lambda shown, query: info(shown.store),
     "peek": peek_record,
     "overview": overview,
     "chunks": lambda shown, query: shown.watch.snapshot().map,

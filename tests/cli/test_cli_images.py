@@ -200,7 +200,7 @@ def test_info_draws_the_figures(built: Path):
         r"mean aspect +1\.\d\d\n",
         r"padding share +\d+\.\d%\n",
         r"tags per image +2\.\d+\n",
-        r"bytes per image +[\d,]+\.\d\d\n",
+        r"bytes per image +\d+\.\d kB\n",
     ):
         assert re.search(words, shown), (words, shown)
 

@@ -49,16 +49,6 @@ class PieceNames:
         names = self._of_chunk(chunk)
         return {number: names[number] for number in numbers if number < len(names)}
 
-    def of_row(self, row: int, documents: Iterable[int]) -> dict[int, str]:
-        """The same for the first documents of a row."""
-        if self._source is None:
-            return {}
-        (location,), columns = self._cache.row_ids([row]), self._cache.read([row], ["documents"])
-        numbers = columns["documents"][0][:, 0].tolist()
-        stored = sorted(zip(numbers, documents, strict=False))
-        names = ((document, self.of(location.chunk, [number])) for number, document in stored)
-        return {document: name for document, named in names for name in named.values()}
-
     def _read(self, chunk: int) -> tuple[str, ...]:
         if self._source is None:
             return ()
@@ -151,7 +141,7 @@ class RowReader:
     ) -> PackedRow:
         """A row with the names of its documents; by default, those of the source."""
         tokens, lengths, documents = (columns[name] for name in COLUMNS)
-        names = self._names.of_row(row, documents[:, 0].tolist()) if names is None else names
+        names = self._names.of(chunk, documents[:, 0].tolist()) if names is None else names
         stops = np.cumsum(lengths, dtype=np.int64)
         spans = columns.get(SPANS, np.zeros((0, 5), np.uint32)).astype(np.int64)
         pieces = [

@@ -8,10 +8,8 @@ one.
 
 import hashlib
 import multiprocessing
-import queue
-import threading
+import multiprocessing.dummy
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +33,7 @@ Reopen = Callable[[], Store]
 RACERS = 4
 ROUNDS = 12
 RACE_BYTES = 200_000
+THREADS, PROCESSES = multiprocessing.dummy, multiprocessing.get_context("spawn")
 
 
 class StoreContract:
@@ -146,14 +145,7 @@ class StoreContract:
 
     def test_of_many_threads_that_replace_the_same_value_one_wins(self, store: Store) -> None:
         store.create("a", [b"one"])
-        etag, barrier = etag_of(store, "a"), threading.Barrier(RACERS)
-
-        def change(racer: int) -> bool:
-            barrier.wait(60)
-            return store.replace("a", [racer_value(racer)], if_etag=etag)
-
-        with ThreadPoolExecutor(RACERS) as pool:
-            won = list(pool.map(change, range(RACERS)))
+        won = run_racers(THREADS, replace_once, lambda: store)
         assert won.count(True) == 1
         assert store.read("a") == racer_value(won.index(True))
 
@@ -262,10 +254,10 @@ class StoreContract:
         assert store.create("half", [b"whole"])
 
     def test_of_many_threads_that_create_one_key_exactly_one_wins(self, store: Store) -> None:
-        check_race(store, in_threads(race, lambda: store))
+        check_race(store, run_racers(THREADS, race, lambda: store))
 
     def test_readers_see_a_whole_value_while_threads_replace_it(self, store: Store) -> None:
-        check_readers(store, in_threads, lambda: store)
+        check_readers(store, THREADS, lambda: store)
 
 
 class SharedStoreContract(StoreContract):
@@ -276,10 +268,10 @@ class SharedStoreContract(StoreContract):
         raise NotImplementedError
 
     def test_of_many_processes_that_create_one_key_exactly_one_wins(self, store: Store) -> None:
-        check_race(store, in_processes(race, self.reopen(store)))
+        check_race(store, run_racers(PROCESSES, race, self.reopen(store)))
 
     def test_readers_see_a_whole_value_while_processes_replace_it(self, store: Store) -> None:
-        check_readers(store, in_processes, self.reopen(store))
+        check_readers(store, PROCESSES, self.reopen(store))
 
 
 class Interrupted(Exception):
@@ -346,29 +338,27 @@ def replace_or_read(reopen: Reopen, barrier: Any, racer: int, answers: Any) -> N
     answers.put((racer, broken))
 
 
-def check_readers(store: Store, run: Callable[..., list[Any]], reopen: Reopen) -> None:
+def check_readers(store: Store, context: Any, reopen: Reopen) -> None:
     store.replace("seen", [racer_value(0)])
-    assert run(replace_or_read, reopen) == [0] * RACERS
+    assert run_racers(context, replace_or_read, reopen) == [0] * RACERS
     assert list(store.leftovers()) == []
 
 
-def in_threads(target: Callable[..., None], reopen: Reopen) -> list[Any]:
-    """Return the answers of `RACERS` threads, in the order of their numbers."""
-    barrier, answers = threading.Barrier(RACERS), queue.Queue[Any]()
-    with ThreadPoolExecutor(RACERS) as pool:
-        list(pool.map(lambda racer: target(reopen, barrier, racer, answers), range(RACERS)))
-    by_racer = dict(answers.get() for _ in range(RACERS))
-    return [by_racer[racer] for racer in range(RACERS)]
+def replace_once(reopen: Reopen, barrier: Any, racer: int, answers: Any) -> None:
+    """Answer whether a racer replaced the value that all of them saw."""
+    store = reopen()
+    etag = etag_of(store, "a")
+    barrier.wait(60)
+    answers.put((racer, store.replace("a", [racer_value(racer)], if_etag=etag)))
 
 
-def in_processes(target: Callable[..., None], reopen: Reopen) -> list[Any]:
-    """Return the answers of `RACERS` fresh processes, in the order of their numbers."""
-    context = multiprocessing.get_context("spawn")
+def run_racers(context: Any, target: Callable[..., None], reopen: Reopen) -> list[Any]:
+    """Return the answers of `RACERS` threads or fresh processes, in the order of their numbers."""
     barrier, answers = context.Barrier(RACERS), context.Queue()
     racers = [context.Process(target=target, args=(reopen, barrier, racer, answers)) for racer in range(RACERS)]
-    for process in racers:
-        process.start()
+    for racer in racers:
+        racer.start()
     by_racer = dict(answers.get(timeout=120) for _ in racers)
-    for process in racers:
-        process.join()
+    for racer in racers:
+        racer.join()
     return [by_racer[racer] for racer in range(RACERS)]

@@ -59,6 +59,8 @@ def shown_value(name: str, value: Any) -> str:
 
     >>> shown_value("freed_bytes", 4490000), shown_value("first_epoch_seconds", 200.0), shown_value("hit_rate", 0.5)
     ('4.5 MB', '3 min 20 s', '50.0%')
+    >>> shown_value("bytes_per_token", 0.384), shown_value("bytes_per_image", 104968.0)
+    ('0.38', '105.0 kB')
     >>> shown_value("chunks", 1200), shown_value("missing", (1, 2, 5)), shown_value("by_kind", {"prompt": 3})
     ('1,200', '1–2, 5', 'prompt 3')
     """
@@ -68,7 +70,7 @@ def shown_value(name: str, value: Any) -> str:
         return _shown_items(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return printable(str(value))
-    if "_per_" in name:
+    if "_per_" in name and ("bytes" not in name or value < 1000):
         return f"{value:,.2f}"
     if "bytes" in name or name == "bandwidth":
         return human_bytes(value) + ("/s" if name == "bandwidth" else "")

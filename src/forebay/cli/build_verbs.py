@@ -2,7 +2,6 @@
 
 import errno
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -178,27 +177,20 @@ def _check(settings: Settings, file: str | None) -> None:
 
 
 def _dry_run(settings: Settings) -> DryRun:
-    names = ("layer", "workers", "start_chunk", "end_chunk")
-    named = {name: getattr(settings.build, name) for name in names}
+    named = _named(settings.build, "layer", "workers", "start_chunk", "end_chunk")
     return api.dry_run(str(settings.build.into), settings.source, settings.recipe, **named)
 
 
 def _built(settings: Settings) -> Any:
+    root, build = str(settings.build.into), settings.build
+    options = _named(build, "layer", "workers", "mode", "start_chunk", "end_chunk", "memory_limit", "max_failures")
+    options |= {**_named(build, "reuse", "copy"), "engine": engine_of(build)}
     with shown_progress() as on_progress:
-        return api.build(
-            str(settings.build.into),
-            settings.source,
-            settings.recipe,
-            on_progress=on_progress,
-            **_build_options(settings),
-        )
+        return api.build(root, settings.source, settings.recipe, on_progress=on_progress, **options)
 
 
-def _build_options(settings: Settings) -> Mapping[str, Any]:
-    names = ["layer", "workers", "mode", "start_chunk", "end_chunk", "memory_limit", "max_failures"]
-    names += ["reuse", "copy"]
-    named = {name: getattr(settings.build, name) for name in names}
-    return {**named, "engine": engine_of(settings.build)}
+def _named(build: BuildSettings, *names: str) -> dict[str, Any]:
+    return {name: getattr(build, name) for name in names}
 
 
 @click.group(cls=KindGroup, subcommand_metavar="KIND|SETTINGS.toml|CACHE [ARGS]...")
@@ -217,12 +209,7 @@ def estimate() -> None:
 
 def _estimate(kind: Kind, from_file: str | None, from_cache: str | None, **flags: Any) -> Any:
     settings = gathered(kind, from_file, from_cache, flags)
-    report = api.estimate(
-        settings.source,
-        settings.recipe,
-        into=settings.build.into,
-        workers=settings.build.workers,
-    )
+    report = api.estimate(settings.source, settings.recipe, into=settings.build.into, workers=settings.build.workers)
     problems = [no_room(settings.build.into, report.stored_bytes, report.free_bytes)] if not report.fits else []
     problems += [_all_failed(report)] if report.all_failed else []
     if not problems:

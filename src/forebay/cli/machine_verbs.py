@@ -111,12 +111,7 @@ def _named_tier(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 _tier_argument: Decorator = click.argument(
-    "path",
-    envvar=TIER_VARIABLE,
-    metavar="[TIER]",
-    required=False,
-    callback=_named_tier,
-    shell_complete=complete_folder,
+    "path", envvar=TIER_VARIABLE, metavar="[TIER]", required=False, callback=_named_tier, shell_complete=complete_folder
 )
 
 

@@ -101,8 +101,7 @@ class BuildSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         None
     )
     mode: Annotated[
-        Literal["forward", "inverse"],
-        Meta(description="inverse: add new files, then fill gaps from the end."),
+        Literal["forward", "inverse"], Meta(description="inverse: add new files, then fill gaps from the end.")
     ] = "forward"
     engine: Annotated[
         Literal["inline", "local", "ray"],
@@ -177,10 +176,7 @@ def from_file(kind: Kind, path: str, flags: Mapping[str, Any]) -> Settings:
     return _settings(
         kind,
         {**_paths_from(folder, checked_section(file, "source", structs)), **source},
-        {
-            **_placed(kind, folder, checked_section(file, "recipe", structs)),
-            **_placed(kind, "", recipe),
-        },
+        {**_placed(kind, folder, checked_section(file, "recipe", structs)), **_placed(kind, "", recipe)},
         {**_paths_from(folder, checked_section(file, "build", structs)), **build},
     )
 

@@ -62,9 +62,7 @@ _LATENTS, _T5, _CLIP, _UNET, _RECIPE = map(declared, (Latents, T5, Clip, Lune, T
 _GROUP = "Teachers"
 TEACHER_OPTIONS: tuple[Decorator, ...] = (
     option(
-        "--pipeline",
-        metavar="MODEL",
-        help="Folder of a whole pipeline: all its layers (SD1.5, SDXL, SD3, Flux, DiT).",
+        "--pipeline", metavar="MODEL", help="Folder of a whole pipeline: all its layers (SD1.5, SDXL, SD3, Flux, DiT)."
     ),
     option(
         "--only",

@@ -17,16 +17,7 @@ import pytest
 import xxhash
 
 from forebay.errors import Damaged, StoreRefused
-from forebay.store.base import (
-    BadCopy,
-    Buffer,
-    Entry,
-    Expected,
-    Missing,
-    Store,
-    holds,
-    read_document,
-)
+from forebay.store.base import BadCopy, Buffer, Entry, Expected, Missing, Store, holds, read_document
 from forebay.testing.kind_contracts import check_names
 
 Reopen = Callable[[], Store]

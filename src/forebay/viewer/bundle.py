@@ -251,11 +251,7 @@ class StaticView:
 
 
 def view(
-    *caches: Cache | Root,
-    source: Source | None = None,
-    static: bool = False,
-    rows: int = 24,
-    height: int = HEIGHT,
+    *caches: Cache | Root, source: Source | None = None, static: bool = False, rows: int = 24, height: int = HEIGHT
 ) -> InlineView | StaticView:
     """Show caches in the browser, or inline in a notebook.
 

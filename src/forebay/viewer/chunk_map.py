@@ -117,12 +117,7 @@ def chunk_map(store: Store, heads: HeadChecks, watch: HeartbeatWatch) -> ChunkMa
 
 
 def _layer_map(
-    index: Index,
-    layer: str,
-    planned: int | None,
-    claims: Mapping[str, Claim],
-    heads: HeadChecks,
-    watch: HeartbeatWatch,
+    index: Index, layer: str, planned: int | None, claims: Mapping[str, Claim], heads: HeadChecks, watch: HeartbeatWatch
 ) -> LayerMap:
     table, folder, recipe = index.table(layer), index.folder(layer) or "", index.recipe(layer)
     files = chunk_files(index.store, folder)

@@ -53,11 +53,7 @@ def image_page(shown: ShownCache, query: Query) -> ImagePage:
     first = query.whole("row", 0)
     rows = range(first, min(len(cache), first + query.whole("count", 24, MOST_IMAGES)))
     images = [_shown(image, reader.recipe.size, patch) for image, _ in reader.read(list(rows))]
-    return ImagePage(
-        size=reader.recipe.size,
-        patch=patch,
-        images=tuple(images),
-    )
+    return ImagePage(size=reader.recipe.size, patch=patch, images=tuple(images))
 
 
 def one_image(shown: ShownCache, query: Query) -> OneImage:

@@ -138,9 +138,7 @@ def guarded(shown: ShownCache, make: Callable[[], Answer]) -> Answer | RecordPro
 
 def problem_of(error: Exception) -> RecordProblem:
     return RecordProblem(
-        error=str(error) or type(error).__name__,
-        kind=type(error).__name__,
-        damaged=isinstance(error, Damaged),
+        error=str(error) or type(error).__name__, kind=type(error).__name__, damaged=isinstance(error, Damaged)
     )
 
 

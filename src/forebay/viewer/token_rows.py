@@ -19,15 +19,7 @@ from forebay.columns import Array
 from forebay.errors import LibraryMissing, ModelUnusable, message_of
 from forebay.kinds import WRONG
 from forebay.masks import documents as masks
-from forebay.masks.train_on import (
-    GENERATED,
-    KINDS,
-    ROLES,
-    SPAN_FIELDS,
-    TrainOn,
-    candidate_weights,
-    token_weights,
-)
+from forebay.masks.train_on import GENERATED, KINDS, ROLES, SPAN_FIELDS, TrainOn, candidate_weights, token_weights
 from forebay.preview.peek import COLUMNS, RowReader
 from forebay.preview.row_records import PackedPiece
 from forebay.read.cache import Cache

@@ -7,27 +7,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from forebay.cache.reports import (
-    GONE,
-    BuildReport,
-    DryRun,
-    Estimate,
-    ImportReport,
-    Problem,
-    RepairReport,
-    VerifyReport,
-)
+from forebay.cache.reports import GONE, BuildReport, DryRun, Estimate, ImportReport, Problem, RepairReport, VerifyReport
 from forebay.cli.render.drawing import draw
 from forebay.installation import Check, DoctorReport
-from forebay.preview.console import (
-    facts,
-    listing,
-    next_command,
-    repair_command,
-    reuse_command,
-    stale_files,
-    title,
-)
+from forebay.preview.console import facts, listing, next_command, repair_command, reuse_command, stale_files, title
 from forebay.preview.row_records import DemoReport
 from forebay.preview.words import command_line, counted, human_bytes, human_time, in_ranges, printable
 

@@ -13,13 +13,7 @@ from itertools import islice
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.text import Text
 
-from forebay.cache.reports import (
-    GONE,
-    BuilderStatus,
-    ClaimStatus,
-    LayerStatus,
-    Status,
-)
+from forebay.cache.reports import GONE, BuilderStatus, ClaimStatus, LayerStatus, Status
 from forebay.cli.render.drawing import draw
 from forebay.preview.console import (
     beginning,

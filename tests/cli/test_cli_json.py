@@ -8,17 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.cli.running import COMMAND, build_lines, chunk_path, flip, run, wait_until, write_lines
-from tests.helpers.cache_files import layer_status
 
 import forebay as fb
-
-
-def test_a_result_is_what_python_returns(tmp_path: Path):
-    root, _ = build_lines(tmp_path)
-    document = json.loads(run("status", root, "--json").out)
-    assert document.keys() == {"ok", "result"}
-    assert document["ok"] is True
-    assert document["result"]["layers"][0]["planned"] == layer_status(root).planned
 
 
 def test_what_the_command_line_can_do_python_can_do(tmp_path: Path):

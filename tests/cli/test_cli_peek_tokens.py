@@ -12,7 +12,6 @@ from tests.cli.running import build_tokens, run, write_documents
 from tests.cli.test_cli_progress import on_terminal
 
 import forebay as fb
-from forebay.cli.render.rows import share_bar
 
 LONG = " ".join(f"word{number}" for number in range(80))
 
@@ -132,7 +131,3 @@ def test_any_text_in_rows_of_any_length_is_shown_without_control_marks(texts: li
         root, _ = build_tokens(Path(folder), texts, "--sequence-length", 3, "--chunk-rows", 50)
         shown = run("peek", root, "--rows", 999).out
     assert all(mark.isprintable() or mark == "\n" for mark in shown)
-
-
-def test_shares_are_drawn_in_eighths():
-    assert [share_bar(share, cells=2) for share in (0.0, 0.01, 0.5, 0.99, 1.0)] == ["  ", "  ", "█ ", "█▉", "██"]

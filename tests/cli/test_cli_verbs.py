@@ -1,6 +1,7 @@
 """What each verb shows, for a person and as JSON."""
 
 import io
+import json
 import os
 import re
 import shutil
@@ -342,6 +343,7 @@ def test_json_of_every_verb_is_json_and_nothing_else(tmp_path: Path):
     ):
         ran = run(*line, "--json")
         assert isinstance(ran.json, dict | list), line
+        assert json.loads(ran.out).keys() == {"ok", "result"}
         assert ran.err == "", line
 
 

@@ -159,11 +159,6 @@ def test_the_page_weighs_little_and_names_no_other_machine() -> None:
     assert total <= 150_000
 
 
-@pytest.mark.parametrize("name", ["d0", "tokens"])
-def test_styles_that_pages_use_exist(name: str) -> None:
-    assert f".{name} " in (files("forebay.viewer") / "static" / "style.css").read_text()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "display", "opens"), [([], ":9", True), (["--no-open"], ":9", False), ([], "", False)]

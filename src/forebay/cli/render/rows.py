@@ -119,8 +119,8 @@ def _packed_row(row: PackedRow) -> Iterator[RenderableType]:
 
 def share_bar(share: float, cells: int = BAR_CELLS) -> str:
     """
-    >>> share_bar(0.55, cells=4)
-    '██▏ '
+    >>> share_bar(0.55, cells=4), share_bar(0.0, 2), share_bar(0.99, 2), share_bar(1.0, 2)
+    ('██▏ ', '  ', '█▉', '██')
     """
     eighths = int(share * cells * 8)
     whole, rest = divmod(eighths, 8)

@@ -34,7 +34,7 @@ STATES = {
     3: "the cache at '{}' has no generation",  # and the plan
 }
 VERBS: dict[str, Callable[[Path], object]] = {
-    "summarize": fb.info,
+    "info": fb.info,
     "open": fb.open_cache,
     "verify": fb.verify,
     "peek": lambda root: fb.peek(root),

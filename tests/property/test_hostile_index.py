@@ -201,7 +201,7 @@ SPOILED = {
 }
 VERBS: dict[str, Callable[[MemoryStore], object]] = {
     "status": fb.status,
-    "summarize": fb.info,
+    "info": fb.info,
     "verify": partial(fb.verify, full=True),
     "constants": lambda store: fb.open_cache(store, layers=["doubled"]).constants("doubled"),
     "copy": lambda store: fb.copy(store, MemoryStore("copy")),

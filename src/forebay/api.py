@@ -143,11 +143,7 @@ def build(
     check_is_recipe(recipe)
     check_range(start_chunk, end_chunk)
     check_flags(replace=replace, copy=copy)
-    if copy and reuse is None:
-        raise ForebayError(
-            "there is no cache to copy chunks from",
-            hint="pass one to reuse (reuse=OLD, --reuse OLD), or leave out copy",
-        )
+    _check_copies(copy, reuse)
     if mode not in get_args(Mode):
         raise choice_error("mode", mode, get_args(Mode))
     options = BuildOptions(
@@ -180,6 +176,14 @@ def build_layers(
     if replace:
         replace_layers(open_store(root), {layer: recipes[layer] for layer in replace})
     return [build(root, None, recipe, layer=layer, **options) for layer, recipe in recipes.items()]
+
+
+def _check_copies(copy: bool, reuse: Root | None) -> None:
+    if copy and reuse is None:
+        raise ForebayError(
+            "there is no cache to copy chunks from",
+            hint="pass one to reuse (reuse=OLD, --reuse OLD), or leave out copy",
+        )
 
 
 @_reporting

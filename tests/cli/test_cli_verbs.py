@@ -409,10 +409,10 @@ def test_sixty_columns_are_enough_also_in_a_pipe(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.slow
-def test_info_shows_values_as_a_settings_file_has_them(tmp_path: Path):
+def test_info_shows_set_values_as_a_settings_file_has_them(tmp_path: Path):
     root, source = tmp_path / "cache", write_lines(tmp_path / "data")
-    run("build", "tokens", source, "--into", root, "--workers", 0)
+    run("build", "tokens", source, "--into", root, "--workers", 0, "--deduplicate")
     shown = run("info", root).out
     assert "layer tokens (base)" in shown
-    assert "bos none" in shown
-    assert "deduplicate false" in shown
+    assert "deduplicate true" in shown
+    assert "bos none" not in shown

@@ -73,11 +73,11 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def quick_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What torch traces and guards, without the C++ compiler after it."""
-    torch, kernels = import_module("torch"), import_module("forebay.torch.attention.packed_attention")._kernels
+    torch, kernel = import_module("torch"), import_module("forebay.torch.attention.packed_attention")._kernel
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    kernels.clear()
+    kernel.cache_clear()
     yield
-    kernels.clear()
+    kernel.cache_clear()
 
 
 @pytest.fixture(params=["traced", pytest.param("C++", marks=pytest.mark.long)])

@@ -51,7 +51,7 @@ BREAKS = (
     Break(
         5, "features of absent rows are zero", "teachers/feature_reader.py",
         r"(values\[~\w+\.present\]) = np\.nan", r"\1 = 0",
-        "tests/torch/test_timed_features.py",
+        "tests/compat/test_multi_source.py",
     ),
     Break(
         6, "ranks take positions relative to the batch", "feeding/steps.py",

@@ -145,21 +145,15 @@ def test_rows_without_a_teachers_word_are_absent_and_told(tmp_path: Path) -> Non
 
 
 def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path: Path) -> None:
-    old = old_cache()
-    old["name"] = Bomb(tmp_path / "owned")
-    torch.save(old, tmp_path / "cache.pt")
-    with pytest.raises(SourceInvalid, match=r"holds more than tensors.*\(it names \w+\.\w+\)") as told:
-        import_pt_cache(tmp_path / "cache.pt", tmp_path / "cache")
-    assert "trust" not in str(told.value)
+    torch.save({**old_cache(), "name": Bomb(tmp_path / "owned")}, tmp_path / "cache.pt")
+    torch.save({"name": bytearray(b"x")}, tmp_path / "other.pt", pickle_protocol=5)
+    for name in ("cache.pt", "other.pt"):
+        for load in (lambda path: import_pt_cache(path, tmp_path / "cache"), DatasetCache.load):
+            with pytest.raises(SourceInvalid, match="holds more than tensors") as raised:
+                load(tmp_path / name)
+            assert "weights_only" not in str(raised.value), "torch advises to open the file anyway"
     assert not (tmp_path / "owned").exists()
     assert not (tmp_path / "cache").exists()
-
-
-def test_what_torch_cannot_read_is_one_line_without_its_advice_and_warnings(tmp_path: Path) -> None:
-    torch.save({"name": bytearray(b"x")}, tmp_path / "cache.pt", pickle_protocol=5)
-    with pytest.raises(SourceInvalid, match=r"\(Unsupported operand \d+\)") as refused:
-        import_pt_cache(tmp_path / "cache.pt", tmp_path / "cache")
-    assert "weights_only=" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -225,13 +219,6 @@ def test_a_file_of_the_document_is_loaded_by_its_name(tmp_path: Path) -> None:
     data.save(tmp_path / "saved")
     assert DatasetCache.load(tmp_path / "saved").name == "portraits"
     assert fb.verify(tmp_path / "saved").sound
-
-
-def test_a_file_that_would_run_code_is_not_loaded(tmp_path: Path) -> None:
-    torch.save({**old_cache(), "name": Bomb(tmp_path / "owned")}, tmp_path / "cache.pt")
-    with pytest.raises(SourceInvalid, match="holds more than tensors"):
-        DatasetCache.load(tmp_path / "cache.pt")
-    assert not (tmp_path / "owned").exists()
 
 
 def test_an_import_records_the_time_direction(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from packed_batches import PackedBatch, batch, random_batch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from forebay.torch import BlockMaskCache, PackedSelfAttention, document_block_mask
+from forebay.torch import PackedSelfAttention, document_block_mask
 from forebay.torch.attention.packed_attention import attend, attend_dense, fits_cuda, flex_can_run
 
 ROWS = batch([[70, 50, 1], [130], []], 140)
@@ -36,22 +36,16 @@ def attention_by_document(query: Tensor, key: Tensor, value: Tensor, case: Packe
     return out
 
 
-def test_sdpa_equals_separate_attention_per_document():
-    query, key, value = heads(ROWS)
-    attended = attend_dense(query, key, value, document_block_mask(*ROWS))
-    torch.testing.assert_close(attended, attention_by_document(query, key, value, ROWS), atol=1e-5, rtol=0)
-
-
 def gradients(attended: Tensor, inputs: list[Tensor]) -> list[Tensor]:
     torch.manual_seed(1)
     return list(torch.autograd.grad((attended * torch.randn_like(attended)).sum(), inputs))
 
 
-def test_gradients_equal_those_of_separate_attention_per_document():
+def test_sdpa_and_its_gradients_equal_those_of_separate_attention_per_document():
     inputs = heads(ROWS, requires_grad=True)
-    attended = attend_dense(*inputs, document_block_mask(*ROWS))
-    expected = gradients(attention_by_document(*inputs, ROWS), inputs)
-    for gradient, wanted in zip(gradients(attended, inputs), expected, strict=True):
+    attended, expected = attend_dense(*inputs, document_block_mask(*ROWS)), attention_by_document(*inputs, ROWS)
+    torch.testing.assert_close(attended, expected, atol=1e-5, rtol=0)
+    for gradient, wanted in zip(gradients(attended, inputs), gradients(expected, inputs), strict=True):
         torch.testing.assert_close(gradient, wanted, atol=1e-5, rtol=0)
 
 
@@ -98,15 +92,6 @@ def test_a_machine_without_a_c_compiler_evaluates_with_sdpa():
     assert run.stdout.strip() == "(2, 77, 32)"
 
 
-def test_layers_that_share_a_cache_build_one_mask_per_batch():
-    cache = BlockMaskCache()
-    layers = nn.ModuleList(PackedSelfAttention(16, 2, backend="dense", cache=cache) for _ in range(4))
-    x = torch.randn(len(ROWS.seq_lens), ROWS.sequence_length, 16)
-    for layer in layers:
-        x = layer(x, ROWS.seq_lens)
-    assert (cache.statistics.misses, cache.statistics.hits) == (1, 3)
-
-
 def test_a_model_that_moves_forgets_its_masks():
     model = nn.Sequential(PackedSelfAttention(16, 2, backend="dense"))
     model[0](torch.randn(3, 140, 16), ROWS.seq_lens)
@@ -131,38 +116,39 @@ def test_a_compiled_module_looks_masks_up_between_graphs():
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
 
 
-def test_heads_must_divide_the_width():
-    with pytest.raises(ValueError, match=r"n_head must be at least 1 and divide dim 10 \(got 3\)"):
-        PackedSelfAttention(10, 3)
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"n_head": 3}, r"n_head must be at least 1 and divide dim 16 \(got 3\)"),
+        ({"backend": "documents"}, "backend must be one of"),
+        ({"kind": "causl"}, "kind must be"),
+        ({"window": 0}, "window must be"),
+        ({"block_size": 0}, "block_size must be"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_in_the_constructor(options, problem):
+    with pytest.raises((TypeError, ValueError), match=problem):
+        PackedSelfAttention(**{"dim": 16, "n_head": 2, **options})
 
 
-def test_lengths_of_another_batch_are_rejected():
+def test_a_layer_needs_the_lengths_or_the_mask_of_its_batch():
+    layer, x = PackedSelfAttention(16, 2), torch.randn(3, 140, 16)
     with pytest.raises(ValueError, match="x has 3 rows but seq_lens has 1"):
-        PackedSelfAttention(16, 2)(torch.randn(3, 140, 16), ROWS.seq_lens[:1])
-
-
-@pytest.mark.parametrize("backend", ["auto", "flex", "dense"])
-def test_a_mask_of_another_batch_is_rejected_by_every_backend(backend):
-    query, key, value = heads(ROWS)
-    mask = document_block_mask(ROWS.seq_lens[:2], ROWS.sequence_length)
-    with pytest.raises(ValueError, match="query has 3 rows of 140 tokens but the mask is for 2 of 140"):
-        attend(query, key, value, mask, backend)
-
-
-def test_a_mask_that_is_a_tensor_is_rejected():
+        layer(x, ROWS.seq_lens[:1])
     with pytest.raises(TypeError, match="mask is a Tensor; pass a BlockMask"):
-        PackedSelfAttention(16, 2)(torch.randn(3, 140, 16), mask=torch.ones(3, 1, 140, 140, dtype=torch.bool))
+        layer(x, mask=torch.ones(3, 1, 140, 140, dtype=torch.bool))
+    with pytest.raises(TypeError, match="pass seq_lens or mask"):
+        layer(x)
+    mask = document_block_mask(ROWS.seq_lens[:2], ROWS.sequence_length)
+    for backend in ("auto", "flex", "dense"):
+        with pytest.raises(ValueError, match="query has 3 rows of 140 tokens but the mask is for 2 of 140"):
+            attend(*heads(ROWS), mask, backend)
 
 
 @pytest.mark.parametrize("carry", [Tensor.tolist, Tensor.numpy])
 def test_lengths_may_be_lists_or_arrays(carry):
     module, x = PackedSelfAttention(16, 2, backend="dense"), torch.randn(3, 140, 16)
     assert torch.equal(module(x, carry(ROWS.seq_lens)), module(x, ROWS.seq_lens))
-
-
-def test_an_unknown_backend_is_rejected():
-    with pytest.raises(ValueError, match="backend must be one of"):
-        PackedSelfAttention(16, 2, backend="documents")
 
 
 @pytest.mark.gpu

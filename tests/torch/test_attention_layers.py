@@ -69,12 +69,9 @@ def test_cls_is_seen_even_when_all_patches_are_ignored():
     assert not torch.allclose(block(x, torch.ones(1, 4, dtype=torch.bool))[:, 1:], out[:, 1:])
 
 
-def test_a_mask_of_another_size_is_rejected(ignore: Tensor):
+def test_a_mask_of_another_size_or_batch_is_rejected(ignore: Tensor):
+    """One row would be broadcast over all images without a word."""
     with pytest.raises(ValueError, match=r"bool \[2, 20\] for 2 images of 21 tokens with CLS"):
         MaskedViTBlock(16, 2)(torch.randn(2, 21, 16), ignore)
-
-
-def test_a_mask_of_another_batch_is_rejected(ignore: Tensor):
-    """One row would be broadcast over all images without a word."""
     with pytest.raises(ValueError, match=r"must be bool \[2, 16\] .* \(1, 16\)"):
         MaskedViTBlock(16, 2)(torch.randn(2, 17, 16), ignore[:1])

@@ -114,14 +114,6 @@ def test_the_mask_that_is_passed_decides():
     torch.testing.assert_close(found, windowed(x, FIRST.seq_lens))
 
 
-def test_a_layer_needs_lengths_or_a_mask():
-    x = torch.randn(2, LENGTH, DIM)
-    with pytest.raises(TypeError, match="pass seq_lens"):
-        PackedSelfAttention(DIM, 2)(x)
-    with pytest.raises(ValueError, match="make the mask from the seq_lens of this batch"):
-        PackedSelfAttention(DIM, 2)(x[:1], mask=document_block_mask(*FIRST))
-
-
 def test_a_whole_graph_that_builds_masks_is_told_to_take_one():
     layer = PackedSelfAttention(DIM, 2)
     whole = torch.compile(layer, fullgraph=True, backend="eager")

@@ -31,10 +31,9 @@ def tokens() -> Tensor:
     return torch.randint(0, 50, (3, 20))
 
 
-@pytest.mark.parametrize("backend", ["dense"])
 @pytest.mark.parametrize(("kind", "window"), [("causal", None), ("bidirectional", None), ("causal", 3)])
-def test_packed_attention_keeps_documents_apart(tokens, kind, window, backend):
-    layers = [PackedSelfAttention(16, 2, kind=kind, window=window, backend=backend) for _ in range(2)]
+def test_packed_attention_keeps_documents_apart(tokens, kind, window):
+    layers = [PackedSelfAttention(16, 2, kind=kind, window=window, backend="dense") for _ in range(2)]
     model = PackedModel(*layers)
     assert document_leaks(lambda ids: model(ids, CASE.seq_lens), tokens, CASE.seq_lens) == []
 
@@ -51,15 +50,6 @@ def test_attention_across_documents_is_found_and_named(tokens):
         (1, 0, 1),
     }
     assert "row 0: changing document 0 moved the output of document 1 by" in str(leaks[0])
-
-
-def test_a_leak_between_rows_is_found(tokens):
-    """Batch statistics tie all rows together: also the third row, whose own input did not change."""
-
-    def normalized_by_the_batch(ids: Tensor) -> Tensor:
-        return ids / ids.float().mean()
-
-    assert {leak.row for leak in document_leaks(normalized_by_the_batch, tokens, CASE.seq_lens)} == {0, 1, 2}
 
 
 ROWS_ALIKE = [[9, 11], [9, 11]]
@@ -82,26 +72,23 @@ def test_zeroed_outputs_of_padding_are_accepted():
     assert document_leaks(lambda x: attention(x, CASE.seq_lens).masked_fill(padded, 0), x, CASE.seq_lens) == []
 
 
-def test_every_document_must_react():
-    """Row 1 is dead: that nothing moved there proves nothing about it."""
-    alive = torch.tensor([1.0, 0.0])[:, None, None]
-    with pytest.raises(ValueError, match="does not react to document 0 of row 1"):
-        document_leaks(lambda x: x * alive, torch.randn(2, 20, 16), ROWS_ALIKE)
+ALIVE = torch.tensor([1.0, 0.0])[:, None, None]
 
 
-def test_a_single_document_proves_nothing():
-    with pytest.raises(ValueError, match="only one document"):
-        document_leaks(lambda x: x, torch.randn(1, 20, 16), [[20]])
-
-
-def test_outputs_that_are_not_per_token_or_not_numbers_are_refused():
-    x = torch.randn(2, 20, 16)
-    with pytest.raises(ValueError, match=r"one entry per token, \[2, 20, …\] \(got \(2, 16\)\)"):
-        document_leaks(lambda x: x.mean(1), x, ROWS_ALIKE)
-    with pytest.raises(ValueError, match="has NaN"):
-        document_leaks(lambda x: x / 0 * 0, x, ROWS_ALIKE)
-    with pytest.raises(TypeError, match=r"must return a tensor \(got a tuple\)"):
-        document_leaks(lambda x: (x,), x, ROWS_ALIKE)
+@pytest.mark.parametrize(
+    ("model", "lengths", "problem"),
+    [
+        (lambda x: x * ALIVE, ROWS_ALIKE, "does not react to document 0 of row 1"),  # row 1 is dead
+        (lambda x: torch.zeros(x.shape), ROWS_ALIKE, "does not react to document 0"),
+        (lambda x: x, [[20]], "only one document"),
+        (lambda x: x.mean(1), ROWS_ALIKE, r"one entry per token, \[2, 20, …\] \(got \(2, 16\)\)"),
+        (lambda x: x / 0 * 0, ROWS_ALIKE, "has NaN"),
+        (lambda x: (x,), ROWS_ALIKE, r"must return a tensor \(got a tuple\)"),
+    ],
+)
+def test_what_proves_nothing_is_refused(model, lengths, problem):
+    with pytest.raises((TypeError, ValueError), match=problem):
+        document_leaks(model, torch.randn(len(lengths), 20, 16), lengths)
 
 
 def test_a_random_model_is_refused(tokens):
@@ -109,11 +96,6 @@ def test_a_random_model_is_refused(tokens):
     with pytest.raises(ValueError, match=r"call model.eval\(\) first"):
         document_leaks(model, tokens, CASE.seq_lens)
     assert document_leaks(model.eval(), tokens, CASE.seq_lens) == []
-
-
-def test_a_model_that_ignores_its_input_proves_nothing(tokens):
-    with pytest.raises(ValueError, match="does not react to document 0"):
-        document_leaks(lambda ids: torch.zeros(ids.shape), tokens, CASE.seq_lens)
 
 
 BOXES, PATCH = [[0, 8, 32, 16], [9, 0, 14, 32]], 8
@@ -153,11 +135,6 @@ def test_padding_pixels_that_reach_the_output_are_found(images):
     assert "image 1: changing its padding moved the output by" in str(leaks[0])
 
 
-def test_a_model_that_ignores_the_content_proves_nothing(images):
-    with pytest.raises(ValueError, match="does not react to the content"):
-        padding_leaks(lambda pixels: torch.zeros(2, 5), images, BOXES, PATCH)
-
-
 def test_a_threshold_on_bytes_is_found(images):
     """Gray padding of 114: one more is still below the threshold of the model, another byte may not be."""
     stored = torch.full((2, 3, 32, 32), 114, dtype=torch.uint8)
@@ -176,7 +153,9 @@ def test_padding_that_reaches_another_image_is_found(images):
     assert "image 1: changing the padding of image 0 moved the output by" in str(leaks[0])
 
 
-@pytest.mark.parametrize("boxes", [[[0, 0, 32, 32]] * 2, [[0, 4, 32, 24]] * 2])
-def test_images_without_ignored_patches_prove_nothing(images, boxes):
-    with pytest.raises(ValueError, match="no patch of these images is ignored"):
-        padding_leaks(lambda pixels: pixels.mean((1, 2, 3)), images, boxes, PATCH)
+def test_images_without_ignored_patches_or_a_reaction_prove_nothing(images):
+    with pytest.raises(ValueError, match="does not react to the content"):
+        padding_leaks(lambda pixels: torch.zeros(2, 5), images, BOXES, PATCH)
+    for box in ([0, 0, 32, 32], [0, 4, 32, 24]):
+        with pytest.raises(ValueError, match="no patch of these images is ignored"):
+            padding_leaks(lambda pixels: pixels.mean((1, 2, 3)), images, [box] * 2, PATCH)

@@ -16,17 +16,15 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from forebay.cache.catalog import presence_name
-from forebay.columns import Ragged
-from forebay.order.coins import Coins, row_keys
+from forebay.order.coins import Coins
 from forebay.read.cache import Cache
 from forebay.read.rows import Located, RowReader
-from forebay.read.views import Padded, View
 from forebay.teachers.align import IMPORTED
 from forebay.teachers.feature_reader import Features, Timed
 from forebay.teachers.protocol import TimeDirection
 from forebay.teachers.recipe import T_BUCKETS, TeacherRecipe
 from forebay.torch.batches import to_array, to_tensor
-from forebay.torch.distill.timed_features import TeacherRows
+from forebay.torch.distill.teacher_rows import TeacherRows
 
 Numbers = Tensor | ArrayLike
 
@@ -97,13 +95,6 @@ class MultiSourceCache:
         columns = self.get("sol", local_indices, dataset_ids, timesteps)
         return (None, None) if columns is None else (columns["sol_stats"].values, columns["sol_spatial"].values)
 
-    def sample_keys(self, local_indices: Numbers, dataset_ids: Numbers) -> NDArray[np.uint64]:
-        """Return the permanent numbers of samples, from their row ids, for `TeacherDropout.keep(…, dataset_ids)`."""
-        located = self._located(local_indices, dataset_ids)
-        coins = Coins(0, 0, np.zeros(len(located.rows), np.uint64))
-        ids = RowReader(list(self._caches.values()), ["row_id"]).read(located, coins)["row_id"]
-        return row_keys(ids[:, 0], ids[:, 1])
-
     def _located(self, local_indices: Numbers, dataset_ids: Numbers) -> Located:
         rows, datasets = _integers("local_indices", local_indices), _integers("dataset_ids", dataset_ids)
         if rows.ndim != 1 or datasets.shape not in ((), rows.shape):
@@ -130,18 +121,10 @@ def _is_timed(cache: Cache, layer: str) -> bool:
     return layer in cache.generation.recipes and T_BUCKETS in cache.constants(layer)
 
 
-def whole_rows(cache: Cache, column: str) -> str | View:
-    """Return how a column is read as one tensor: states of real tokens are padded to their teacher's length."""
-    teacher = cache.recipe(cache.layer_of(column)).fields.get("teacher")
-    if cache.column(column).ragged and isinstance(teacher, dict) and "max_length" in teacher:
-        return Padded(column, int(teacher["max_length"]))
-    return column
-
-
 def _is_same_teacher(layer: str, cache: Cache, other: Cache) -> bool:
     """Raise if a layer of two caches has different teachers; return False if one of them does not record its teacher.
 
-    Only shapes, buckets and time direction are compared then.
+    Only shapes, buckets and time direction of features are compared then.
     """
     is_recorded = not any(each.recipe(layer).kind == IMPORTED for each in (cache, other))
     one, two = (_facts(each, layer) for each in (cache, other))
@@ -157,19 +140,14 @@ def _is_same_teacher(layer: str, cache: Cache, other: Cache) -> bool:
 
 
 def _facts(cache: Cache, layer: str) -> dict[str, object]:
-    """Return what is known of a layer: the shapes of rows as they are read, its t, and its teacher if recorded."""
+    """Return what is known of a layer: its types, its columns at one t and its buckets, and its teacher if recorded."""
     document = cache.recipe(layer)
     facts = TeacherRecipe.identity_of(document) if document.kind == TeacherRecipe.kind else dict[str, object]()
     if document.kind != IMPORTED:
         facts["types"] = {column.name: column.dtype for column in document.columns}
-    if not _is_timed(cache, layer):
-        return facts | {f"column {column.name}": _row_shape(cache, column.name) for column in document.columns}
-    timed = Features(cache, layer)
-    facts |= {f"column {name}": timed.shape(name) for name in timed.columns}
-    facts["buckets"] = timed.buckets.tolist()
-    return facts | ({} if timed.time_direction is None else {"time direction": timed.time_direction})
-
-
-def _row_shape(cache: Cache, column: str) -> tuple[int, ...]:
-    like = RowReader([cache], [whole_rows(cache, column)]).like[column]
-    return tuple(np.asarray(like.values if isinstance(like, Ragged) else like).shape[1:])
+    if _is_timed(cache, layer):
+        timed = Features(cache, layer)
+        facts |= {f"column {name}": timed.shape(name) for name in timed.columns}
+        facts["buckets"] = timed.buckets.tolist()
+        facts |= {} if timed.time_direction is None else {"time direction": timed.time_direction}
+    return facts

@@ -16,7 +16,6 @@ the size of the file.
 import os
 import pickle
 import pickletools
-import re
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -98,12 +97,8 @@ def _loaded(path: str) -> dict[str, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickle protocols: what matters of them is an error
             content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except _UNREADABLE as error:
-        # Without torch's advice to open the file anyway.
-        global_name = re.search(r"GLOBAL (\S+)", str(error))
-        detail = re.search(r"WeightsUnpickler error:\s*(.+)", str(error))
-        reason = f"it names {global_name[1]}" if global_name else detail[1] if detail else type(error).__name__
-        raise _invalid(path, f"it holds more than tensors, or is not a file of torch.save ({reason})") from error
+    except _UNREADABLE as error:  # torch's message advises to open the file anyway
+        raise _invalid(path, "it holds more than tensors, or is not a file of torch.save") from error
     if not isinstance(content, dict):
         raise _invalid(path, f"it holds a {type(content).__name__}, not a dict")
     return content
@@ -222,10 +217,6 @@ class ImportedRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, for
     declared: tuple[Column, ...]
     buckets: tuple[float, ...] = ()  # empty without timesteps
     time_direction: TimeDirection | None = None
-
-    @property
-    def default_layer(self) -> str:
-        return next(layer for layer, (_, tensors) in LAYERS.items() if tensors == self.tensors)
 
     def columns(self) -> tuple[Column, ...]:
         return self.declared

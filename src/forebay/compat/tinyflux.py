@@ -19,23 +19,20 @@ import torch
 from torch import Tensor
 
 from forebay import api
-from forebay.compat.multi_source import MultiSourceCache, Numbers, whole_rows
+from forebay.compat.multi_source import MultiSourceCache, Numbers
 from forebay.compat.pt_import import import_pt_cache, store_name, stored_name
 from forebay.order.coins import Coins
 from forebay.read.cache import Cache
 from forebay.read.opening import open_cache
 from forebay.read.rows import Located, RowReader
+from forebay.read.views import Padded
 from forebay.store import open_store
 from forebay.store.memory import MemoryStore
+from forebay.teachers.feature_reader import Features
+from forebay.teachers.protocol import TimeDirection
 from forebay.torch.batches import to_array, to_tensor
 from forebay.torch.distill.losses import LossMode, Warmup, feature_loss, loss_weights
-from forebay.torch.distill.timed_features import (
-    Targets,
-    TeacherDropout,
-    TeacherRows,
-    TorchFeatures,
-    at_flow_times,
-)
+from forebay.torch.distill.teacher_rows import Targets, TeacherDropout, TeacherRows
 
 __all__ = [
     "DatasetCache", "EncodingCache", "LuneFeatureCache", "MultiSourceCache", "SolFeatureCache", "TrainerConfig",
@@ -49,7 +46,9 @@ class StoredColumn:
 
     def __init__(self, cache: Cache, name: str) -> None:
         self._cache = cache
-        self._reader = RowReader([cache], [whole_rows(cache, name)])
+        teacher = cache.recipe(cache.layer_of(name)).fields.get("teacher", {})
+        is_padded = cache.column(name).ragged and "max_length" in teacher  # states of real tokens only
+        self._reader = RowReader([cache], [Padded(name, int(teacher["max_length"])) if is_padded else name])
         empty = to_tensor(np.asarray(self._reader.like[name]))
         self.shape, self.dtype = torch.Size((len(cache), *empty.shape[1:])), empty.dtype
         self._name = name
@@ -106,11 +105,17 @@ class _TimedPart(_Part):
 
     def __init__(self, cache: Cache) -> None:
         super().__init__(cache)
-        self.timed = TorchFeatures(cache, self.layers[0])
-        self.t_buckets = self.timed.buckets.float()
-        self.t_min, self.t_max = (float(self.timed.buckets[end]) for end in (0, -1))
+        self._features = Features(cache, self.layers[0])
+        self.t_buckets = torch.tensor(self._features.buckets).float()
+        self.t_min, self.t_max = (float(self._features.buckets[end]) for end in (0, -1))
         self.n_buckets = len(self.t_buckets)
         self.t_step = (self.t_max - self.t_min) / max(1, self.n_buckets - 1)  # for an even grid
+
+    def _at(self, indices: Numbers, timesteps: Numbers) -> list[Tensor]:
+        """Return the columns at a t whose 0 is noise, whichever way the layer's own time runs."""
+        direction: TimeDirection | None = None if self._features.time_direction is None else "t0_noise"
+        columns = self._features.at(to_array(indices), to_array(timesteps), direction)
+        return [to_tensor(columns[name]) for name in self.columns.values()]
 
 
 class LuneFeatureCache(_TimedPart):
@@ -121,7 +126,7 @@ class LuneFeatureCache(_TimedPart):
 
     def get(self, indices: Numbers, timesteps: Numbers) -> Tensor:
         """Return (rows, 1280) float32 at the timesteps; absent rows are NaN."""
-        return at_flow_times(self.timed, indices, timesteps)["lune"].values
+        return self._at(indices, timesteps)[0]
 
     get_features = get
 
@@ -134,8 +139,8 @@ class SolFeatureCache(_TimedPart):
 
     def get(self, indices: Numbers, timesteps: Numbers) -> tuple[Tensor, Tensor]:
         """Return (rows, 4) and (rows, 8, 8) float32 at the timesteps; absent rows are NaN."""
-        columns = at_flow_times(self.timed, indices, timesteps)
-        return columns["sol_stats"].values, columns["sol_spatial"].values
+        stats, spatial = self._at(indices, timesteps)
+        return stats, spatial
 
     get_features = get
 
@@ -181,12 +186,7 @@ class DatasetCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig:
-    """Weights, warm-ups and dropout of both teachers.
-
-    >>> config = TrainerConfig(use_spatial_weighting=True)
-    >>> config.lune(500), config.sol(500)
-    (0.05, 0.0125)
-    """
+    """Weights, warm-ups and dropout of both teachers."""
 
     lune_weight: float = 0.1
     lune_warmup_steps: int = 1000

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from forebay.teachers.feature_reader import Timed as Timed
     from forebay.torch.attention.block_mask import (
         causal_block_mask as causal_block_mask, document_block_mask as document_block_mask,
-        image_block_mask as image_block_mask, move_mask as move_mask, prefix_block_mask as prefix_block_mask,
+        image_block_mask as image_block_mask, prefix_block_mask as prefix_block_mask,
         transformers_inputs as transformers_inputs,
     )
     from forebay.torch.attention.leaks import (
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
         Collate as Collate, StoredBatch as StoredBatch, Transform as Transform, usual_collate as usual_collate,
     )
     from forebay.torch.dataset import CacheDataset as CacheDataset
-    from forebay.torch.distill.timed_features import TorchFeatures as TorchFeatures, features as features
     from forebay.torch.images.bucket_loader import BucketLoader as BucketLoader
     from forebay.torch.images.canvases import Canvases as Canvases, JointTransform as JointTransform
     from forebay.torch.images.crops import (

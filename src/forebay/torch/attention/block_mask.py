@@ -3,8 +3,8 @@
 `create_block_mask` evaluates S × S pairs of tokens to find the empty blocks; here they follow from the lengths. The
 result is equal on all four index pairs, takes O(batch · blocks) work besides the index tensors, and no S² memory.
 
-All return torch's own `BlockMask`, which `torch.compile` knows. It does not pickle: send `seq_lens` through workers,
-and build the mask next to the model.
+All return torch's own `BlockMask`, which `torch.compile` knows. It does not pickle, and its `to` leaves the tensors
+that `mask_mod` closes over: send `seq_lens` through workers, and build the mask next to the model, with `device=`.
 
 Each `mask_mod` closes over tensors of a fixed shape only, so that new documents, another window or another prefix are
 new tensor contents, and `torch.compile` keeps its kernel.
@@ -21,7 +21,6 @@ over whole rows, without a warning.
 """
 
 from collections.abc import Callable, Mapping
-from types import CellType, FunctionType
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -81,23 +80,6 @@ def key_mask_mod(keep: Tensor) -> MaskMod:
     return unpadded_key
 
 
-def captured_tensors(mask_mod: MaskMod) -> tuple[Tensor, ...]:
-    """Return the tensors that a `mask_mod` closes over."""
-    return tuple(cell.cell_contents for cell in _cells(mask_mod) if isinstance(cell.cell_contents, Tensor))
-
-
-def moved_mask_mod(mask_mod: MaskMod, device: torch.device | str) -> MaskMod:
-    """Return a `mask_mod` with its tensors moved to another device."""
-    if not captured_tensors(mask_mod):
-        return mask_mod
-    assert isinstance(mask_mod, FunctionType)
-    contents = [cell.cell_contents for cell in _cells(mask_mod)]
-    cells = tuple(CellType(each.to(device) if isinstance(each, Tensor) else each) for each in contents)
-    moved = FunctionType(mask_mod.__code__, mask_mod.__globals__, mask_mod.__name__, mask_mod.__defaults__, cells)
-    moved.__qualname__ = mask_mod.__qualname__
-    return moved
-
-
 def dense_mask(mask_mod: MaskMod, rows: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
     """Return the mask `[rows, 1, queries, keys]`, True = sees."""
     head = rows.new_zeros(())
@@ -106,20 +88,8 @@ def dense_mask(mask_mod: MaskMod, rows: Tensor, queries: Tensor, keys: Tensor) -
     return mask.expand(rows.shape[0], 1, queries.shape[0], keys.shape[0])
 
 
-def _cells(mask_mod: MaskMod) -> tuple[CellType, ...]:
-    # A partial or a callable object has no closure; this module makes neither.
-    return (getattr(mask_mod, "__closure__", None)) or ()
-
-
 DEFAULT_BLOCK_SIZE = 128
 Device = torch.device | str | None
-
-
-def move_mask(mask: BlockMask, device: torch.device | str) -> BlockMask:
-    """Return the mask on another device, with the tensors that `mask_mod` closes over, which `BlockMask.to` leaves."""
-    moved = mask.to(device)
-    moved.mask_mod = moved_mask_mod(mask.mask_mod, device)
-    return moved
 
 
 def document_block_mask(

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from forebay.feeding.stream import checked_whole
 from forebay.masks.spans import block_pair
-from forebay.torch.attention.block_mask import captured_tensors
 
 DEFAULT_MAX_ENTRIES = 8
 DEFAULT_MAX_BYTES = 256 << 20  # 15 rows of 131,072 tokens
@@ -79,7 +79,7 @@ class BlockMaskCache:
     """
 
     def __init__(self, max_entries: int = DEFAULT_MAX_ENTRIES, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        if max_entries < 1 or max_bytes < 1:
+        if checked_whole("max_entries", max_entries) < 1 or checked_whole("max_bytes", max_bytes) < 1:
             raise ValueError(f"max_entries and max_bytes must be at least 1 (got {max_entries} and {max_bytes})")
         self.max_entries, self.max_bytes = max_entries, max_bytes
         self._lock = threading.Lock()
@@ -130,7 +130,7 @@ class BlockMaskCache:
         return BlockMaskCache, (self.max_entries, self.max_bytes)
 
     def _add(self, key: Hashable, mask: BlockMask) -> BlockMask:
-        entry = _CachedMask(mask, index_bytes(mask), _size_bytes(captured_tensors(mask.mask_mod)))
+        entry = _CachedMask(mask, index_bytes(mask), captured_bytes(mask))
         with self._lock:
             if key in self._entries:
                 return self._entries[key].mask
@@ -187,8 +187,10 @@ def _device(device: object, values: Iterable[object]) -> torch.device:
 
 def index_bytes(mask: BlockMask) -> int:
     """Return the bytes of the index tensors of a mask: 16 · (n + n²) per batch row for n square blocks."""
-    return _size_bytes(tuple(value for value in vars(mask).values() if isinstance(value, Tensor)))
+    return sum(value.nbytes for value in vars(mask).values() if isinstance(value, Tensor))
 
 
-def _size_bytes(tensors: tuple[Tensor, ...]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+def captured_bytes(mask: BlockMask) -> int:
+    """Return the bytes of the tensors that `mask_mod` closes over."""
+    contents = [cell.cell_contents for cell in getattr(mask.mask_mod, "__closure__", None) or ()]
+    return sum(value.nbytes for value in contents if isinstance(value, Tensor))

@@ -13,11 +13,9 @@ compile. New documents are not a new signature: they change contents, not shapes
 """
 
 import shutil
-import threading
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from functools import cache
+from functools import cache, lru_cache
 from types import FunctionType
 from typing import Literal, Self, cast, get_args
 
@@ -37,8 +35,6 @@ MAX_KERNELS = 64
 FLEX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CUDA_SMALLEST_HEAD_DIM = 16
 CUDA_BLOCK = 128
-_kernels: OrderedDict[Hashable, FlexAttention] = OrderedDict()
-_kernels_lock = threading.Lock()
 _broken_flex: list[str] = []  # why "auto" no longer uses FlexAttention in this process
 
 
@@ -71,6 +67,7 @@ class PackedSelfAttention(nn.Module):
             raise ValueError(f"n_head must be at least 1 and divide dim {dim} (got {n_head})")
         if backend not in get_args(Backend):
             raise ValueError(f"backend must be one of {', '.join(get_args(Backend))} (got {backend!r})")
+        document_block_mask([[1]], 1, kind=kind, window=window, block_size=block_size)  # raises for wrong ones
         self.n_head, self.kind, self.window, self.block_size, self.backend = n_head, kind, window, block_size, backend
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
@@ -145,16 +142,8 @@ def flex_signature(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -
     return mask_kind, mask.shape, mask.BLOCK_SIZE, heads, query.device, torch.is_grad_enabled()
 
 
+@lru_cache(MAX_KERNELS)
 def _kernel(signature: Hashable) -> FlexAttention:
-    with _kernels_lock:
-        kernel = _kernels.pop(signature, None) or _new_kernel()
-        _kernels[signature] = kernel
-        if len(_kernels) > MAX_KERNELS:
-            _kernels.popitem(last=False)
-    return kernel
-
-
-def _new_kernel() -> FlexAttention:
     # A copy of the code, because torch stores compiled kernels with the code object. `fullgraph`, because torch may
     # otherwise silently run FlexAttention uncompiled, with S × S scores.
     copied = FunctionType(_attend.__code__.replace(), _attend.__globals__, _attend.__name__)

@@ -1,6 +1,6 @@
 """Train a student with cached teachers: losses, weights, dropout and times.
 
-teacher rows ← Features.at(rows, t) ──dropout──▶ TeacherRows (values, present)
+batch of Timed("lune", t) ──TeacherRows.of──▶ values, present ──dropout──▶ TeacherRows
 loss = velocity loss + warm-up · feature_loss(predicted, rows.values, present=rows.present)
 """
 
@@ -13,7 +13,7 @@ from forebay.torch.distill.losses import (
     sol_loss,
     spatial_weights,
 )
-from forebay.torch.distill.timed_features import TeacherDropout, TeacherRows
+from forebay.torch.distill.teacher_rows import TeacherDropout, TeacherRows
 from forebay.torch.distill.times import LogitNormalTimes
 
 __all__ = [

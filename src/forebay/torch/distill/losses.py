@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, huber_loss, interpolate, mse_loss
 
-from forebay.torch.distill.timed_features import Targets, TeacherRows
+from forebay.torch.distill.teacher_rows import Targets, TeacherRows
 
 LossMode = Literal["cosine", "mse", "huber"]
 HUBER_DELTA = 0.1

@@ -1,10 +1,7 @@
-"""Teacher features at any t as tensors, and teacher dropout.
+"""Teacher outputs as tensors, and teacher dropout.
 
-    features = forebay.torch.features(cache, "lune", device="cuda")
-    features.at([5, 3, 9], t)["lune"].values          # (rows, 1280) float32
-
-Rows are row numbers of the cache; batches of a `Mixture`, even of one cache, have them as `local_index`. Only the two
-buckets around each t are read; they are sent to the device as stored, and interpolated there.
+rows = TeacherRows.of(batch["lune"])              # of a Loader with columns=[Timed("lune", t)]; absent rows are NaN
+rows = rows.where(TeacherDropout().kept("lune", step, batch["row_id"][:, 0] << 32 | batch["row_id"][:, 1]))
 """
 
 from dataclasses import dataclass
@@ -15,10 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from forebay.order.coins import Coins
-from forebay.read.cache import Cache
-from forebay.teachers.feature_reader import Between, Features
-from forebay.teachers.protocol import TimeDirection
-from forebay.torch.batches import to_array, to_tensor
+from forebay.torch.batches import to_array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,72 +62,6 @@ def _absent(values: Tensor, present: Tensor) -> Tensor:
 
 def _wide(present: Tensor, values: Tensor) -> Tensor:
     return present.view(-1, *[1] * (values.dim() - 1))
-
-
-class TorchFeatures:
-    """The columns of a timed layer; `numpy` is the same without torch."""
-
-    def __init__(self, cache: Cache, layer: str, device: torch.device | str = "cpu") -> None:
-        self.numpy = Features(cache, layer)
-        self.device = torch.device(device)
-
-    def __repr__(self) -> str:
-        return f"{repr(self.numpy)[:-1]}, on {self.device}>"
-
-    def _repr_html_(self) -> str:
-        return self.numpy._repr_html_()
-
-    @property
-    def buckets(self) -> Tensor:
-        return torch.tensor(self.numpy.buckets)
-
-    @property
-    def time_direction(self) -> TimeDirection | None:
-        """The end of the layer's t that is noise, from its recipe; None if it does not record it."""
-        return self.numpy.time_direction
-
-    def at(
-        self, indices: Tensor | ArrayLike, t: Tensor | ArrayLike, direction: TimeDirection | None = None
-    ) -> dict[str, TeacherRows]:
-        """Return every column at t, one per row or one for all, in float32; absent rows are NaN.
-
-        `direction` is the end of `t` that is noise; see `forebay.teachers.Features.at`.
-        """
-        between = self.numpy.between(to_array(indices), to_array(t), direction)
-        return interpolate(between, self.device)
-
-
-def at_flow_times(
-    timed: TorchFeatures, indices: Tensor | ArrayLike, timesteps: Tensor | ArrayLike
-) -> dict[str, TeacherRows]:
-    """Return features at a t whose 0 is noise, whichever way the layer's own time runs."""
-    return timed.at(indices, timesteps, None if timed.time_direction is None else "t0_noise")
-
-
-def features(cache: Cache, layer: str, device: torch.device | str = "cpu") -> TorchFeatures:
-    """Return a reader of the features in a layer of a cache."""
-    return TorchFeatures(cache, layer, device)
-
-
-def interpolate(between: Between, device: torch.device) -> dict[str, TeacherRows]:
-    """Interpolate between two buckets on a device, in float32."""
-    alpha, present = torch.from_numpy(between.alpha), torch.from_numpy(between.present)
-    is_whole = bool(between.present.all())
-    if device.type != "cpu":
-        alpha, present = alpha.to(device), present.to(device)
-    rows = {}
-    for name, values in between.values.items():
-        targets = TeacherRows(_lerp(to_tensor(values).to(device).float(), alpha), present)
-        rows[name] = targets if is_whole else targets.where(present)
-    return rows
-
-
-def _lerp(values: Tensor, alpha: Tensor) -> Tensor:
-    """Interpolate; `torch.lerp` returns either end exactly where alpha is 0 or 1."""
-    low = values[:, 0]
-    if values.shape[1] == 1:
-        return low.clone()
-    return torch.lerp(low, values[:, 1], alpha.view(-1, *[1] * (low.dim() - 1)))
 
 
 Numbers = Tensor | ArrayLike

@@ -1,25 +1,24 @@
-"""Features at any moment, as tensors: equal to numpy's, exact at nodes, absent where the teacher is; many data sets."""
+"""Teacher layers of several data sets: routed by data set, joined in the order of the batch, compared when added."""
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from tests.helpers.tiny_models import TinyModels, save_tiny_models
+from tests.torch.taught import prompts_cache
 
 import forebay as fb
 from forebay.columns import Column, Columns, Dtype, Ragged
 from forebay.compat.tinyflux import MultiSourceCache, compute_lune_loss, compute_sol_loss
 from forebay.recipe import Rows
-from forebay.teachers import GeometricSol, TeacherRecipe
+from forebay.teachers import Clip, GeometricSol, Lune, TeacherRecipe
 from forebay.teachers.recipe import T_BUCKETS
-from forebay.torch import features
-from forebay.torch.distill import TeacherDropout
 
 ROWS = 12
-UNEVEN = (0.0, 0.1, 0.4, 0.45, 1.0)
 ABSENT = (3, 7)
 
 
@@ -78,78 +77,15 @@ def taught(folder: Path, *layers: tuple[str, object]) -> fb.Cache:
     return fb.open_cache(folder / "cache")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("buckets", [fb.teachers.BUCKETS, UNEVEN, (0.5,)], ids=len)
-def test_tensors_are_what_numpy_gives_and_exact_at_every_node(
-    tmp_path: Path, dtype: Dtype, buckets: tuple[float, ...]
-) -> None:
-    cache = taught(tmp_path, ("lune", Spoken(dtype=dtype, buckets=buckets)))
-    lune, plain = features(cache, "lune"), fb.teachers.features(cache, "lune")
-    rows = torch.arange(ROWS).repeat(3)
-    moments = torch.rand(len(rows), generator=torch.Generator().manual_seed(0))
-    found = lune.at(rows, moments)["lune"]
-    assert found.values.dtype == torch.float32
-    assert torch.allclose(found.values, torch.from_numpy(plain.at(rows.numpy(), moments.numpy())["lune"]), atol=1e-6)
-    stored = cache.read(rows[:ROWS].numpy(), ["lune"])["lune"].astype(np.float32)  # type: ignore[union-attr]
-    for number, node in enumerate(buckets):
-        for type_ in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
-            at_node = lune.at(rows[:ROWS], torch.full((ROWS,), node, dtype=type_))["lune"].values
-            assert torch.equal(at_node, torch.from_numpy(stored[:, number])), (node, type_)
-
-
-def test_a_document_of_the_ten_buckets_reads_as_it_says(tmp_path: Path) -> None:
-    cache = taught(tmp_path, ("lune", Spoken(dtype="float32")))
-    lune = features(cache, "lune")
-    stored = torch.from_numpy(cache.read([5], ["lune"])["lune"])[0]  # type: ignore[arg-type]
-    at = {t: lune.at([5], t)["lune"].values[0] for t in (0.0, 0.15, 0.42, 0.99)}
-    assert torch.equal(at[0.0], stored[0])
-    assert torch.equal(at[0.15], stored[1])
-    assert torch.equal(at[0.99], stored[9])
-    assert torch.allclose(at[0.42], 0.3 * stored[3] + 0.7 * stored[4], atol=1e-5)
-    assert torch.equal(lune.at([5, 5], torch.linspace(0.05, 0.95, 10)[[2, 8]])["lune"].values, stored[[2, 8]])
-
-
-def test_rows_the_teacher_said_nothing_of_are_absent(tmp_path: Path) -> None:
-    cache = taught(tmp_path, ("lune", Spoken(absent=ABSENT)))
-    found = features(cache, "lune").at(np.arange(ROWS), 0.3)["lune"]
-    assert (~found.present).nonzero().flatten().tolist() == list(ABSENT)
-    assert found.values[list(ABSENT)].isnan().all()
-    assert found.values[found.present].isfinite().all()
-    plain = fb.teachers.features(cache, "lune").at(np.arange(ROWS), 0.3)
-    np.testing.assert_array_equal(np.isnan(plain["lune"]).any(axis=1), ~plain["lune.present"])
-    alone = features(cache, "lune").at([4, 5], 0.3)["lune"]
-    assert alone.present.all()
-
-
 def test_features_come_on_the_device_asked_for_without_gradients(tmp_path: Path) -> None:
-    cache = taught(tmp_path, ("lune", Spoken(absent=ABSENT)))
     multi = MultiSourceCache(device="meta")  # the one further device that is everywhere
-    multi.add(cache, dataset_id=0)
-    for rows in ([4, 5], [3, 4]):
-        moments = torch.full((2,), 0.3, requires_grad=True)
-        for found in (features(cache, "lune", "meta").at(rows, moments), multi.get("lune", rows, 0, moments)):
-            assert found is not None
-            timed = found["lune"]
-            assert timed.values.device.type == timed.present.device.type == "meta"
-            assert timed.values.shape == (2, 6)
-            assert not timed.values.requires_grad
-
-
-def test_features_show_their_layer_and_device(tmp_path: Path) -> None:
-    found = features(taught(tmp_path, ("lune", Spoken())), "lune", "meta")
-    assert repr(found) == f"<Features of layer 'lune' in '{found.numpy.cache.root}', 10 buckets: lune, on meta>"
-    assert found._repr_html_() == found.numpy._repr_html_()
-
-
-def test_moments_and_rows_that_do_not_go_together_are_an_error(tmp_path: Path) -> None:
-    lune = features(taught(tmp_path, ("lune", Spoken())), "lune")
-    with pytest.raises(ValueError, match="t must be one number or one per row: 2"):
-        lune.at([0, 1], [0.1, 0.2, 0.3])
-    with pytest.raises(ValueError, match=r"t\[1\] is not a number"):
-        lune.at([0, 1], [0.1, float("nan")])
-    with pytest.raises(IndexError, match=r"there is no row 12; .* has 12 rows"):
-        lune.at([12], 0.5)
-    assert lune.at([], [])["lune"].values.shape == (0, 6)
+    multi.add(taught(tmp_path, ("lune", Spoken(absent=ABSENT))), dataset_id=0)
+    found = multi.get("lune", [3, 4], 0, torch.full((2,), 0.3, requires_grad=True))
+    assert found is not None
+    timed = found["lune"]
+    assert timed.values.device.type == timed.present.device.type == "meta"
+    assert timed.values.shape == (2, 6)
+    assert not timed.values.requires_grad
 
 
 def test_samples_of_several_data_sets_are_looked_up_in_their_own_cache(tmp_path: Path) -> None:
@@ -167,8 +103,8 @@ def test_samples_of_several_data_sets_are_looked_up_in_their_own_cache(tmp_path:
     assert lune.isnan().any(dim=1).tolist() == [True, False, True, False, False, False]
     for row in (1, 3, 4, 5):
         own = {0: both, 5: only_lune}[int(ids[row])]
-        expected = features(own, "lune").at(local[[row]], moments[[row]])["lune"]
-        assert torch.allclose(lune[row], expected.values[0], rtol=0, atol=1e-6)
+        expected = fb.teachers.features(own, "lune").at(local[[row]], moments[[row]])["lune"]
+        assert torch.equal(lune[row], torch.from_numpy(expected[0]))
     assert lune[[0, 2]].isnan().all()
     with pytest.raises(ValueError, match="one per sample: 6"):
         multi.get_lune(local, ids, moments[:3])
@@ -217,16 +153,40 @@ def test_teachers_of_other_shapes_do_not_go_together(tmp_path: Path) -> None:
         multi.add(taught(tmp_path / "c", ("lune", Spoken(dtype="float32"))), dataset_id=1)
 
 
-def test_dropout_goes_by_the_permanent_names_of_samples(tmp_path: Path) -> None:
-    multi = MultiSourceCache()
-    for number in (0, 1):
-        multi.add(taught(tmp_path / str(number), ("lune", Spoken())), dataset_id=number)
-    local, ids = np.arange(ROWS).repeat(2), np.tile([0, 1], ROWS)
-    keys = multi.sample_keys(local, ids)
-    assert keys[:2].tolist() == [0, 0]
-    assert keys[-1] == (3 << 32) + 2  # the third row of chunk 3
-    kept = TeacherDropout(rate=0.5).keep("lune", 9, keys, ids)
-    one_by_one = [
-        TeacherDropout(rate=0.5).keep("lune", 9, [key], one).item() for key, one in zip(keys, ids, strict=True)
-    ]
-    assert kept.tolist() == one_by_one
+HOW = {"batch_size": 4, "stored": "float32"}
+
+
+def taught_by_models(
+    folder: Path,
+    models: TinyModels,
+    prompts: tuple[str, ...],
+    lune: bool = True,
+    direction: Literal["t0_noise", "t0_data"] = "t0_noise",
+    **timed: object,
+) -> fb.Cache:
+    root = prompts_cache(folder, prompts)
+    recipes = {"clip": TeacherRecipe(teacher=Clip(model=models.clip), **HOW)}
+    if lune:
+        teacher = Lune(unet=models.unet, name="moon", time_direction=direction)
+        recipes["moon"] = TeacherRecipe(teacher=teacher, **{"buckets": (0.2, 0.8), **HOW, **timed})
+    fb.build_layers(root, recipes)
+    return fb.open_cache(root, layers=list(recipes))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_other_weights_buckets_directions_and_types_are_refused_with_what_differs(
+    tiny_models: TinyModels, tmp_path: Path
+) -> None:
+    sources = MultiSourceCache()
+    sources.add(taught_by_models(tmp_path / "a", tiny_models, ("red cat",)), dataset_id=0)
+    sources.add(taught_by_models(tmp_path / "same", tiny_models, ("a dog",), batch_size=2), dataset_id=1)
+    with pytest.raises(ValueError, match=r"'moon' differs .* buckets is"):
+        sources.add(taught_by_models(tmp_path / "b", tiny_models, ("red cat",), buckets=(0.1, 0.9)), dataset_id=2)
+    with pytest.raises(ValueError, match=r"'moon' differs .*direction.*t0_data"):
+        sources.add(taught_by_models(tmp_path / "e", tiny_models, ("red cat",), direction="t0_data"), dataset_id=2)
+    with pytest.raises(ValueError, match=r"column moon is .*float16"):
+        sources.add(taught_by_models(tmp_path / "c", tiny_models, ("red cat",), stored="float16"), dataset_id=2)
+    other = save_tiny_models(tmp_path / "models", seed=9)
+    with pytest.raises(ValueError, match=r"'clip' differs .* weights is"):
+        sources.add(taught_by_models(tmp_path / "d", other, ("red cat",)), dataset_id=2)

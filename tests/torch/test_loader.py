@@ -23,12 +23,22 @@ from tests.helpers.token_caches import (
 import forebay as fb
 from forebay import masks
 from forebay.columns import Column
-from forebay.errors import EngineUnusable
+from forebay.errors import EngineUnusable, NotFound
 from forebay.feeding.selection import Split
 from forebay.order.coins import Coins
 from forebay.order.window import Window
 from forebay.store import LocalStore
-from forebay.torch import Ingredient, Loader, Mixture, Ranks, StoredBatch, TokenBatch, document_block_mask
+from forebay.torch import (
+    ImageBatch,
+    Ingredient,
+    Loader,
+    Mixture,
+    PreferenceBatch,
+    Ranks,
+    StoredBatch,
+    TokenBatch,
+    document_block_mask,
+)
 from forebay.torch.attention.packed_attention import attend
 
 LENGTH = 8
@@ -230,23 +240,11 @@ def test_documents_that_are_longer_than_their_row_are_refused(tmp_path: Path, th
         next(batches)
 
 
-def test_columns_come_as_they_are_stored(caches: dict[str, fb.Cache]) -> None:
-    cache = caches["plain"]
-    loader = Loader(cache, global_batch_size=4, shuffle=None, collate=StoredBatch(cache, ["tokens", "documents"]))
-    first = next(iter(loader))
-    read = cache.read([0, 1, 2, 3])
-    assert set(first) == {"tokens", "documents", "documents.offsets"}
-    assert first["tokens"].dtype == torch.uint16
-    assert np.array_equal(first["tokens"].numpy(), read["tokens"])
-    assert np.array_equal(first["documents"].numpy(), read["documents"].values)
-    assert np.array_equal(first["documents.offsets"].numpy(), read["documents"].offsets)
-
-
 def test_bfloat16_columns_are_bfloat16_tensors(tmp_path: Path) -> None:
     column = Column(name="x", dtype="bfloat16", shape=(2,))
     values = np.arange(6, dtype=np.float32).astype(column.array_dtype).reshape(3, 2)
-    stored = stored_cache(tmp_path, column, values)
-    (batch,) = Loader(stored, global_batch_size=3, shuffle=None)
+    store_rows(LocalStore(tmp_path), [column], [{"x": values}])
+    (batch,) = Loader(tmp_path, global_batch_size=3, shuffle=None)
     assert batch["x"].dtype == torch.bfloat16
     assert batch["x"].tolist() == [[0, 1], [2, 3], [4, 5]]
 
@@ -285,11 +283,6 @@ def test_a_row_that_fills_a_batch_is_padding_without_a_loss(caches: dict[str, fb
     assert loss == 0
 
 
-def test_a_batch_size_that_ranks_cannot_share_is_refused(caches: dict[str, fb.Cache]) -> None:
-    with pytest.raises(ValueError, match="global_batch_size must be a multiple of the world size 4"):
-        Loader(caches["plain"], global_batch_size=10, ranks=Ranks(0, 4))
-
-
 def test_ranks_are_those_of_the_environment(caches: dict[str, fb.Cache], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -306,11 +299,6 @@ def test_ranks_are_those_of_the_environment(caches: dict[str, fb.Cache], monkeyp
         Loader(by_number, global_batch_size=4)
 
 
-def test_what_is_not_a_mesh_or_a_group_is_refused(caches: dict[str, fb.Cache]) -> None:
-    with pytest.raises(TypeError, match=r"ranks is 'dp'; pass Ranks\(rank, world_size\), a process group or mesh"):
-        Loader(caches["plain"], global_batch_size=4, ranks="dp")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -319,29 +307,29 @@ def test_what_is_not_a_mesh_or_a_group_is_refused(caches: dict[str, fb.Cache]) -
         ({"growth": "always"}, r"growth must be 'pinned', 'epoch' or 'within' \(got 'always'\)$"),
         ({"growth": "epcoh"}, r"did you mean 'epoch'\?"),
         ({"micro_batches": 0}, r"micro_batches must be at least 1 .* \(got 0\)"),
+        (
+            {"global_batch_size": 8, "micro_batches": 3, "ranks": Ranks(0, 2)},
+            "must be at least 1 and divide the rows of a rank, 4 of global_batch_size=8",
+        ),
         ({"fetch_ahead": -1}, r"fetch_ahead must be at least 0 \(got -1\)"),
         ({"threads": -1}, r"threads must be at least 0 \(got -1\)"),
         ({"prefetch": 0}, r"prefetch must be at least 1 \(got 0\)"),
         ({"ranks": Ranks(0, 2), "growth": "epoch"}, "ranks that agree on a generation"),
+        ({"global_batch_size": 10, "ranks": Ranks(0, 4)}, "must be a multiple of the world size 4"),
+        ({"global_batch_size": 10**6}, r"global_batch_size \(1,000,000\) exceeds the epoch \(53 rows\)"),
+        ({"ranks": "dp"}, r"ranks is 'dp'; pass Ranks\(rank, world_size\), a process group or mesh"),
+        ({"transform": 5}, r"transform is 5; pass a function \(batch, coins\) -> batch"),
+        ({"on_growth": 5}, "on_growth is 5; pass a function that takes a Growth"),
+        ({"batch_size": 8}, r"^Loader has no parameter 'batch_size'; did you mean 'global_batch_size'\?$"),
+        *(({name: True}, f"{name} is True; pass a whole") for name in ("threads", "prefetch", "seed")),
+        ({"global_batch_size": True}, "global_batch_size is True; pass a whole number of rows"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(
+def test_options_that_make_no_sense_are_refused_in_the_constructor(
     caches: dict[str, fb.Cache], options: dict[str, Any], problem: str
 ) -> None:
-    with pytest.raises(ValueError, match=problem):
-        Loader(caches["plain"], global_batch_size=4, **options)
-
-
-@pytest.mark.parametrize("option", ["threads", "prefetch", "seed", "global_batch_size"])
-def test_a_bool_is_not_a_number(caches: dict[str, fb.Cache], option: str) -> None:
-    options: dict[str, Any] = {"global_batch_size": 4, option: True}
-    with pytest.raises(TypeError, match=f"{option} is True; pass a whole number"):
-        Loader(caches["plain"], **options)
-
-
-def test_a_batch_larger_than_an_epoch_is_rejected_in_the_constructor(caches: dict[str, fb.Cache]) -> None:
-    with pytest.raises(ValueError, match=r"global_batch_size \(1,000,000\) exceeds the epoch \([\d,]+ rows\)"):
-        Loader(caches["plain"].root, global_batch_size=10**6)
+    with pytest.raises((TypeError, ValueError), match=problem):
+        Loader(caches["plain"].root, **{"global_batch_size": 4, **options})
 
 
 @pytest.mark.parametrize(
@@ -351,18 +339,33 @@ def test_a_batch_larger_than_an_epoch_is_rejected_in_the_constructor(caches: dic
         ({"labels": "shift"}, r"did you mean 'shifted'\?"),
         ({"derive": ["ids"]}, r"each name of derive must be .* \(got 'ids'\)"),
         ({"derive": ["position"]}, r"did you mean 'positions'\?"),
+        ({"derive": "positions"}, "derive is 'positions'; pass a list of names"),
+        ({"max_documents": 2.5}, r"max_documents is 2\.5; pass a whole number"),
+        ({"loss_mask": "tokens"}, "loss_mask is 'tokens', which has no weights"),
+        ({"loss_mask": "documents"}, "rows of 'documents' are ragged; a loss_mask has one number per token"),
+        ({"labels": None, "derive": ["num_label_tokens"]}, r"^derive=\['num_label_tokens'\] needs labels"),
+        ({"labels": None, "loss_mask": "weights"}, "^loss_mask='weights' needs labels"),
+        ({"on_device": True, "labels": "unshifted"}, "labels and derive have no effect with on_device=True"),
+        ({"on_device": True, "derive": ["cu_seqlens"]}, "labels and derive have no effect with on_device=True"),
+        ({"on_device": True, "loss_mask": "weights"}, "rows with spans need on_device=False"),
     ],
 )
 def test_options_of_token_batches_that_make_no_sense_are_refused(
-    caches: dict[str, fb.Cache], options: dict[str, Any], problem: str
+    weighted: dict[str, fb.Cache], options: dict[str, Any], problem: str
 ) -> None:
-    with pytest.raises(ValueError, match=problem):
-        TokenBatch(caches["plain"], **options)
+    with pytest.raises((TypeError, ValueError), match=problem):
+        TokenBatch(weighted["none"], **options)
 
 
-def test_an_unknown_parameter_is_answered_with_the_right_one(caches: dict[str, fb.Cache]) -> None:
-    with pytest.raises(TypeError, match=r"^Loader has no parameter 'batch_size'; did you mean 'global_batch_size'\?$"):
-        Loader(caches["plain"].root, batch_size=8)  # type: ignore[call-arg]
+@pytest.mark.parametrize("collate", [TokenBatch, StoredBatch, PreferenceBatch, ImageBatch])
+def test_a_collate_is_made_of_a_cache_not_of_a_path(caches: dict[str, fb.Cache], collate: Any) -> None:
+    with pytest.raises(TypeError, match=r"an open cache|open one with fb\.open_cache"):
+        collate(caches["plain"].root)
+
+
+def test_a_stored_batch_of_a_column_that_is_nowhere_is_refused(caches: dict[str, fb.Cache]) -> None:
+    with pytest.raises(NotFound, match="no column 'nowhere'"):
+        StoredBatch(caches["plain"], ["nowhere"])
 
 
 def test_a_rank_is_below_the_world_size() -> None:
@@ -410,7 +413,7 @@ def test_rows_that_do_not_stay_decoded_are_not_shuffled_globally_unless_asked_fo
 def test_a_selection_limits_the_rows_and_leaves_the_rest_to_the_other_side(caches: dict[str, fb.Cache]) -> None:
     for name in ("plain", "packed"):
         sides = [
-            {row for batch in numbers_of(one_row_at_a_time(caches[name], selection=Split(side, 0.5))) for row in batch}
+            {row for batch in numbers_of(Loader(caches[name], global_batch_size=1, selection=Split(side, 0.5))) for row in batch}
             for side in ("train", "validation")
         ]
         assert not sides[0] & sides[1]
@@ -446,33 +449,6 @@ def test_only_the_newest_iterator_goes_on(caches: dict[str, fb.Cache]) -> None:
         next(first)
     assert loader.position == 8
     assert len(list(second)) == 11
-
-
-def by_islice(loader: Loader) -> list:
-    return list(islice(loader, len(loader)))
-
-
-def by_break(loader: Loader) -> list:
-    taken = []
-    for batch in loader:
-        taken.append(batch)
-        if len(taken) == len(loader):
-            break
-    return taken
-
-
-@pytest.mark.parametrize("count", [by_islice, by_break])
-@pytest.mark.parametrize("drop_last", [True, False])
-@pytest.mark.parametrize("threads", [0, 2])
-def test_a_consumer_that_counts_batches_gets_every_epoch_whole(
-    caches: dict[str, fb.Cache], count: Callable[[Loader], list], drop_last: bool, threads: int
-) -> None:
-    options: dict[str, Any] = {"global_batch_size": 8, "drop_last": drop_last, "threads": threads}
-    counting, asking = (Loader(caches["plain"], **options) for _ in range(2))
-    for epoch in range(4):
-        assert numbers_of(count(counting)) == numbers_of(asking)
-        assert (counting.epoch, counting.position) == (epoch + 1, 0)
-        assert counting.state_dict() == asking.state_dict()
 
 
 def test_a_resume_that_leaves_no_batch_of_an_epoch_begins_the_next(caches: dict[str, fb.Cache]) -> None:
@@ -530,12 +506,3 @@ def epochs(cache: fb.Cache, options: dict[str, Any], count: int) -> list[int]:
     while len(rows) < count:
         rows += [row for batch in numbers_of(loader) for row in batch]
     return rows[:count]
-
-
-def one_row_at_a_time(cache: fb.Cache, **options: Any) -> Loader:
-    return Loader(cache, global_batch_size=1, **options)
-
-
-def stored_cache(folder: Path, column: Column, values: np.ndarray) -> fb.Cache:
-    store_rows(fb.LocalStore(folder / "cache"), [column], [{column.name: values}])
-    return fb.open_cache(folder / "cache")

@@ -23,7 +23,7 @@ import torch
 from forebay.feeding.choose_order import decoded_columns
 from forebay.feeding.statistics import Handoff
 from forebay.feeding.steps import BatchTask, Locator, Pace
-from forebay.feeding.stream import PACKED_COLUMNS, Stream, checked_names
+from forebay.feeding.stream import PACKED_COLUMNS, Stream, checked_cache, checked_names
 from forebay.order.coins import Coins
 from forebay.order.selected_rows import Selection
 from forebay.read.cache import Cache
@@ -59,7 +59,7 @@ class Collate:
 
 def caches_of(source: Cache | Stream) -> list[Cache]:
     """Return the caches of a cache or a mixture."""
-    return [source] if isinstance(source, Cache) else list(source.caches)
+    return list(source.caches) if isinstance(source, Stream) else [checked_cache(source)]
 
 
 class StoredBatch(Collate):
@@ -70,6 +70,7 @@ class StoredBatch(Collate):
         self.extra = caches[0].default_columns if columns is None else checked_names("columns", columns)
         if not self.extra:
             raise ValueError("columns is empty; name columns of the cache, or leave it out")
+        RowReader(caches, self.extra)  # raises for a column that no cache has
 
     def collate(self, table: Table, coins: Coins, buffers: Buffers) -> Batch:
         return {}
@@ -155,6 +156,8 @@ class Assembler:
         buffers: Buffers,
         seed: int = 0,
     ) -> "Assembler":
+        if transform is not None and not callable(transform):
+            raise TypeError(f"transform is {transform!r}; pass a function (batch, coins) -> batch")
         extra = (*collate.extra, *checked_names("columns", columns))
         main = [name for name in collate.columns if name not in collate.viewed]
         reader = RowReader(caches, list(dict.fromkeys([*main, *extra])), collate.viewed)

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from forebay.columns import Ragged
 from forebay.errors import not_found
-from forebay.feeding.stream import PACKED_COLUMNS, SelectionRule, checked_cache, checked_rule
+from forebay.feeding.stream import PACKED_COLUMNS, SelectionRule, checked_cache, checked_rule, checked_whole
 from forebay.order.shuffle import Numbers
 from forebay.read.cache import Cache
 from forebay.read.rows import ROW_NAMES, Located
@@ -36,7 +36,7 @@ class CacheDataset(Dataset[Row]):
     with zeros to the longest of the rows that are read together. `names` selects tensors and renames them for a model:
 
         names = {"input_ids": "tokens", "labels": "labels", "position_ids": "positions"}
-        CacheDataset(cache, labels="unshifted", names=names)
+        CacheDataset(cache, collate=TokenBatch(cache, labels="unshifted"), names=names)
 
     With these names, `transformers` finds document boundaries in the positions and keeps documents apart (without
     `use_cache`).
@@ -58,7 +58,7 @@ class CacheDataset(Dataset[Row]):
         transform: Transform | None = None,
         seed: int = 0,
     ) -> None:
-        self.cache, self.seed = checked_cache(cache), seed
+        self.cache, self.seed = checked_cache(cache), checked_whole("seed", seed)
         rule = checked_rule(selection)
         self._selection = None if rule is None else rule.select(cache)
         collate = self._usual(columns) if collate is None else checked_collate(collate)

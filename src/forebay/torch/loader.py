@@ -59,6 +59,7 @@ from forebay.torch.loader_arguments import (
     checked_bytes,
     checked_threads,
     ordered,
+    too_few_rows,
     with_hints,
 )
 from forebay.torch.ranks import Agreement, RankSource, current_ranks, sum_over
@@ -169,7 +170,7 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         """Yield the rest of this epoch; with `restart`, the first epoch from its start.
 
-        A loader has one position, so a later iteration ends an earlier one, and `next(iter(loader))` uses up a batch.
+        A loader has one position, so a later iteration ends an earlier one, and `next(iter(loader))` consumes a batch.
         """
         self._turn += 1
         if self.restarts:
@@ -294,10 +295,7 @@ class Loader:
         else:
             self._append_added(0)
         if not self._has_batch(self.position):  # else empty epochs would follow each other forever
-            raise ValueError(
-                f"the {self.stream.size(self.epoch):,} rows of an epoch fill no batch of {self.global_batch_size:,}; "
-                "choose a smaller global_batch_size, or drop_last=False"
-            )
+            raise too_few_rows(self.global_batch_size, self.stream.size(self.epoch))
 
     def _advance(self, position: int) -> None:
         """Move to a position of this epoch, or to the start of the next one if no batch follows it."""
@@ -363,13 +361,9 @@ class Loader:
 
     def _fetch_from(self, position: int) -> None:
         """Fetch the chunks that follow a position of this epoch."""
-        end = partial(_epoch_end, self.stream, self.global_batch_size, self.drop_last, self._last_known_epoch)
+        last_known = None if self._is_endless else self.epoch
+        end = partial(_epoch_end, self.stream, self.global_batch_size, self.drop_last, last_known)
         self._fetcher.reach(self.stream, (self.epoch, position), end)
-
-    @property
-    def _last_known_epoch(self) -> int | None:
-        """The last epoch whose rows are known now; None if no cache of this loader grows."""
-        return None if self._growing.policy == "pinned" and not self.restarts else self.epoch
 
     def _write_statistics(self) -> None:
         if self._statistics_file is not None and self._meter.file_is_due():

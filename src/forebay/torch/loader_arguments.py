@@ -52,6 +52,8 @@ def ordered(
 ) -> Stream:
     """Return a cache as a stream; another stream has its own order, and none of the arguments that decide one."""
     rule = checked_rule(selection)
+    if on_growth is not None and not callable(on_growth):
+        raise TypeError(f"on_growth is {on_growth!r}; pass a function that takes a Growth")
     if not isinstance(source, Cache):
         _check_own_order(source, seed, shuffle, rule)
         _check_own_growth(source, growth, on_growth, restart=restart)
@@ -91,12 +93,16 @@ def check_rows(stream: Stream, assembler: Assembler, ranks: Ranks, least: int) -
     """Raise where an epoch has fewer rows than a batch, or batches of its rows would be wrong or differ by rank."""
     _check_generations(ranks, stream.caches)
     if stream.size(0) < least:
-        raise ValueError(
-            f"global_batch_size ({least:,}) exceeds the epoch ({stream.size(0):,} rows); choose a smaller one, or pass "
-            "drop_last=False"
-        )
+        raise too_few_rows(least, stream.size(0))
     assembler.check(stream.selections)
     check_decoded_once(stream, assembler.columns, ranks)
+
+
+def too_few_rows(batch_size: int, rows: int) -> ValueError:
+    return ValueError(
+        f"global_batch_size ({batch_size:,}) exceeds the epoch ({rows:,} rows); choose a smaller one, or pass "
+        "drop_last=False"
+    )
 
 
 def check_decoded_once(stream: Stream, columns: Sequence[str], ranks: Ranks) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from forebay.columns import Array, Ragged
 from forebay.errors import choice_error
-from forebay.feeding.stream import Stream
+from forebay.feeding.stream import Stream, checked_whole
 from forebay.masks import candidate_weights, labels, positions
 from forebay.masks.documents import LabelStyle, checked_label_style
 from forebay.masks.train_on import TrainOn, label_weights
@@ -73,8 +73,9 @@ class PreferenceBatch(Collate):
         for name, value, allowed in (("layout", layout, get_args(Layout)), ("pairs", pairs, get_args(Pairs))):
             if value not in allowed:
                 raise choice_error(name, value, allowed)
-        if multiple_of < 1:
-            raise ValueError(f"multiple_of must be at least 1 (got {multiple_of})")
+        for name, number in (("multiple_of", multiple_of), ("row_tokens", row_tokens)):
+            if number is not None and checked_whole(name, number) < 1:
+                raise ValueError(f"{name} must be at least 1 (got {number})")
         style = checked_label_style("labels", labels)
         if style is None:
             raise ValueError("labels must be 'shifted' or 'unshifted' (got None)")

@@ -84,6 +84,8 @@ class TokenBatch(Collate):
         self._policy = label_policy(caches, train_on, loss_mask)
         if on_device and (self._policy is not None or loss_mask is not None or log_probs):
             raise ValueError("on_device=True makes labels of whole documents; rows with spans need on_device=False")
+        if on_device and (style != "shifted" or tuple(derive) != ("positions",)):
+            raise ValueError("labels and derive have no effect with on_device=True; derive_on_device takes labels")
         self._on_device = on_device
         self._style = None if on_device else style
         self._derive = () if on_device else _checked_derive(derive)

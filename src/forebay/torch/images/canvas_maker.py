@@ -18,6 +18,7 @@ from torch import Tensor
 
 from forebay import kernels
 from forebay.columns import Array
+from forebay.feeding.stream import checked_whole
 from forebay.images import ImageRecipe
 from forebay.images.geometry import Scaling
 from forebay.images.recipe import all_tokens_ignored
@@ -96,7 +97,7 @@ class TokenMasks:
     """Masks of tokens: patches of `patch` × `patch` pixels, ignored where the padded share reaches `threshold`."""
 
     def __init__(self, size: int, patch: int, threshold: float = IGNORE_THRESHOLD) -> None:
-        self.patch, self.threshold = patch, threshold
+        self.patch, self.threshold = checked_whole("patch", patch), threshold
         token_ignore_mask(np.empty((0, 4), np.int64), (size, size), patch, threshold)  # checks both
 
     def of_boxes(self, boxes: Boxes, size: Size, name: Name) -> Bools:

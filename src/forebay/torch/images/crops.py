@@ -41,9 +41,9 @@ class RandomResizedCrop:
     purpose: str = "crop"
 
     def __post_init__(self) -> None:
-        for side in _size(self.size):
-            if checked_whole("size", side, "a side or (height, width) in pixels") < 1:
-                raise ValueError(f"size must be at least 1 (got {self.size})")
+        sides = [checked_whole("size", side, "a side or (height, width) in pixels") for side in _size(self.size)]
+        if len(sides) != 2 or min(sides) < 1:
+            raise ValueError(f"size must be a side or (height, width), at least 1 (got {self.size})")
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
             if not 0 < low <= high or (name == "scale" and high > 1):
                 allowed = "0 < low <= high <= 1" if name == "scale" else "0 < low <= high"
@@ -101,7 +101,7 @@ class AspectBucket:
 
 def aspect_buckets(sizes: Sequence[Size]) -> list[AspectBucket]:
     """Return a bucket for each (height, width); every image belongs to exactly one, the first of equally near ones."""
-    among = tuple((int(height), int(width)) for height, width in sizes)
+    among = tuple((checked_whole("sizes", height), checked_whole("sizes", width)) for height, width in sizes)
     if len(set(among)) != len(among) or not among or min(map(min, among)) < 1:
         raise ValueError(f"sizes must be different pairs (height, width) of at least 1 (got {list(sizes)})")
     return [AspectBucket(size, among) for size in among]

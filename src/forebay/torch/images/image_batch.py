@@ -30,7 +30,7 @@ from torch import Tensor
 from forebay.columns import Array, Columns
 from forebay.errors import RecipeInvalid, choice_error
 from forebay.feeding.selection import Where
-from forebay.feeding.stream import SelectionRule, Stream
+from forebay.feeding.stream import SelectionRule, Stream, checked_whole
 from forebay.images import ImageRecipe, image_recipe
 from forebay.images.geometry import Normalize, Scaling, fit_many
 from forebay.images.recipe import all_tokens_ignored
@@ -94,8 +94,8 @@ class ImageBatch(Collate):
         _check_choices(normalize, dtype, channels, tags, masks)
         _check_pairs(orientation)
         self.recipe = image_recipe(caches_of(source)[0] if isinstance(source, Cache | Stream) else source)
-        _check_buckets(transforms, self.recipe.size)
-        self.seed = seed
+        _check_transforms(transforms, self.recipe.size)
+        self.seed = checked_whole("seed", seed)
         self._flip, self._tag_style, self._dtype = _probability(flip), tags, dtype
         self.moves_pixels = flip > 0 or any(getattr(each, "moves_pixels", True) for each in transforms)
         self._tags = TagReader(self.recipe, tags, vocabulary, classes, orientation if flip else {})
@@ -218,7 +218,9 @@ class ImageBatch(Collate):
             )
 
 
-def _check_buckets(transforms: Sequence[JointTransform], size: int) -> None:
+def _check_transforms(transforms: Sequence[JointTransform], size: int) -> None:
+    for transform in (each for each in transforms if not callable(each)):
+        raise TypeError(f"transforms has {transform!r}; pass functions (canvases, coins) -> canvases")
     for bucket in (each for each in transforms if isinstance(each, AspectBucket)):
         height, width = bucket.size
         if max(bucket.size) > size:
@@ -230,8 +232,8 @@ def _check_buckets(transforms: Sequence[JointTransform], size: int) -> None:
 
 
 def _probability(flip: float) -> float:
-    if not 0 <= flip <= 1:
-        raise ValueError(f"flip must be a probability from 0 to 1 (got {flip})")
+    if isinstance(flip, bool) or not isinstance(flip, int | float) or not 0 <= flip <= 1:
+        raise ValueError(f"flip must be a probability from 0 to 1 (got {flip!r})")
     return flip
 
 

@@ -77,7 +77,7 @@ class TestTransformers:
         names = {"input_ids": "tokens", "labels": "labels", "position_ids": "positions"}
         dataset = CacheDataset(cache, selection=TRAINING, names=names, collate=TokenBatch(cache, labels="unshifted"))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        schedule = Schedule(dataset, epochs=2, effective_batch=BATCH, warmup_share=0.2)
+        schedule = Schedule(len(dataset), epochs=2, effective_batch=BATCH, warmup_share=0.2)
         arguments = transformers.TrainingArguments(
             output_dir=str(folder),
             max_steps=STEPS,

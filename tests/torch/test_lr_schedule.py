@@ -77,21 +77,10 @@ def test_a_partial_cache_is_a_warning_once() -> None:
         schedule.update(20_000)
 
 
-def test_rows_are_counted_in_a_cache_and_in_the_grown_one(tmp_path: Path) -> None:
-    root = token_cache(tmp_path, 100)
-    schedule = Schedule(fb.open_cache(root), epochs=2, effective_batch=8)
-    assert schedule.total == 25
-    grow_cache(tmp_path, 100, 60)
-    assert schedule.update(fb.open_cache(root)) == 40
-    assert schedule.update(fb.open_cache(root)) == 40
-
-
-def test_what_counts_no_rows_is_refused(tmp_path: Path) -> None:
-    cache = fb.open_cache(token_cache(tmp_path, 20))
-    assert Schedule(CacheDataset(cache), epochs=1, effective_batch=4).total == 5
+def test_rows_that_are_no_number_are_refused() -> None:
     assert Schedule(np.int64(20), epochs=1, effective_batch=4).total == 5
-    with pytest.raises(TypeError, match=r"must be .* \(got a list\)"):
-        Schedule([1, 2], epochs=1, effective_batch=4)
+    with pytest.raises(TypeError, match=r"rows is \[1, 2\]; pass a number of rows or a Loader"):
+        Schedule([1, 2], epochs=1, effective_batch=4)  # type: ignore[arg-type]
 
 
 def test_the_rows_of_a_loader_are_those_it_selects(tmp_path: Path) -> None:
@@ -156,7 +145,7 @@ def test_what_is_asked_for_now_is_not_overwritten_by_what_was_asked_for_then() -
 def test_terms_that_make_no_schedule_are_refused() -> None:
     options = {"epochs": 0, "effective_batch": 0, "train_fraction": 2.0, "warmup_share": 1, "floor": 2, "decay": "step"}
     for name, wrong in options.items():
-        with pytest.raises(ValueError, match=f"{name} must be"):
+        with pytest.raises(ValueError, match=rf"{name} must be .* \(got"):
             Schedule(100, **{"epochs": 1, "effective_batch": 1, name: wrong})
     with pytest.raises(ValueError, match="rows must be"):
         Schedule(-1, epochs=1, effective_batch=1)

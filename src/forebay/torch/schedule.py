@@ -13,15 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from math import cos, floor, pi
-from operator import index
 from typing import Any, Literal, get_args
 
-from forebay.read.cache import Cache
-from forebay.torch.dataset import CacheDataset
+from forebay.feeding.stream import checked_whole
 from forebay.torch.loader import Loader
 
 Decay = Literal["cosine", "linear"]
-Counted = int | Cache | CacheDataset | Loader
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +33,25 @@ class ScheduleOptions:
     decay: Decay
 
     def __post_init__(self) -> None:
-        _require(self.epochs > 0, f"epochs must be more than 0 (got {self.epochs})")
-        _require(self.effective_batch >= 1, f"effective_batch must be at least 1 (got {self.effective_batch})")
-        _require(
-            0 < self.train_fraction <= 1, f"train_fraction must be above 0 and up to 1 (got {self.train_fraction})"
-        )
-        _require(0 <= self.warmup_share < 1, f"warmup_share must be at least 0 and below 1 (got {self.warmup_share})")
-        _require(0 <= self.floor <= 1, f"floor must be from 0 to 1 (got {self.floor})")
-        _require(self.decay in get_args(Decay), f"decay must be 'cosine' or 'linear' (got {self.decay!r})")
+        allowed = {
+            "epochs": (self.epochs > 0, "more than 0"),
+            "effective_batch": (self.effective_batch >= 1, "at least 1"),
+            "train_fraction": (0 < self.train_fraction <= 1, "above 0 and up to 1"),
+            "warmup_share": (0 <= self.warmup_share < 1, "at least 0 and below 1"),
+            "floor": (0 <= self.floor <= 1, "from 0 to 1"),
+            "decay": (self.decay in get_args(Decay), "'cosine' or 'linear'"),
+        }
+        for name, (is_allowed, values) in allowed.items():
+            if not is_allowed:
+                raise ValueError(f"{name} must be {values} (got {getattr(self, name)!r})")
 
-    def steps(self, rows: Counted) -> int:
+    def steps(self, rows: int | Loader) -> int:
         count = _count(rows)
-        _require(count >= 0, f"rows must be at least 0 (got {count})")
+        if count < 0:
+            raise ValueError(f"rows must be at least 0 (got {count})")
         return floor(count * _as_written(self.epochs) * _as_written(self.train_fraction) / self.effective_batch)
 
-    def warmup(self, full_rows: Counted) -> int:
+    def warmup(self, full_rows: int | Loader) -> int:
         return floor(self.steps(full_rows) * _as_written(self.warmup_share))
 
 
@@ -64,8 +65,8 @@ class Schedule:
     step has the multiplier 0, as in other libraries. After growth the steps are counted again, and the multiplier is
     that of a run with the new total: it rises where training had decayed further.
 
-    `for_loader` does this by itself. Without a loader, pass the number of rows, or what has them, and call `update`
-    after growth. A restored state has the steps that were known then, until they are counted with the current options.
+    `for_loader` does this by itself. Without a loader, pass the number of rows, and call `update` after growth. A
+    restored state has the steps that were known then, until they are counted with the current options.
     """
 
     # `LambdaLR` saves and restores `__dict__`, so only the state is there, not the options.
@@ -77,12 +78,12 @@ class Schedule:
 
     def __init__(
         self,
-        rows: Counted,
+        rows: int | Loader,
         *,
         epochs: float,
         effective_batch: int,
         train_fraction: float = 1.0,
-        full_rows: Counted | None = None,
+        full_rows: int | None = None,
         warmup_share: float = 0.025,
         floor: float = 0.1,
         decay: Decay = "cosine",
@@ -135,7 +136,7 @@ class Schedule:
         share = (1 + cos(pi * progress)) / 2 if self._options.decay == "cosine" else 1 - progress
         return self._options.floor + (1 - self._options.floor) * share
 
-    def update(self, rows: Counted) -> int:
+    def update(self, rows: int | Loader) -> int:
         """Count the steps again and return them; they never become fewer."""
         total = self._options.steps(rows)
         if total < self.total:
@@ -153,7 +154,7 @@ class Schedule:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.warmup, self.total, self.step = (int(state[name]) for name in ("warmup", "total", "step"))
 
-    def _warn_of_a_partial_cache(self, rows: Counted) -> None:
+    def _warn_of_a_partial_cache(self, rows: int | Loader) -> None:
         if self.warmup > self.total and not self._warned:
             self._warned = True
             warnings.warn(
@@ -168,18 +169,8 @@ def _as_written(number: float) -> Fraction:
     return Fraction(str(number))
 
 
-def _require(holds: bool, problem: str) -> None:
-    if not holds:
-        raise ValueError(problem)
-
-
-def _count(rows: Counted) -> int:
-    if isinstance(rows, Loader):  # its length counts batches; an epoch that has begun keeps its rows
-        return max(rows.stream.size(rows.epoch), 0 if rows.grown is None else rows.grown.new_rows)
-    if isinstance(rows, Cache | CacheDataset):
-        return len(rows)
-    try:
-        return index(rows)  # numpy integers too
-    except TypeError as error:
-        what = type(rows).__name__
-        raise TypeError(f"rows must be a number, a cache, a CacheDataset or a Loader (got a {what})") from error
+def _count(rows: int | Loader) -> int:
+    if not isinstance(rows, Loader):
+        return checked_whole("rows", rows, "a number of rows or a Loader")
+    # The length of a loader counts batches; an epoch that has begun keeps its rows.
+    return max(rows.stream.size(rows.epoch), 0 if rows.grown is None else rows.grown.new_rows)

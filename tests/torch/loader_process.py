@@ -24,8 +24,6 @@ from numpy.typing import NDArray
 from tests.helpers.token_caches import grow_cache, numbers_of
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 import forebay as fb
 from forebay.columns import Columns
@@ -178,6 +176,20 @@ def join(meeting: str, rank: str, world: int = 2, backend: str = "gloo") -> None
     distributed.init_process_group(backend, init_method=f"file://{meeting}", **options)
 
 
+def report(answer: object) -> None:
+    """Print an answer once all ranks have come here."""
+    distributed.barrier()
+    distributed.destroy_process_group()
+    print(json.dumps(answer))
+
+
+def refusal(feeding: Iterable[Any]) -> str:
+    """Return why a loader has no first batch."""
+    with pytest.raises(StateMismatch) as raised:
+        next(iter(feeding))
+    return str(raised.value)
+
+
 def reduced(rank: str) -> float:
     """A reduction of the user's, in the type that a hidden collective of whole numbers would corrupt silently."""
     total = torch.tensor([1.5 + int(rank)], dtype=torch.float64)
@@ -207,9 +219,7 @@ def grow_after_the_first(root: str, meeting: str, rank: str) -> None:
     if rank == "1":
         grow_cache(Path(root).parent, 100, 6)
         list(batches)
-    distributed.barrier()
-    distributed.destroy_process_group()
-    print(json.dumps([growing.epoch, growing.state_dict()["stream"]["generations"]]))
+    report([growing.epoch, growing.state_dict()["stream"]["generations"]])
 
 
 def open_apart(root: str, meeting: str, rank: str, world: str) -> None:
@@ -217,52 +227,38 @@ def open_apart(root: str, meeting: str, rank: str, world: str) -> None:
     join(meeting, rank, int(world))
     generation = 1 if int(rank) == int(world) - 1 else 0
     feeding = Loader(fb.open_cache(root, generation=generation), global_batch_size=2 * int(world), drop_last=False)
-    with pytest.raises(StateMismatch) as raised:
-        next(iter(feeding))
-    distributed.barrier()
-    distributed.destroy_process_group()
-    print(json.dumps(str(raised.value)))
+    report(refusal(feeding))
 
 
 def other_recipes(root: str, meeting: str, rank: str) -> None:
     """Ranks whose caches have equal rows, of recipes that differ; then ranks with other micro-batches."""
     join(meeting, rank)
-    with pytest.raises(StateMismatch) as raised:
-        next(iter(Loader(fb.open_cache(Path(root) / rank), global_batch_size=2)))
-    with pytest.raises(StateMismatch) as again:
-        next(iter(Loader(fb.open_cache(Path(root) / "0"), global_batch_size=4, micro_batches=1 + int(rank))))
     own = fb.open_cache(Path(root) / ("2" if int(rank) else "0"))  # the same recipe, other lines
-    with pytest.raises(StateMismatch) as content:
-        next(iter(Loader(own, global_batch_size=2)))
     mixture = Mixture.of([Ingredient(fb.open_cache(Path(root) / "1"), weight=1), Ingredient(own, weight=1)])
-    with pytest.raises(StateMismatch) as mixed:
-        next(iter(Loader(mixture, global_batch_size=2)))
-    distributed.barrier()
-    distributed.destroy_process_group()
-    print(json.dumps([str(each.value) for each in (raised, again, content, mixed)]))
+    loaders = [
+        Loader(fb.open_cache(Path(root) / rank), global_batch_size=2),
+        Loader(fb.open_cache(Path(root) / "0"), global_batch_size=4, micro_batches=1 + int(rank)),
+        Loader(own, global_batch_size=2),
+        Loader(mixture, global_batch_size=2),
+    ]
+    report([refusal(each) for each in loaders])
 
 
 def read_apart(root: str, meeting: str, rank: str) -> None:
     """Ranks with other seeds and batch sizes; then one that loads another state."""
     join(meeting, rank)
     cache = fb.open_cache(root)
-    with pytest.raises(StateMismatch) as raised:
-        next(iter(Loader(cache, global_batch_size=2 + 2 * int(rank), seed=int(rank))))
+    options_differ = refusal(Loader(cache, global_batch_size=2 + 2 * int(rank), seed=int(rank)))
     feeding = Loader(cache, global_batch_size=2)
     batches = iter(feeding)
     for _ in range(1 + int(rank)):
         next(batches)
     feeding.load_state_dict(feeding.state_dict())
-    with pytest.raises(StateMismatch) as again:
-        next(iter(feeding))
+    positions_differ = refusal(feeding)
     options: dict[str, Any] = {}
     if int(rank):
         options = {"collate": TokenBatch(cache, labels="unshifted", max_documents=9), "columns": ["documents"]}
-    with pytest.raises(StateMismatch) as otherwise:
-        next(iter(Loader(cache, global_batch_size=2, **options)))
-    distributed.barrier()
-    distributed.destroy_process_group()
-    print(json.dumps([str(each.value) for each in (raised, again, otherwise)]))
+    report([options_differ, positions_differ, refusal(Loader(cache, global_batch_size=2, **options))])
 
 
 def leaves(rest: int, columns: Columns) -> NDArray[np.bool_]:
@@ -288,23 +284,18 @@ def take_other_turns(root: str, meeting: str, rank: str) -> None:
         ]
 
     for seed in range(1, 6):
-        with pytest.raises(StateMismatch) as raised:
-            next(iter(BucketLoader(buckets(), seed=seed * int(rank))))
-        told.append(str(raised.value))
-    with pytest.raises(StateMismatch) as raised:
-        next(iter(BucketLoader(buckets(collate=TokenBatch(cache, labels="unshifted" if int(rank) else "shifted")))))
-    told.append(str(raised.value))
+        told.append(refusal(BucketLoader(buckets(), seed=seed * int(rank))))
+    collate = TokenBatch(cache, labels="unshifted" if int(rank) else "shifted")
+    told.append(refusal(BucketLoader(buckets(collate=collate))))
     same = BucketLoader(buckets(), seed=3)
     rows = [batch["tokens"][:, 0].tolist() for batch in same]
-    distributed.barrier()
-    distributed.destroy_process_group()
-    print(json.dumps([told, rows]))
+    report([told, rows])
 
 
 def one_rank_only(root: str, meeting: str, rank: str) -> None:
     """A loader that rank 0 alone makes: it pairs with nobody's reduction."""
     join(meeting, rank)
-    cache, told = fb.open_cache(root), None
+    cache, told = fb.open_cache(root), ""
     training = Loader(cache, global_batch_size=2)
     next(iter(training))
     if rank == "0":
@@ -313,18 +304,12 @@ def one_rank_only(root: str, meeting: str, rank: str) -> None:
         joint = Loader(cache, global_batch_size=2, ranks=current_ranks(timeout=0.2))
     assert reduced(rank) == 4.0
     if rank == "0":
-        with pytest.raises(StateMismatch) as raised:
-            next(iter(joint))
-        told = str(raised.value)
+        told = refusal(joint)
     assert reduced(rank) == 4.0
     if rank == "1":  # it comes when rank 0 has given up
-        with pytest.raises(StateMismatch) as raised:
-            next(iter(Loader(cache, global_batch_size=2)))
-        told = str(raised.value)
+        told = refusal(Loader(cache, global_batch_size=2))
     assert sum(1 for _ in training) == len(cache) // 2 - 1
-    distributed.barrier()
-    distributed.destroy_process_group()
-    print(json.dumps(told))
+    report(told)
 
 
 def lose_rank_0(root: str, meeting: str, rank: str, store: str) -> None:
@@ -370,59 +355,19 @@ def split_in_two_ways(root: str, meeting: str, rank: str) -> None:
         assert torch.equal(batch["tokens"], same["tokens"])
         rows.append(batch["tokens"][:, 0].tolist())
         counts.append(int(by_mesh.sum_over_ranks(batch["num_label_tokens"])))
-    apart = None
-    with pytest.raises(StateMismatch) as raised:
-        next(iter(Loader(cache, global_batch_size=4, seed=mesh.get_local_rank("dp"), ranks=mesh["dp"])))
-    apart = str(raised.value)
+    apart = refusal(Loader(cache, global_batch_size=4, seed=mesh.get_local_rank("dp"), ranks=mesh["dp"]))
     with pytest.raises(ValueError, match=r"ranks along tp share a model and need the same rows.*mesh\['dp'\]"):
         Loader(cache, global_batch_size=4, ranks=mesh)
     with pytest.raises(ValueError, match=r"ranks along tp share a model .* or ranks=Ranks\(0, 1\) where there is none"):
         Loader(cache, global_batch_size=4, ranks=mesh["tp"])
     missing = ""
     if mesh.get_local_rank("dp") == 0:
-        with pytest.raises(StateMismatch) as late:
-            next(iter(Loader(cache, global_batch_size=4, ranks=current_ranks(mesh["dp"], timeout=0.2))))
-        missing = str(late.value)
+        missing = refusal(Loader(cache, global_batch_size=4, ranks=current_ranks(mesh["dp"], timeout=0.2)))
     replicated = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
     assert Loader(cache, global_batch_size=4, ranks=replicated).ranks.world_size == 4
     alone = init_device_mesh("cpu", (4, 1), mesh_dim_names=("dp", "tp"))
     assert Loader(cache, global_batch_size=4, ranks=alone).ranks.world_size == 4
-    distributed.barrier()
-    distributed.destroy_process_group()
-    print(json.dumps([mesh.get_coordinate(), rows, counts, apart, missing]))
-
-
-def train_in_ranks(root: str, meeting: str, rank: str, wrapper: str) -> None:
-    """A tiny model, wrapped for two ranks, on labels that are weighted by their number in all ranks."""
-    join(meeting, rank)
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Embedding(1 << 16, 4), torch.nn.Linear(4, 256), torch.nn.Tanh())
-    if wrapper == "ddp":
-        trained: torch.nn.Module = DistributedDataParallel(model)
-    else:
-        trained = fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    optimizer = torch.optim.SGD(trained.parameters(), lr=0.5)
-    loader = Loader(
-        fb.open_cache(root),
-        global_batch_size=4,
-        drop_last=False,
-        collate=TokenBatch(fb.open_cache(root), derive=["num_label_tokens"]),
-    )
-    losses = []
-    for batch in loader.forever(max_steps=8):
-        total = loader.sum_over_ranks(batch["num_label_tokens"])
-        logits = trained(batch["tokens"]).flatten(0, 1)
-        loss = torch.nn.functional.cross_entropy(logits, batch["labels"].flatten() % 256, reduction="none")
-        loss = (loss * (batch["labels"].flatten() != -100)).sum() / total
-        optimizer.zero_grad()
-        (2 * loss).backward()  # gradients are averaged over two ranks
-        optimizer.step()
-        losses.append(float(loader.sum_over_ranks(loss.detach())))
-    distributed.barrier()
-    distributed.destroy_process_group()
-    print(json.dumps(losses), flush=True)
-    # Freeing DDP may wait for ever: torch joins a thread of gloo with the GIL held, and that thread waits for the GIL.
-    os._exit(0)
+    report([mesh.get_coordinate(), rows, counts, apart, missing])
 
 
 def join_later(root: str, meeting: str, rank: str) -> None:
@@ -455,7 +400,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "lose-rank-0": lose_rank_0,
     "other-recipes": other_recipes,
     "split-in-two-ways": split_in_two_ways,
-    "train-in-ranks": train_in_ranks,
     "leave-in-the-middle": leave_in_the_middle,
     "transform-raises": transform_raises,
     "transform-sleeps": transform_sleeps_for_ever,

@@ -114,16 +114,3 @@ def test_where_rows_have_no_sample_ids_coins_go_by_row(tmp_path: Path) -> None:
 
     assert coins_of(collate=Numbers()) == coins_of(transform=tell)
     assert len(set(coins_of(transform=tell).values())) == 12
-
-
-def test_an_error_of_a_collate_is_raised_where_its_batch_is_due(cache: fb.Cache) -> None:
-    class Picky(LastBytes):
-        def collate(self, rows: Table, coins: Coins, buffers: Buffers) -> Batch:
-            if 12 in np.asarray(rows["number"]):
-                raise ValueError("twelve")
-            return super().collate(rows, coins, buffers)
-
-    batches = iter(Loader(cache, global_batch_size=5, shuffle=None, collate=Picky(), threads=2))
-    assert [next(batches)["number"].tolist() for _ in range(2)] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    with pytest.raises(ValueError, match="twelve"):
-        next(batches)

@@ -84,6 +84,8 @@ def test_names_choose_and_rename(tokens: fb.Cache) -> None:
     assert dataset[3].keys() == {"input_ids", "position_ids"}
     with pytest.raises(NotFound, match=r"(?s)no column 'token'.*it has: labels, positions, seq_lens, tokens"):
         CacheDataset(tokens, names={"input_ids": "token"})[0]
+    with pytest.raises(TypeError, match=r"names must be a dict, .*: the model's names first \(got "):
+        CacheDataset(tokens, names=["tokens"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("index", [60, -61, 10**12])
@@ -163,8 +165,3 @@ print(sorted(int(row[0]) for batch in batches for row in np.asarray(batch["token
     run = subprocess.run([sys.executable, "-c", code], env=script_environment(), capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == str(selected(tokens))
-
-
-def test_names_are_a_dict(tokens: fb.Cache) -> None:
-    with pytest.raises(TypeError, match=r"names must be a dict, .*: the model's names first \(got "):
-        CacheDataset(tokens, names=["tokens"])

@@ -86,12 +86,9 @@ def test_huber_is_square_up_to_a_tenth_and_straight_beyond() -> None:
     assert losses == pytest.approx([0.00125, 0.005, 0.025, 0.095])
 
 
-def test_an_unknown_mode_is_an_error() -> None:
+def test_unknown_modes_and_shapes_that_would_broadcast_are_errors() -> None:
     with pytest.raises(ValueError, match="mode must be one of cosine, mse, huber"):
         feature_loss(drawn(1, 2), drawn(1, 2), "l1")  # type: ignore[arg-type]
-
-
-def test_shapes_that_would_broadcast_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"must have the same shape \(got \(2, 4\) and \(4,\)\)"):
         feature_loss(drawn(2, 4), drawn(4))
     with pytest.raises(ValueError, match=r"present must be bool \(2,\)"):
@@ -161,13 +158,7 @@ def test_loss_weights_of_negative_maps_are_those_of_the_maps_clamped_at_zero() -
     assert weights.min() >= 0
     torch.testing.assert_close(weights, clamped)
     torch.testing.assert_close(weights.mean(dim=(-2, -1)), torch.ones(4))
-
-
-def test_loss_weights_of_a_map_without_positive_values_are_equal() -> None:
-    weights = spatial_weights(torch.stack([torch.zeros(8, 8), torch.full((8, 8), -1.0)]))
-    torch.testing.assert_close(weights, torch.ones(2, 64, 64))
-
-
-def test_loss_weights_reject_negative_content() -> None:
+    without_positive_values = torch.stack([torch.zeros(8, 8), torch.full((8, 8), -1.0)])
+    torch.testing.assert_close(spatial_weights(without_positive_values), torch.ones(2, 64, 64))
     with pytest.raises(ValueError, match="content must be at least 0"):
         loss_weights(content=torch.full((1, 64, 64), -0.5))

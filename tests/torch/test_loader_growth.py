@@ -141,11 +141,6 @@ def rows(loader: Loader) -> list[int]:
     return [row for batch in numbers_of(loader) for row in batch]
 
 
-def numbers(loader: Loader) -> list[int]:
-    """The numbers of the rows of one epoch of `number_cache`."""
-    return [int(number) for batch in loader for number in batch["number"]]
-
-
 def rows_of(loader: Loader, batches: int) -> list[int]:
     """The rows of the next so many batches."""
     return [row for batch in numbers_of(islice(loader, batches)) for row in batch]

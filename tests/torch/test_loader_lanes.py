@@ -76,11 +76,6 @@ def test_a_window_is_decoded_once_in_half_the_memory_of_the_rows(even: Path) -> 
     assert cache.statistics().misses == blocks_of(640)
 
 
-def test_a_window_that_memory_cannot_hold_is_refused(even: Path) -> None:
-    with pytest.raises(EngineUnusable, match="open the cache with memory="):
-        Loader(fb.open_cache(even, memory=1000), global_batch_size=8, shuffle=window(rows=64))
-
-
 def test_a_window_is_refused_by_the_lanes_that_a_rank_reads(even: Path) -> None:
     row_bytes = fb.open_cache(even).row_bytes(["tokens", "seq_lens"])
     options: dict[str, Any] = {"global_batch_size": 8, "shuffle": window(lanes=6)}
@@ -88,7 +83,7 @@ def test_a_window_is_refused_by_the_lanes_that_a_rank_reads(even: Path) -> None:
         needed = 2 * lanes * 12 * row_bytes
         options |= {"ranks": Ranks(world - 1, world), "global_batch_size": world}
         Loader(fb.open_cache(even, memory=needed), **options)
-        with pytest.raises(EngineUnusable, match=f"12 rows in {lanes} lanes"):
+        with pytest.raises(EngineUnusable, match=f"(?s)12 rows in {lanes} lanes.*open the cache with memory="):
             Loader(fb.open_cache(even, memory=needed - 1), **options)
 
 

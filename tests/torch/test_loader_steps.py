@@ -39,18 +39,15 @@ class Made:
             return self._changed.wait_for(lambda: self.count >= count, timeout=600)
 
 
-def test_the_second_batch_is_made_during_the_first_step(cache: fb.Cache) -> None:
+def test_the_next_batch_and_the_next_epoch_are_begun_during_a_step(cache: fb.Cache) -> None:
     made = Made()
     batches = iter(Loader(cache, global_batch_size=BATCH, transform=made, prefetch=1))
     next(batches)
     assert made.reaches(2)
-
-
-def test_the_next_epoch_is_begun_during_the_last_step_of_an_epoch(cache: fb.Cache) -> None:
-    made = Made()
-    loader = Loader(cache, global_batch_size=BATCH, transform=made)
-    epoch = list(loader)
-    assert made.reaches(len(epoch) + 1)
+    following = Made()
+    epoch = list(loader := Loader(cache, global_batch_size=BATCH, transform=following))
+    assert following.reaches(len(epoch) + 1)
+    assert (loader.epoch, loader.position) == (1, 0)
 
 
 @pytest.mark.parametrize("options", [{}, {"drop_last": False}, {"threads": 0}, {"threads": 3, "prefetch": 1}])
@@ -63,7 +60,8 @@ def test_epochs_that_are_made_ahead_are_those_of_a_loader_that_starts_there(
         states, epochs = [], []
         for epoch in range(4):
             states.append(loader.state_dict())
-            epochs.append(numbers_of(islice(loader, len(loader)) if epoch % 2 else loader))
+            epochs.append(numbers_of(islice(loader, len(loader)) if epoch % 2 else loader))  # counted, or to the end
+            assert (loader.epoch, loader.position) == (epoch + 1, 0)
         assert len({str(each) for each in epochs}) == 4
         for state, expected in zip(states, epochs, strict=True):
             again = Loader(source, global_batch_size=BATCH, threads=0, drop_last=options.get("drop_last", True))
@@ -107,11 +105,6 @@ def test_micro_batches_of_ranks_are_those_of_one_process(cache: fb.Cache) -> Non
     for batch, *ranks in zip(whole, *shares, strict=True):
         rows = [numbers_of(micro_batches) for micro_batches in ranks]
         assert [row for micro in zip(*rows, strict=True) for pair in zip(*micro, strict=True) for row in pair] == batch
-
-
-def test_micro_batches_divide_the_rows_of_a_rank(cache: fb.Cache) -> None:
-    with pytest.raises(ValueError, match=r"micro_batches must .* divide the rows of a rank, 4 of global_batch_size=8"):
-        Loader(cache, global_batch_size=8, micro_batches=3, ranks=Ranks(0, 2))
 
 
 @pytest.mark.parametrize("prefetch", [1, 5, 24, None])

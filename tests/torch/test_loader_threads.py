@@ -5,7 +5,6 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 from tests.helpers.processes import PythonProcess, script_environment
 from tests.helpers.token_caches import NumberedTokens, grow_cache, interleaved, numbers_of, token_cache, write_numbers
 
@@ -176,25 +175,6 @@ def test_data_parallel_ranks_of_a_mesh_share_batches(grown: Path, tmp_path: Path
         assert interleaved(range(0, 16, 4), pairs) == numbers_of(alone)
         assert f"seed is 0 on rank {tensor} and 1 on rank {2 + tensor}" in apart, "as the whole world counts them"
         assert missing.startswith(f"waited 0.2 s for rank {2 + tensor} of a group of 2 ") or data == 1
-
-
-@pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
-def test_two_ranks_train_as_one_process_does(grown: Path, tmp_path: Path, wrapper: str) -> None:
-    first, second = (json.loads(answer) for answer in answers("train-in-ranks", grown, tmp_path, 2, wrapper))
-    assert first == second
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Embedding(1 << 16, 4), torch.nn.Linear(4, 256), torch.nn.Tanh())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    losses = []
-    for batch in Loader(fb.open_cache(grown), global_batch_size=4, drop_last=False).forever(8):
-        labels = batch["labels"].flatten()
-        loss = torch.nn.functional.cross_entropy(model(batch["tokens"]).flatten(0, 1), labels % 256, reduction="none")
-        loss = (loss * (labels != -100)).sum() / (labels != -100).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert first == pytest.approx(losses, rel=1e-4)
 
 
 @pytest.mark.parametrize("threads", [0, 2])

@@ -46,11 +46,6 @@ def test_the_device_derives_what_numpy_does(case: tuple[np.ndarray, np.ndarray],
         np.testing.assert_array_equal(found["labels"], masks.labels(tokens, lengths, style))
 
 
-def test_other_tensors_of_the_batch_stay() -> None:
-    batch = {"tokens": torch.zeros(1, 3, dtype=torch.uint16), "seq_lens": torch.tensor([[2]]), "id": torch.tensor([7])}
-    assert derive_on_device(batch)["id"].tolist() == [7]
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_derives_what_a_cpu_does() -> None:
@@ -67,7 +62,8 @@ def test_batches_for_the_device_become_those_of_the_loader(tokens: fb.Cache, sty
     sent = next(iter(Loader(tokens, global_batch_size=4, seed=3, collate=TokenBatch(tokens, on_device=True))))
     assert set(sent) == {"tokens", "seq_lens"}
     assert sent["tokens"].dtype == torch.uint16
-    derived = derive_on_device(sent, style)
+    derived = derive_on_device(sent | {"other": torch.tensor([7])}, style)
+    assert derived.pop("other").tolist() == [7]
     assert set(derived) == set(whole)
     for name, values in whole.items():
         assert torch.equal(derived[name], values), name

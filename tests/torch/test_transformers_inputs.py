@@ -183,12 +183,9 @@ def test_a_window_is_part_of_the_mask():
     assert seen[19].nonzero().flatten().tolist() == [16, 17, 18, 19]
 
 
-def test_an_unknown_attention_is_refused():
+def test_unknown_attentions_and_tokens_as_they_are_stored_are_refused():
     with pytest.raises(ValueError, match="attention must be one of flex_attention, sdpa, eager, flash_attention_2"):
         transformers_inputs(BATCH, "paged")
-
-
-def test_tokens_as_they_are_stored_are_refused_with_the_way_on():
     stored = BATCH | {"tokens": BATCH["tokens"].to(torch.uint16)}
     with pytest.raises(TypeError, match=r"call derive_on_device\(batch\) first"):
         transformers_inputs(stored, "sdpa")

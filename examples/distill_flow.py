@@ -26,11 +26,11 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from transformers import CLIPTextConfig, CLIPTextModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
 import forebay as fb
-from forebay.compat.tinyflux import TrainerConfig, compute_lune_loss, compute_sol_loss
+from forebay.compat.tinyflux import compute_lune_loss, compute_sol_loss
 from forebay.masks import latent_weights
 from forebay.teachers import GeometricSol, TeacherRecipe
 from forebay.torch import Ingredient, Loader, Mixture, Present, StoredBatch, Timed
-from forebay.torch.distill import LogitNormalTimes, TeacherRows, spatial_weights
+from forebay.torch.distill import LogitNormalTimes, TeacherDropout, TeacherRows, Warmup, loss_weights, spatial_weights
 
 SIZE, LATENT, CHANNELS = 32, 16, 4  # pixels, cells of latents on a side, and their channels
 STATES, POOLED, WORDS = 24, 32, 12  # widths of text states and of pooled text, and tokens of a prompt
@@ -38,6 +38,8 @@ COLORS = {"red": (200, 40, 40), "green": (40, 160, 60), "blue": (50, 70, 200), "
 SHAPES = ("circle", "square", "cross")
 SPECIAL = ("<pad>", "</s>", "<s>", "<unk>")
 TEXT_COLUMNS = ("t5_states", "clip_pooled")
+LUNE_WEIGHT, SOL_WEIGHT = Warmup(0.1, steps=20), Warmup(0.05, steps=20)
+SHIFT, MIN_SNR_GAMMA = 3.0, 5.0
 
 
 def draw_images(folder: Path, count: int, offset: int) -> None:
@@ -201,12 +203,10 @@ class Training:
         torch.manual_seed(options.seed)
         kind = "without" if options.without_teachers else "with"
         self.path = folder / f"student-{kind}-teachers.pt"
-        self.config = TrainerConfig(
-            lune_warmup_steps=20, sol_warmup_steps=20, use_spatial_weighting=True, seed=options.seed
-        )
+        self.seed, self.dropout = options.seed, TeacherDropout(rate=0.1, seed=options.seed)
         self.teaches = not options.without_teachers
         self.caches = [fb.open_cache(folder / "caches" / name, layers=["latents"]) for name in ("shapes", "strangers")]
-        times = LogitNormalTimes(self.config.shift)  # one time per row and epoch, the same for both teachers
+        times = LogitNormalTimes(SHIFT)  # one time per row and epoch, the same for both teachers
         features = [Timed("lune", times, direction="t0_noise"), Timed("sol", times)] if self.teaches else []
         mixture = Mixture.of([Ingredient(cache, weight=0.5) for cache in self.caches], seed=options.seed)
         self.loader = Loader(
@@ -231,11 +231,11 @@ class Training:
             return {}
         batch = {name: values[known] for name, values in batch.items()}
         data = batch["latents"].float()
-        generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + self.done)
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.done)
         if self.teaches:
             times, (lune, stats, spatial) = batch["lune.t"], self.taught(batch)
         else:
-            times = shifted(torch.sigmoid(torch.randn(len(data), generator=generator)), self.config.shift)
+            times = shifted(torch.sigmoid(torch.randn(len(data), generator=generator)), SHIFT)
             lune = stats = spatial = None
         noise = torch.randn(data.shape, generator=generator)
         wide = times.view(-1, 1, 1, 1)
@@ -243,14 +243,14 @@ class Training:
         text = [batch[name].float() for name in TEXT_COLUMNS]
         predicted, estimates = self.student(x, times, *text, lune, (stats, spatial))
         errors = (predicted.float() - (data - noise)).square().mean(dim=1)  # of the velocity, (rows, height, width)
-        weights = self.config.loss_weights(spatial, content(batch), (LATENT, LATENT))
+        weights = loss_weights(spatial, content(batch), (LATENT, LATENT))
         losses = (errors if weights is None else errors * weights).mean(dim=(1, 2))
-        parts = {"flow": (losses * min_snr_weight(times, self.config.min_snr_gamma)).mean()}
+        parts = {"flow": (losses * min_snr_weight(times, MIN_SNR_GAMMA)).mean()}
         loss = parts["flow"]
         if lune is not None and stats is not None and spatial is not None:
-            parts["lune"] = compute_lune_loss(estimates["lune"], lune, self.config.lune_loss_mode)
+            parts["lune"] = compute_lune_loss(estimates["lune"], lune)
             parts["sol"] = compute_sol_loss(estimates["stats"], estimates["spatial"], stats, spatial)
-            loss = loss + self.config.lune(self.done) * parts["lune"] + self.config.sol(self.done) * parts["sol"]
+            loss = loss + LUNE_WEIGHT(self.done) * parts["lune"] + SOL_WEIGHT(self.done) * parts["sol"]
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -264,9 +264,7 @@ class Training:
             for name, layer in (("lune", "lune"), ("sol_stats", "sol"), ("sol_spatial", "sol"))
         )
         samples, dataset = batch["row_id"][:, 0] << 32 | batch["row_id"][:, 1], batch["dataset_id"]
-        keep_lune, keep_sol = (
-            self.config.dropout(name).keep(name, self.done, samples, dataset) for name in ("lune", "sol")
-        )
+        keep_lune, keep_sol = (self.dropout.keep(name, self.done, samples, dataset) for name in ("lune", "sol"))
         return lune.where(keep_lune), stats.where(keep_sol), spatial.where(keep_sol)
 
     @torch.no_grad()

@@ -10,7 +10,7 @@ from PIL import Image
 from tests.helpers.tiny_models import TinyModels
 
 import forebay as fb
-from forebay.compat.tinyflux import DatasetCache, EncodingCache, TrainerConfig, compute_lune_loss, compute_sol_loss
+from forebay.compat.tinyflux import DatasetCache, EncodingCache, compute_lune_loss, compute_sol_loss
 from forebay.errors import ModelUnusable
 from forebay.teachers import T5, Clip, GeometricSol, Latents, Lune, Sol
 from forebay.torch.distill import TeacherRows
@@ -107,13 +107,6 @@ def test_a_zoo_checks_the_files_of_its_models(zoo: Any, tmp_path: Path) -> None:
     with pytest.raises(ModelUnusable, match="gone"):
         bare.load_lune()
     assert bare.load_sol() == {}  # the formula has no files
-
-
-def test_the_configuration_becomes_weights_and_dropout() -> None:
-    config = TrainerConfig(lune_weight=0.2, lune_warmup_steps=10, sol_dropout=0.5, seed=3)
-    assert [config.lune(step) for step in (0, 5, 100)] == pytest.approx([0, 0.1, 0.2])
-    assert config.sol(2000) == 0.05
-    assert (config.dropout("sol").rate, config.dropout("sol").seed, config.dropout("lune").rate) == (0.5, 3, 0.1)
 
 
 def test_a_loss_takes_tensors_as_well_as_rows_and_counts_present_rows_only() -> None:

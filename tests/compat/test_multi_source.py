@@ -185,7 +185,7 @@ def test_other_weights_buckets_directions_and_types_are_refused_with_what_differ
         sources.add(taught_by_models(tmp_path / "b", tiny_models, ("red cat",), buckets=(0.1, 0.9)), dataset_id=2)
     with pytest.raises(ValueError, match=r"'moon' differs .*direction.*t0_data"):
         sources.add(taught_by_models(tmp_path / "e", tiny_models, ("red cat",), direction="t0_data"), dataset_id=2)
-    with pytest.raises(ValueError, match=r"column moon is .*float16"):
+    with pytest.raises(ValueError, match=r"types is .*float16"):
         sources.add(taught_by_models(tmp_path / "c", tiny_models, ("red cat",), stored="float16"), dataset_id=2)
     other = save_tiny_models(tmp_path / "models", seed=9)
     with pytest.raises(ValueError, match=r"'clip' differs .* weights is"):

@@ -413,7 +413,11 @@ def test_rows_that_do_not_stay_decoded_are_not_shuffled_globally_unless_asked_fo
 def test_a_selection_limits_the_rows_and_leaves_the_rest_to_the_other_side(caches: dict[str, fb.Cache]) -> None:
     for name in ("plain", "packed"):
         sides = [
-            {row for batch in numbers_of(Loader(caches[name], global_batch_size=1, selection=Split(side, 0.5))) for row in batch}
+            {
+                row
+                for batch in numbers_of(Loader(caches[name], global_batch_size=1, selection=Split(side, 0.5)))
+                for row in batch
+            }
             for side in ("train", "validation")
         ]
         assert not sides[0] & sides[1]

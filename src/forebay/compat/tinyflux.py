@@ -12,7 +12,7 @@ compute_lune_loss, compute_sol_loss   `forebay.torch.distill`; rows that are NaN
 
 import os
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -31,8 +31,8 @@ from forebay.store.memory import MemoryStore
 from forebay.teachers.feature_reader import Features
 from forebay.teachers.protocol import TimeDirection
 from forebay.torch.batches import to_array, to_tensor
-from forebay.torch.distill.losses import LossMode, Warmup, feature_loss, loss_weights
-from forebay.torch.distill.teacher_rows import Targets, TeacherDropout, TeacherRows
+from forebay.torch.distill.losses import LossMode, feature_loss, loss_weights
+from forebay.torch.distill.teacher_rows import Targets, TeacherRows
 
 __all__ = [
     "DatasetCache", "EncodingCache", "LuneFeatureCache", "MultiSourceCache", "SolFeatureCache", "TrainerConfig",
@@ -186,36 +186,15 @@ class DatasetCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig:
-    """Weights, warm-ups and dropout of both teachers."""
+    """The document's switch: whether Sol's maps weight the velocity loss."""
 
-    lune_weight: float = 0.1
-    lune_warmup_steps: int = 1000
-    lune_dropout: float = 0.1
-    lune_loss_mode: LossMode = "cosine"
-    sol_weight: float = 0.05
-    sol_warmup_steps: int = 2000
-    sol_dropout: float = 0.1
     use_spatial_weighting: bool = False
-    min_snr_gamma: float = 5.0
-    shift: float = 3.0
-    seed: int = 0
-
-    def lune(self, step: int) -> float:
-        """Return the weight of Lune's loss at a step."""
-        return Warmup(self.lune_weight, self.lune_warmup_steps)(step)
-
-    def sol(self, step: int) -> float:
-        """Return the weight of Sol's loss at a step."""
-        return Warmup(self.sol_weight, self.sol_warmup_steps)(step)
 
     def loss_weights(
         self, spatial: Targets | None, content: Tensor | None = None, size: tuple[int, int] = (64, 64)
     ) -> Tensor | None:
         """Return loss weights per position: 0 in padding, and Sol's maps with `use_spatial_weighting`."""
         return loss_weights(spatial if self.use_spatial_weighting else None, content, size)
-
-    def dropout(self, teacher: Literal["lune", "sol"]) -> TeacherDropout:
-        return TeacherDropout({"lune": self.lune_dropout, "sol": self.sol_dropout}[teacher], self.seed)
 
 
 def compute_lune_loss(predicted: Tensor, features: Targets, mode: LossMode = "cosine") -> Tensor:

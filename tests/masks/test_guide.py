@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from forebay.torch.attention.packed_attention import _kernels
+from forebay.torch.attention.packed_attention import _kernel
 
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDE = DOCS / "guide-masks.md"
@@ -29,10 +29,10 @@ def drawn(tmp_path_factory) -> Path:
         patch.chdir(folder)
         # Traced, without the C++ compiler, which takes half a minute for a first kernel: tests/torch has one.
         patch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-        _kernels.clear()
+        _kernel.cache_clear()
         for block in blocks:
             exec(compile(block, str(GUIDE), "exec"), names)
-    _kernels.clear()
+    _kernel.cache_clear()
     return folder
 
 

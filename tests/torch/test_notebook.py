@@ -13,20 +13,12 @@ def text_of(html: str) -> list[str]:
     return cells.text
 
 
-def test_a_batch_is_shown_as_its_names_types_and_shapes():
-    batch = {"tokens": torch.zeros(2, 6, dtype=torch.int64), "seq_lens": torch.zeros(2, 2, dtype=torch.int32)}
-    shown = show_batch(batch)
-    assert repr(shown).splitlines() == ["tokens    int64 [2, 6]", "seq_lens  int32 [2, 2]"]
-    assert {"int64 [2, 6]", "int32 [2, 2]"} <= set(text_of(shown._repr_html_()))
-
-
-def test_names_and_values_of_a_batch_are_only_text():
-    class Odd:
-        pass
-
-    Odd.__name__ = NASTY
-    html = show_batch({NASTY: torch.zeros(2), "other": Odd(), "array": np.zeros((1, 2), np.uint8)})._repr_html_()
-    assert text_of(html).count(NASTY) == 2
-    assert "uint8 [1, 2]" in text_of(html)
+def test_a_batch_is_shown_as_names_types_and_shapes_which_are_only_text():
+    shown = show_batch({"tokens": torch.zeros(2, 6, dtype=torch.int64), "lens": torch.zeros(2, 2, dtype=torch.int32)})
+    assert repr(shown).splitlines() == ["tokens  int64 [2, 6]", "lens    int32 [2, 2]"]
+    odd = type(NASTY, (), {})()
+    cells = text_of(show_batch({NASTY: torch.zeros(2), "other": odd, "array": np.zeros((1, 2), np.uint8)})._repr_html_())
+    assert cells.count(NASTY) == 2
+    assert "uint8 [1, 2]" in cells
     assert repr(show_batch({})) == "an empty batch"
     text_of(show_batch({})._repr_html_())

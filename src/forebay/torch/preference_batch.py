@@ -58,6 +58,8 @@ class PreferenceBatch(Collate):
     multiple_of the width of rows that are not packed is rounded up to it
     """
 
+    makes = ("tokens", "labels", "positions", "seq_lens")
+
     def __init__(
         self,
         source: Cache | Stream,

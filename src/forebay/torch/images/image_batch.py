@@ -73,6 +73,8 @@ class ImageBatch(Collate):
     box, which a box cannot express, needs it.
     """
 
+    makes = ("pixels", "box", "original_size", "flipped")
+
     def __init__(
         self,
         source: ImageRecipe | Cache | Stream,

@@ -25,7 +25,7 @@ from forebay.order.coins import Coins
 from forebay.read.cache import Cache
 from forebay.read.opening import open_cache
 from forebay.read.rows import Located, RowReader
-from forebay.read.views import Padded
+from forebay.read.views import Padded, View
 from forebay.store import open_store
 from forebay.store.memory import MemoryStore
 from forebay.teachers.feature_reader import Features
@@ -46,9 +46,7 @@ class StoredColumn:
 
     def __init__(self, cache: Cache, name: str) -> None:
         self._cache = cache
-        teacher = cache.recipe(cache.layer_of(name)).fields.get("teacher", {})
-        is_padded = cache.column(name).ragged and "max_length" in teacher  # states of real tokens only
-        self._reader = RowReader([cache], [Padded(name, int(teacher["max_length"])) if is_padded else name])
+        self._reader = RowReader([cache], [_whole_rows(cache, name)])
         empty = to_tensor(np.asarray(self._reader.like[name]))
         self.shape, self.dtype = torch.Size((len(cache), *empty.shape[1:])), empty.dtype
         self._name = name
@@ -62,6 +60,14 @@ class StoredColumn:
         if buckets is not None:
             values = values[torch.arange(len(values)), torch.as_tensor(buckets)]
         return values if np.ndim(numbers) else values[0]
+
+
+def _whole_rows(cache: Cache, column: str) -> str | View:
+    """Return how a column is read as one tensor: states of real tokens are padded to their teacher's length."""
+    teacher = cache.recipe(cache.layer_of(column)).fields.get("teacher")
+    if cache.column(column).ragged and isinstance(teacher, dict) and "max_length" in teacher:
+        return Padded(column, int(teacher["max_length"]))
+    return column
 
 
 class _Part:

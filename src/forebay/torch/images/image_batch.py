@@ -20,6 +20,7 @@ SDPA wants True = keep, the opposite of both masks; a CLS token is never ignored
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -234,7 +235,7 @@ def _check_transforms(transforms: Sequence[JointTransform], size: int) -> None:
 
 
 def _probability(flip: float) -> float:
-    if isinstance(flip, bool) or not isinstance(flip, int | float) or not 0 <= flip <= 1:
+    if isinstance(flip, bool) or not isinstance(flip, Real) or not 0 <= flip <= 1:
         raise ValueError(f"flip must be a probability from 0 to 1 (got {flip!r})")
     return flip
 

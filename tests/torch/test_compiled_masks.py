@@ -6,11 +6,7 @@ from packed_batches import PackedBatch, batch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
-from forebay.torch import (
-    PackedSelfAttention,
-    document_block_mask,
-    document_leaks,
-)
+from forebay.torch import PackedSelfAttention, document_block_mask, document_leaks
 
 LENGTH, DIM = 96, 16
 FIRST = batch([[50, 30], [96]], LENGTH)

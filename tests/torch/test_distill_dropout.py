@@ -18,6 +18,8 @@ def test_a_tenth_of_the_samples_learns_without_the_teacher() -> None:
     assert np.mean(kept()) == pytest.approx(0.9, abs=5 * (0.09 / len(SAMPLES)) ** 0.5)
     assert kept(rate=0).all()
     assert not kept(rate=1).any()
+    with pytest.raises(ValueError, match=r"rate must be from 0 to 1 \(got 1\.5\)"):
+        TeacherDropout(rate=1.5)
 
 
 def test_order_and_company_do_not_matter() -> None:
@@ -45,11 +47,6 @@ def test_samples_of_several_data_sets_have_their_own_coins_in_one_batch() -> Non
 def test_row_ids_beyond_32_bits_are_samples_too() -> None:
     far = (SAMPLES.astype(np.uint64) << np.uint64(32)) | np.uint64(7)
     assert (TeacherDropout().keep("lune", 5, far).numpy() != kept()).mean() == pytest.approx(0.18, abs=0.02)
-
-
-def test_a_rate_that_is_no_share_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"rate must be from 0 to 1 \(got 1\.5\)"):
-        TeacherDropout(rate=1.5)
 
 
 def test_dropped_rows_are_absent_and_the_rest_as_it_was() -> None:

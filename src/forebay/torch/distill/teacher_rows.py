@@ -1,7 +1,7 @@
 """Teacher outputs as tensors, and teacher dropout.
 
 rows = TeacherRows.of(batch["lune"])              # of a Loader with columns=[Timed("lune", t)]; absent rows are NaN
-rows = rows.where(TeacherDropout().kept("lune", step, batch["row_id"][:, 0] << 32 | batch["row_id"][:, 1]))
+rows = rows.where(TeacherDropout().keep("lune", step, batch["row_id"][:, 0] << 32 | batch["row_id"][:, 1]))
 """
 
 from dataclasses import dataclass

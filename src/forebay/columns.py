@@ -48,6 +48,7 @@ DTYPES: dict[str, tuple[str, np.dtype[Any]]] = {
 BLOCK_BYTES = 64 * 1024
 MAX_ITEM_BYTES = 1 << 48  # of one row, or of one value of a ragged row
 MAX_SIDES = 16
+_RESERVED = ("__metadata__", "row", "row_id")  # by safetensors, and for the names of rows in batches
 _MAX_BLOCK_ROWS = 1 << 40  # no chunk has more rows: such a block is the whole chunk
 
 
@@ -75,8 +76,8 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise RecipeInvalid(
                 f"column name '{self.name}' is empty or contains a dot or slash", hint="use letters and _"
             )
-        if self.name == "__metadata__":
-            raise RecipeInvalid("column name '__metadata__' is reserved by safetensors", hint="choose another")
+        if self.name in _RESERVED:
+            raise RecipeInvalid(f"column name '{self.name}' is reserved", hint="choose another")
         if any(side < 0 for side in self.shape):
             raise RecipeInvalid(f"column '{self.name}' has a negative side in its shape {self.shape}")
         if len(self.shape) > MAX_SIDES or prod(max(1, side) for side in self.shape) > MAX_ITEM_BYTES // 8:

@@ -12,7 +12,7 @@ from tests.helpers.token_caches import NumberedTokens, token_cache, write_number
 
 import forebay as fb
 from forebay.errors import NotFound
-from forebay.torch import Loader, Split, Where
+from forebay.torch import Split, Where
 
 SIDES = ("train", "validation")
 
@@ -80,25 +80,17 @@ def test_split_by_chunk_no_chunk_is_on_both_sides(tokens: fb.Cache, seed: int) -
 
 
 @pytest.mark.parametrize("by", ["auto", "chunk"])
-def test_growing_moves_no_row_to_the_other_side(tmp_path: Path, by: Any) -> None:
-    root = token_root(tmp_path)
-    before = sides(root, "tokens", by=by)
-    write_numbers(tmp_path / "raw" / "0 sorts first.txt", range(100, 500))
-    fb.update(root, fb.sources.lines(tmp_path / "raw"), recipe=NumberedTokens(), workers=0)
-    after = sides(root, "tokens", by=by)
-    assert len(after) == 500
-    assert {number: after[number] for number in before} == before
-
-
-@pytest.mark.parametrize("by", ["auto", "chunk"])
-def test_filling_a_gap_moves_no_row_to_the_other_side(tmp_path: Path, by: Any) -> None:
+def test_neither_filling_a_gap_nor_growing_moves_a_row_to_the_other_side(tmp_path: Path, by: Any) -> None:
     root = token_root(tmp_path, start_chunk=7)
     before = sides(root, "tokens", by=by)
-    assert len(before) == 65
     fb.build(root, fb.sources.lines(tmp_path / "raw"), NumberedTokens(), workers=0)
-    after = sides(root, "tokens", by=by)
-    assert len(after) == 100
-    assert {number: after[number] for number in before} == before
+    filled = sides(root, "tokens", by=by)
+    write_numbers(tmp_path / "raw" / "0 sorts first.txt", range(100, 500))
+    fb.update(root, fb.sources.lines(tmp_path / "raw"), recipe=NumberedTokens(), workers=0)
+    grown = sides(root, "tokens", by=by)
+    assert (len(before), len(filled), len(grown)) == (65, 100, 500)
+    assert {number: filled[number] for number in before} == before
+    assert {number: grown[number] for number in filled} == filled
 
 
 @pytest.fixture(scope="module")
@@ -160,11 +152,6 @@ class TestSmallCaches:
             Split("train", 0.99, by="chunk").select(cache)
         with pytest.raises(NotFound):
             Split("validation", 0.99, by="chunk").select(cache)
-
-    def test_a_repr_says_the_share(self, packed: fb.Cache) -> None:
-        split = Split("train", 0.8)
-        loader = Loader(packed, global_batch_size=2, selection=split)
-        assert f"({split.share(packed):.1%} of the rows: train of 0.8, seed 0, by auto)" in repr(loader)
 
 
 def test_rows_with_sample_ids_are_split_one_by_one(numbers: fb.Cache) -> None:
@@ -278,15 +265,6 @@ def test_a_pickled_selection_selects_the_same(numbers: fb.Cache) -> None:
         again = pickle.loads(pickle.dumps(selection))
         assert again.digest == selection.digest
         assert again.rows(np.arange(len(again))).tolist() == selection.rows(np.arange(len(selection))).tolist()
-
-
-def test_bits_are_mapped_and_no_more_than_one_per_row(numbers: fb.Cache) -> None:
-    selection = Split("train").select(numbers)
-    assert selection.bits.nbytes <= len(numbers) / 8 + 128
-    assert not selection.bits.flags.writeable
-    address = selection.bits.__array_interface__["data"][0]
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    assert any(line.startswith(f"{address:x}-") and "(deleted)" in line for line in maps)
 
 
 def test_rules_say_what_they_are_the_same_for_every_generation() -> None:

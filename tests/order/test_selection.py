@@ -31,6 +31,8 @@ def check(selection: Selection, chosen: np.ndarray) -> None:
     assert selection.rows(np.arange(len(rows))[::-1]).tolist() == rows[::-1].tolist()
     everywhere = np.arange(len(chosen) + 1)
     assert selection.before(everywhere).tolist() == np.concatenate([[0], np.cumsum(chosen)]).tolist()
+    middle = len(chosen) // 3
+    assert selection.mask(middle, len(chosen)).tolist() == chosen[middle:].tolist()
 
 
 @settings(deadline=None)

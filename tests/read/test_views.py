@@ -1,5 +1,6 @@
 """Columns that are computed as rows are read, absent rows, and rows of several caches in one table."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -164,6 +165,39 @@ def test_a_view_next_to_the_stored_column_reads_its_own_part(layered: fb.Cache) 
     read = RowReader([layered], ["int8", Half()]).read(rows, Coins(0, 0, np.zeros(4, np.uint64)))
     assert read["int8"].shape == (4, 2, 3)
     assert read["half"][:, 0].tolist() == [1, 2, 4, 5]
+
+
+def test_a_view_reads_what_an_earlier_one_makes(layered: fb.Cache, plain: fb.Cache) -> None:
+    @dataclass(frozen=True)
+    class Halved(View):
+        name: str = "halved"
+        reads: ClassVar[tuple[str, ...]] = ("latents",)
+
+        def make(self, cache: fb.Cache, columns: Columns, plan: Plan) -> dict[str, np.ndarray | Ragged]:
+            return {"halved": np.asarray(columns["latents"]) / 2}
+
+    views: list[str | View] = [Dequantized("latents", "int8", "scale"), Halved()]
+    assert table([layered], views)["halved"][4].tolist() == [[1.0] * 3] * 2
+    joined = table([layered, plain], views, [0, 1, 0, 1, 0, 1])["halved"]
+    assert np.isnan(joined).all(axis=(1, 2)).tolist() == [False, True, True, True, False, True]
+    with pytest.raises(NotFound, match="latents"):
+        RowReader([layered], views[::-1])
+
+
+def test_a_padded_view_of_what_an_earlier_view_makes(layered: fb.Cache) -> None:
+    class Doubled(View):
+        name, reads = "doubled", ("states",)
+
+        def make(self, cache: fb.Cache, columns: Columns, plan: Plan) -> dict[str, np.ndarray | Ragged]:
+            return {"doubled": Ragged(columns["states"].values * 2, columns["states"].offsets)}
+
+    assert table([layered], [Doubled(), Padded("doubled", 4)])["doubled"][3, :, 0].tolist() == [6, 6, 6, 0]
+
+
+@pytest.mark.parametrize("name", ["row", "row_id"])
+def test_names_of_rows_are_no_names_of_stored_columns(name: str) -> None:
+    with pytest.raises(RecipeInvalid, match=f"column name '{name}' is reserved"):
+        Column(name=name, dtype="int64")
 
 
 def test_equal_values_of_a_dictionary_column_are_stored_once_and_read_for_every_row(tmp_path: Path) -> None:

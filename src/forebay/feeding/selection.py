@@ -1,15 +1,13 @@
 """Rules that select rows of a cache: `Split` into training and validation, `Where` with a predicate, `Present`.
 
-`rule.select(cache)` returns the selected rows of the generation that the cache pins: one bit per row in a mapped file.
+`rule.select(cache)` returns the selected rows of the generation that the cache pins: one bit per row.
 """
 
-import mmap
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +15,14 @@ from numpy.typing import NDArray
 from forebay.cache.catalog import presence_name
 from forebay.columns import Columns, Ragged
 from forebay.errors import NotFound, choice_error
-from forebay.feeding.stream import SelectionRule, checked_names, checked_whole
+from forebay.feeding.stream import SelectionRule, checked_names
+from forebay.fields import checked_whole
 from forebay.order.selected_rows import (
-    Bits,
     Selection,
     chunk_names,
     document_groups,
     groups_on_training_side,
     on_training_side,
-    packed_bytes,
     sample_names,
 )
 from forebay.read.cache import Cache
@@ -36,7 +33,7 @@ DOCUMENTS = "documents"  # the column with the documents of its chunk that a row
 CUT_CHUNKS = 64  # a split by document cuts chunks below this number between rows, however far the cache grows
 FAR_FROM_FRACTION = 0.05
 _MOST_RECENT = 16
-_recent: dict[tuple[object, ...], "MappedSelection"] = {}  # selections that were made last, in this process
+_recent: dict[tuple[object, ...], Selection] = {}  # selections that were made last, in this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +74,8 @@ class Split:
 
     def select(self, cache: Cache) -> Selection:
         """Return the rows on this side."""
-        selection = self._selected(cache)
-        advice = (
-            "another fraction or seed, by='document' or 'sample' where the cache allows, or more and smaller chunks"
-        )
-        _checked(selection, cache, self.digest, advice)
+        advice = "another fraction or seed, by='document' or 'sample' where the cache allows, or smaller chunks"
+        selection = _not_empty(self._selected(cache), cache, self, advice)
         self._warn_far_from_fraction(cache, len(selection))
         return selection
 
@@ -92,7 +86,7 @@ class Split:
     def _selected(self, cache: Cache) -> Selection:
         by = self._chosen_by(cache)
         choose = {"chunk": self._by_chunk, "document": self._by_document, "sample": self._by_sample}[by]
-        return _mapped(cache, self, lambda: choose(cache))
+        return _selected(cache, self, choose)
 
     def _chosen_by(self, cache: Cache) -> By:
         has_samples = bool(cache.recipe(cache.generation.base).sample_ids)
@@ -165,20 +159,18 @@ class Where:
 
     def select(self, cache: Cache) -> Selection:
         """Return the rows for which the predicate is true."""
-        outer = self.within.select(cache) if self.within else None
-        selection = _mapped(cache, self, lambda: self._chosen(cache, outer))
-        return _checked(selection, cache, self.digest, "a predicate that some rows pass")
+        selection = _selected(cache, self, self._chosen, self.within)
+        return _not_empty(selection, cache, self, "a predicate that some rows pass")
 
-    def _chosen(self, cache: Cache, outer: Selection | None) -> Iterator[Chosen]:
-        starts = cache.chunk_starts.tolist()
-        for start, stop, columns in zip(starts[:-1], starts[1:], cache.chunks(self.columns), strict=True):
+    def _chosen(self, cache: Cache) -> Iterator[Chosen]:
+        for rows, columns in zip(np.diff(cache.chunk_starts).tolist(), cache.chunks(self.columns), strict=True):
             passed = self._passed(columns)
-            if passed.shape != (stop - start,) or passed.dtype != np.bool_:
+            if passed.shape != (rows,) or passed.dtype != np.bool_:
                 raise TypeError(
-                    f"the predicate '{self.name}' returned {passed.dtype} of shape {passed.shape} for {stop - start} "
-                    "rows; it must return one bool per row"
+                    f"the predicate '{self.name}' returned {passed.dtype} of shape {passed.shape} for {rows} rows; it "
+                    "must return one bool per row"
                 )
-            yield passed if outer is None else passed & (np.diff(outer.before(np.arange(start, stop + 1))) > 0)
+            yield passed
 
     def _passed(self, columns: Columns) -> Chosen:
         try:
@@ -202,74 +194,56 @@ class Present:
             raise ValueError('Present needs the names of layers: Present("latents", "clip")')
         self.layers, self.within = layers, within
 
-    def __repr__(self) -> str:
-        names = ", ".join(map(repr, self.layers))
-        return f"Present({names})" if self.within is None else f"Present({names}, within={self.within!r})"
-
     @property
     def digest(self) -> str:
         return f"present in {', '.join(self.layers)}" + (f", within {self.within.digest}" if self.within else "")
 
     def select(self, cache: Cache) -> Selection:
         """Return the rows that have all layers."""
-        outer = self.within.select(cache) if self.within else None
-        selection = _mapped(cache, self, lambda: self._chosen(cache, outer))
-        return _checked(selection, cache, self.digest, "layers that share rows, or build what they lack")
+        selection = _selected(cache, self, self._chosen, self.within)
+        return _not_empty(selection, cache, self, "layers that share rows, or build what they lack")
 
-    def _chosen(self, cache: Cache, outer: Selection | None) -> Iterator[Chosen]:
+    def _chosen(self, cache: Cache) -> Iterator[Chosen]:
         layers = [layer for layer in self.layers if layer != cache.generation.base]
-        has = {layer: np.isin(cache.chunk_numbers, cache.generation.table(layer).chunks) for layer in layers}
-        starts = cache.chunk_starts.tolist()
-        for at, (start, stop) in enumerate(pairwise(starts)):
-            chosen = np.full(stop - start, all(has[layer][at] for layer in layers))
-            if outer is not None:
-                chosen &= np.diff(outer.before(np.arange(start, stop + 1))) > 0
-            if chosen.any():
+        has = np.ones(len(cache.chunk_numbers), np.bool_)
+        for layer in layers:
+            has &= np.isin(cache.chunk_numbers, cache.generation.table(layer).chunks)
+        for (start, stop), has_chunk in zip(pairwise(cache.chunk_starts.tolist()), has.tolist(), strict=True):
+            chosen = np.full(stop - start, has_chunk)
+            if has_chunk:
                 for bits in cache.read(np.arange(start, stop), list(map(presence_name, layers))).values():
                     chosen &= np.asarray(bits)
             yield chosen
 
 
-def _joined(chosen: Iterator[Chosen], rows: int) -> Bits:
-    """Pack the bools of all chunks into bits; a chunk may begin and end within a byte."""
-    bits, start = np.zeros(packed_bytes(rows), np.uint8), 0
-    for part in chosen:
-        packed = np.packbits(np.concatenate([np.zeros(start % 8, np.bool_), part]), bitorder="little")
-        bits[start // 8 : start // 8 + len(packed)] |= packed
-        start += len(part)
-    return bits
+Choose = Callable[[Cache], Iterator[Chosen]]
 
 
-class MappedSelection(Selection):
-    """A selection whose bits are mapped from a nameless temporary file: the system may drop them from memory."""
-
-    def __init__(self, bits: bytes, total: int) -> None:
-        if bits:
-            with tempfile.TemporaryFile(buffering=0) as file:
-                file.write(bits)
-                bits = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)  # type: ignore[assignment]
-        super().__init__(np.frombuffer(bits, np.uint8), total)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (MappedSelection, (self.bits.tobytes(), self.total))
-
-
-def _mapped(cache: Cache, rule: SelectionRule, choose: Callable[[], Iterator[Chosen]]) -> Selection:
+def _selected(cache: Cache, rule: SelectionRule, choose: Choose, within: SelectionRule | None = None) -> Selection:
     """Return the rows that `choose` yields chunk by chunk; it is called once for a rule and the rows of a cache."""
     key = (cache.generation.digest, cache.layers, rule)
     selection = _recent.get(key)
     if selection is None:
+        outer = None if within is None else within.select(cache)
         while len(_recent) >= _MOST_RECENT:
             del _recent[next(iter(_recent))]
-        selection = _recent[key] = MappedSelection(_joined(choose(), len(cache)).tobytes(), len(cache))
+        selection = _recent[key] = Selection.of(_inside(choose(cache), outer), len(cache))
     return selection
 
 
-def _checked(selection: Selection, cache: Cache, rule: str, advice: str) -> Selection:
+def _inside(chosen: Iterator[Chosen], outer: Selection | None) -> Iterator[Chosen]:
+    start = 0
+    for part in chosen:
+        stop = start + len(part)
+        yield part if outer is None else part & outer.mask(start, stop)
+        start = stop
+
+
+def _not_empty(selection: Selection, cache: Cache, rule: SelectionRule, advice: str) -> Selection:
     if not len(selection):
         raise NotFound(
             f"none of the {len(cache):,} rows in {len(cache.chunk_numbers):,} chunks of '{cache.root}' "
-            f"is in the selection '{rule}'",
+            f"is in the selection '{rule.digest}'",
             hint=f"choose {advice}",
         )
     return selection

@@ -4,7 +4,7 @@
     selected      . x x . . x . x
     position        0 1     2   3        rows([2]) is 5, before([5]) is 2
 
-A row costs one bit, which may be in a mapped file.
+A row costs one bit.
 
     xxh3-64 of the name, with the seed   0 ────────────────── fraction · 2⁶⁴ ────── 2⁶⁴
                                            train                       validation
@@ -42,11 +42,18 @@ class Selection:
             raise ValueError(f"bits must have {packed_bytes(total):,} bytes for {total:,} rows (got {len(bits):,})")
         self.total = total
         self.bits = bits
-        self._before_block = np.zeros(len(bits) // _BLOCK_BYTES + 1, np.int64)
-        for first in range(0, len(self._before_block) - 1, _STEP):
-            ones = _ONES[self._blocks(np.arange(first, min(first + _STEP, len(self._before_block) - 1)))]
-            self._before_block[first + 1 : first + 1 + len(ones)] = ones.sum(axis=1)
-        np.cumsum(self._before_block, out=self._before_block)
+        ones = _ONES[bits].reshape(-1, _BLOCK_BYTES).sum(axis=1, dtype=np.int64)
+        self._before_block = np.concatenate([[0], np.cumsum(ones)])
+
+    @classmethod
+    def of(cls, chosen: Iterable[NDArray[np.bool_]], total: int) -> "Selection":
+        """Return the rows of consecutive parts of `total` rows that are True; a part may begin within a byte."""
+        bits, start = np.zeros(packed_bytes(total), np.uint8), 0
+        for part in chosen:
+            packed = np.packbits(np.concatenate([np.zeros(start % 8, np.bool_), part]), bitorder="little")
+            bits[start // 8 : start // 8 + len(packed)] |= packed
+            start += len(part)
+        return cls(bits, total)
 
     def __len__(self) -> int:
         return int(self._before_block[-1])
@@ -65,20 +72,16 @@ class Selection:
         rows: Rows = block * BLOCK_ROWS + byte * 8 + _NTH_ONE[content[each, byte], left]
         return rows
 
+    def mask(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Return a bool for each row from `start` to below `stop`: whether it is selected."""
+        bits = np.unpackbits(self.bits[start // 8 : -(-stop // 8)], bitorder="little").view(np.bool_)
+        return bits[start % 8 :][: stop - start]
+
     def before(self, rows: Rows) -> Rows:
         """Return the number of selected rows before each row number; row numbers go up to and including `total`."""
-        if len(rows) > _STEP:
-            return np.concatenate([self.before(rows[at : at + _STEP]) for at in range(0, len(rows), _STEP)])
-        if not self.total:
-            return np.zeros_like(rows)
-        block = np.minimum(rows, self.total - 1) // BLOCK_ROWS
-        byte, bit = np.divmod(rows - block * BLOCK_ROWS, 8)
-        content = self._blocks(block)
-        ones = np.cumsum(_ONES[content], axis=1, dtype=np.int16)
-        each = np.arange(len(rows))
-        whole = np.where(byte > 0, ones[each, byte - 1], 0)
-        part = _ONES[content[each, np.minimum(byte, _BLOCK_BYTES - 1)] & ((1 << bit) - 1)]
-        counted: Rows = self._before_block[block] + whole + part
+        block, rest = np.divmod(rows, BLOCK_ROWS)
+        firsts = [self.mask(row - left, row).sum() for row, left in zip(rows.tolist(), rest.tolist(), strict=True)]
+        counted: Rows = self._before_block[block] + np.array(firsts, np.int64)
         return counted
 
     @property

@@ -60,14 +60,11 @@ class RowViews:
         return len(self.located.rows)
 
     def __iter__(self) -> Iterator[Array]:
-        views = [iter(self.caches[source].views(rows, self.column)) for source, rows in self._by_cache()]
-        if len(views) == 1:
-            return views[0]
-        order = np.unique(np.asarray(self.located.sources), return_inverse=True)[1]
-        return (next(views[which]) for which in order.tolist())
-
-    def _by_cache(self) -> list[tuple[int, Numbers]]:
-        return [(source, self.located.rows[at]) for source, at in by_source(self.located)]
+        rows, sources = self.located.rows, self.located.sources
+        if sources is None:
+            return self.caches[0].views(rows, self.column)
+        views = {source: self.caches[source].views(rows[at], self.column) for source, at in by_source(self.located)}
+        return (next(views[source]) for source in sources.tolist())
 
 
 class Table(dict[str, Any]):
@@ -119,7 +116,7 @@ class RowReader:
             plans = source.plans(nothing)
             empty.append(source.columns(no_rows, plans, source.cache.read(no_rows, source.names(plans))))
         for each in self.columns:
-            if not any(_has(cache, each) for cache in self.caches):
+            if not any(source.has(each) for source in self._sources):
                 raise _nowhere(each, self.caches[0])
         names = dict.fromkeys(name for columns in empty for name in columns)
         self.like = {name: _common(name, self.caches, empty) for name in names}
@@ -129,9 +126,7 @@ class RowReader:
     @property
     def stored(self) -> list[str]:
         """The stored columns that are read."""
-        each = (_reads(one, cache) for cache in self.caches for one in self.columns if _has(cache, one))
-        names = dict.fromkeys(name for names in each for name in names)
-        return [name for name in names if any(name in cache.columns for cache in self.caches)]
+        return list(dict.fromkeys(name for source in self._sources for name in (*source.requested, *source.inputs())))
 
     def read(self, located: Located, coins: Coins) -> Table:
         """Return rows as a table; `coins` are those of the rows."""
@@ -161,7 +156,7 @@ class RowReader:
             for start, stop in pairwise(cache.chunk_starts.tolist()):
                 rows = np.arange(start, stop)
                 if selection is not None:
-                    rows = rows[np.diff(selection.before(np.arange(start, stop + 1))) > 0]
+                    rows = rows[selection.mask(start, stop)]
                 bits = cache.read(rows, [presence_name(cache.layer_of(name)) for name in names])
                 _check_present(cache, names, rows, bits)
 
@@ -175,7 +170,7 @@ class _Source(NamedTuple):
     """What is read of one cache; found once, as a read takes only some ten microseconds."""
 
     cache: Cache
-    asked: list[str]  # stored columns that come as they are
+    requested: list[str]  # stored columns that come as they are
     integers: list[str]  # of these, columns of layers whose rows must all be present
     views: list[View]
     lacking_views: list[View]  # of columns that the cache does not have
@@ -183,30 +178,42 @@ class _Source(NamedTuple):
 
     @classmethod
     def of(cls, cache: Cache, columns: Sequence[str | View]) -> "_Source":
-        all_views = [each for each in columns if isinstance(each, View)]
-        views = [view for view in all_views if _has(cache, view)]
-        asked = [each for each in columns if isinstance(each, str) and each in cache.columns]
-        plain = [name for name in asked if name not in {view.name for view in all_views}]
+        known, views, lacking = {*cache.columns}, list[View](), list[View]()
+        for view in (each for each in columns if isinstance(each, View)):
+            if known.issuperset(view.reads_of(cache)):
+                views.append(view)
+                known.add(view.name)  # later views may read what this one makes
+            else:
+                lacking.append(view)
+        requested = [each for each in columns if isinstance(each, str) and each in cache.columns]
+        plain = [name for name in requested if name not in {view.name for view in (*views, *lacking)}]
         layered = [name for name in plain if cache.layer_of(name) != cache.generation.base]
         integers = [name for name in layered if _is_integer(cache, name)]
-        lacking = [view for view in all_views if not _has(cache, view)]
-        return cls(cache, asked, integers, views, lacking, [name for name in ROW_NAMES if name in columns])
+        return cls(cache, requested, integers, views, lacking, [name for name in ROW_NAMES if name in columns])
+
+    def has(self, column: str | View) -> bool:
+        return column in self.views or column in self.cache.columns or column in ROW_NAMES
+
+    def inputs(self) -> list[str]:
+        """Return the stored columns that views read."""
+        return [name for view in self.views for name in view.reads_of(self.cache) if name in self.cache.columns]
 
     def plans(self, coins: Coins) -> list[tuple[View, Plan]]:
         return [(view, view.plan(self.cache, coins)) for view in self.views]
 
     def names(self, plans: Sequence[tuple[View, Plan]]) -> list[str]:
         """Return the columns that are read whole."""
-        inputs = (name for view, plan in plans for name in view.reads_of(self.cache) if name not in plan.slices)
-        return [*self.asked, *inputs]
+        reads = ((name, plan) for view, plan in plans for name in view.reads_of(self.cache))
+        inputs = (name for name, plan in reads if name not in plan.slices and name in self.cache.columns)
+        return [*self.requested, *inputs]
 
     def columns(
         self, rows: Numbers, plans: Sequence[tuple[View, Plan]], stored: dict[str, Array | Ragged]
     ) -> dict[str, Array | Ragged]:
-        """Return the columns that were asked for, with presence bits, and those of views."""
+        """Return the requested columns, with presence bits, and those of views."""
         cache = self.cache
         _check_present(cache, self.integers, rows, stored)
-        read = {name: values for name, values in stored.items() if name in self.asked or name.endswith(".present")}
+        read = {name: values for name, values in stored.items() if name in self.requested or name.endswith(".present")}
         for view, plan in plans:
             sliced = cache.read(rows, list(plan.slices), plan.slices) if plan.slices else {}
             read |= {name: values for name, values in sliced.items() if name.endswith(".present")}
@@ -225,17 +232,9 @@ def by_source(located: Located) -> list[tuple[int, Numbers]]:
     return [(source, np.flatnonzero(located.sources == source)) for source in np.unique(located.sources).tolist()]
 
 
-def _reads(column: str | View, cache: Cache) -> tuple[str, ...]:
-    return (column,) if isinstance(column, str) else column.reads_of(cache)
-
-
-def _has(cache: Cache, column: str | View) -> bool:
-    return column in ROW_NAMES or all(name in cache.columns for name in _reads(column, cache))
-
-
 def _nowhere(column: str | View, cache: Cache) -> ForebayError:
-    name = next(name for name in _reads(column, cache) if name not in cache.columns)
-    return not_found("column", name, cache.root, cache.columns)
+    names = (column,) if isinstance(column, str) else column.reads_of(cache)
+    return not_found("column", next(name for name in names if name not in cache.columns), cache.root, cache.columns)
 
 
 def _is_integer(cache: Cache, name: str) -> bool:

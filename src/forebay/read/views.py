@@ -29,13 +29,17 @@ class Plan(NamedTuple):
 
 
 class View:
-    """Columns that are computed as rows are read. Subclasses set `name` and `reads`, and define `make`."""
+    """Columns that are computed as rows are read. Subclasses set `name`, may set `reads`, and define `make`."""
 
     name: str
-    reads: tuple[str, ...]  # stored columns; one that an earlier view makes anew comes from that view
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns that are read: stored ones, or those that earlier views make, which come first."""
+        return (self.name,)
 
     def reads_of(self, cache: Cache) -> tuple[str, ...]:
-        """Return what is read of a cache; a cache that lacks one of these columns has no rows of this view."""
+        """Return what is read of a cache; a cache without one of these columns has no rows of this view."""
         return self.reads
 
     def plan(self, cache: Cache, coins: Coins) -> Plan:
@@ -58,10 +62,6 @@ class Filled(View):
     name: str
     value: float
 
-    @property
-    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (self.name,)
-
     def make(self, cache: Cache, columns: Columns, plan: Plan) -> dict[str, Array | Ragged]:
         values = np.array(_fixed(self.name, columns[self.name]))
         _check_value(self.name, self.value, values.dtype)
@@ -82,7 +82,7 @@ class Dequantized(View):
     scale: str
 
     @property
-    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
+    def reads(self) -> tuple[str, ...]:
         return (self.values, self.scale)
 
     def make(self, cache: Cache, columns: Columns, plan: Plan) -> dict[str, Array | Ragged]:
@@ -97,10 +97,6 @@ class Padded(View):
     name: str
     length: int
     value: float = 0
-
-    @property
-    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (self.name,)
 
     def make(self, cache: Cache, columns: Columns, plan: Plan) -> dict[str, Array | Ragged]:
         rows = columns[self.name]
@@ -137,6 +133,7 @@ def _check_value(name: str, value: float, dtype: np.dtype[Any]) -> None:
 
 
 def _present(cache: Cache, name: str, columns: Columns, rows: int) -> NDArray[np.bool_]:
-    """Return which rows of a stored column there are."""
-    layer = cache.layer_of(name)
-    return np.ones(rows, np.bool_) if layer == cache.generation.base else np.asarray(columns[presence_name(layer)])
+    """Return which rows of a column there are; an earlier view decides itself what absent rows of its column hold."""
+    if name not in cache.columns or (layer := cache.layer_of(name)) == cache.generation.base:
+        return np.ones(rows, np.bool_)
+    return np.asarray(columns[presence_name(layer)])

@@ -156,7 +156,7 @@ class ImageBatch(Collate):
         for start, boxes in zip(cache.chunk_starts.tolist(), cache.chunks(["box"]), strict=False):
             ignored = self._all_ignored(boxes)
             if selection is not None:
-                ignored &= np.diff(selection.before(np.arange(start, start + len(ignored) + 1))) > 0
+                ignored &= selection.mask(start, start + len(ignored))
             count += int(ignored.sum())
             first = start + int(ignored.argmax()) if first < 0 and ignored.any() else first
         if count:

@@ -18,8 +18,8 @@ from forebay.chat.token_bytes import offsets_of
 from forebay.columns import Array, Ragged
 from forebay.masks.train_on import KINDS, ROLES
 from forebay.source import Failure, Sample, SampleBatch
-from forebay.tokens.packing import Documents, document_too_long, pack_rows
-from forebay.tokens.recipe import USE_BINS
+from forebay.tokens.packing import DocumentCut, Documents, document_too_long, pack_rows
+from forebay.tokens.recipe import row_statistics
 
 Long = Literal["error", "drop", "truncate"]
 _STOP = KINDS.index("stop")
@@ -152,21 +152,11 @@ def stored_conversations(rows: Mapping[str, Any], path: str) -> Conversations:
     return Conversations([tokens.reshape(-1)], starts[order], lengths[order], moved, counts[order], numbers, names)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ConversationCut:
-    """The tokens to store of every document, and the samples that are left out."""
-
-    lengths: Array  # (documents,) 0 for one that is left out
-    failed: tuple[tuple[int, Failure], ...] = ()
-    truncated: int = 0  # documents
-    dropped: int = 0
-
-
-def cut_long(encoded: Conversations, capacity: int, policy: Long) -> ConversationCut:
+def cut_long(encoded: Conversations, capacity: int, policy: Long) -> DocumentCut:
     """Apply the policy to documents longer than a row. Truncated ones end with the last whole turn that fits."""
     long = encoded.lengths > capacity
     if not long.any():
-        return ConversationCut(encoded.lengths)
+        return DocumentCut(encoded.lengths)
     first = int(np.flatnonzero(long)[0])
     if policy == "error":
         advice = "set long='truncate' or long='drop' (`--long`)"
@@ -182,9 +172,7 @@ def cut_long(encoded: Conversations, capacity: int, policy: Long) -> Conversatio
     left = {int(number) for number in encoded.numbers[lengths > 0]}
     lost = [at for at in np.flatnonzero(long).tolist() if int(encoded.numbers[at]) not in left]
     failed = {int(encoded.numbers[at]): _too_long(encoded, at, capacity, policy) for at in reversed(lost)}
-    return ConversationCut(
-        lengths, tuple(failed.items()), int(np.count_nonzero(long & (lengths > 0))), int(np.count_nonzero(lengths == 0))
-    )
+    return DocumentCut(lengths, tuple(failed.items()))
 
 
 def _too_long(encoded: Conversations, at: int, capacity: int, policy: Long) -> Failure:
@@ -193,9 +181,7 @@ def _too_long(encoded: Conversations, at: int, capacity: int, policy: Long) -> F
     return Failure(encoded.names[at], "too-long", detail)
 
 
-def pack_conversations(
-    encoded: Conversations, cut: ConversationCut, capacity: int, pad: int
-) -> dict[str, Array | Ragged]:
+def pack_conversations(encoded: Conversations, cut: DocumentCut, capacity: int, pad: int) -> dict[str, Array | Ragged]:
     """Return the columns of a chunk."""
     count = len(encoded.lengths)
     documents = Documents(encoded.ids, encoded.lengths, np.arange(count), [], encoded.starts)  # packing needs no names
@@ -252,26 +238,15 @@ def ranges(starts: Array, counts: Array) -> Array:
 
 
 def chat_statistics(
-    encoded: Conversations, cut: ConversationCut, columns: Mapping[str, Any], capacity: int
+    encoded: Conversations, cut: DocumentCut, columns: Mapping[str, Any], capacity: int
 ) -> dict[str, int | float | list[int]]:
-    """The counts of one chunk, which are summed over chunks; those of tokens have the names of the token recipe."""
+    """The counts of one chunk, which are summed over chunks."""
     spans = columns["spans"].values
-    seq_lens = columns["seq_lens"]
-    used = np.diff(offsets_of(seq_lens.values)[seq_lens.offsets])
     return {
         "conversations": _distinct(encoded.numbers[cut.lengths > 0]),
         "turns": int(np.count_nonzero(spans[:, 3] == _STOP)),
-        "documents": int(np.count_nonzero(cut.lengths)),
-        "documents_split": 0,
-        "documents_cut": cut.truncated,
-        "documents_dropped": cut.dropped,
-        "characters": encoded.characters,
-        "tokens_in": int(encoded.lengths.sum()),
-        "tokens": int(used.sum()),
-        "tokens_dropped": int((encoded.lengths - cut.lengths).sum()),
+        **row_statistics(encoded.lengths, cut.lengths, columns, encoded.characters, capacity),
         "tokens_straddling": encoded.straddling,
-        "raw_bytes": sum(column.nbytes for column in columns.values()),
-        "rows_by_use": np.bincount(used * USE_BINS // capacity, minlength=USE_BINS + 1).tolist(),
         **tokens_by_label(spans),
         **({"header_tokens_trained": encoded.headers} if encoded.headers else {}),
     }

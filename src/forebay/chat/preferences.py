@@ -34,7 +34,7 @@ from forebay.recipe import Rows
 from forebay.source import Failure, Sample, Source
 from forebay.sources.jsonl import lines
 from forebay.sources.source_settings import PathSettings
-from forebay.tokens.packing import document_too_long
+from forebay.tokens.packing import document_too_long, in_order
 from forebay.tokens.recipe_base import MOST_TOKENS, TokenizedRecipe
 
 FIELDS = ("prompt", "chosen", "rejected", "candidates", "scores", "score_chosen", "score_rejected", "tools", "system")
@@ -99,9 +99,8 @@ class PreferenceRecipe(ChatRecipe, frozen=True, kw_only=True, forbid_unknown_fie
                 elif row is not None:
                     rows.append(row)
                     characters += sum(len(document.text) for document in group.documents)
-        failures = tuple(failure for _, failure in sorted(failed, key=lambda each: each[0]))
         columns = _columns(rows, DTYPES[self._dtype()][1])
-        return Rows(columns, failures, _statistics(rows, columns, characters))
+        return Rows(columns, in_order(failed), _statistics(rows, columns, characters))
 
     @staticmethod
     def figures(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:

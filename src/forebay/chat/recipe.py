@@ -46,6 +46,7 @@ from forebay.recipe import Rows, canonical_json
 from forebay.source import BatchedSamples, Failure, Sample, SampleBatch
 from forebay.store import open_store
 from forebay.tokens.encoders import choose_encoder, encoder_version, open_encoder
+from forebay.tokens.packing import in_order
 from forebay.tokens.piecewise import MAX_UNCUT_BYTES
 from forebay.tokens.recipe import token_figures
 from forebay.tokens.recipe_base import ChunkRows, SequenceLength, TokenizedRecipe
@@ -184,8 +185,8 @@ class ChatRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fiel
         conversations = joined(parts, DTYPES[self._dtype()][1])
         cut = cut_long(conversations, self.sequence_length, self.long)
         columns = pack_conversations(conversations, cut, self.sequence_length, self._pad(self.vocabulary()))
-        failures = [failure for _, failure in sorted([*failed, *cut.failed], key=lambda each: each[0])]
-        return Rows(columns, tuple(failures), chat_statistics(conversations, cut, columns, self.sequence_length))
+        statistics = chat_statistics(conversations, cut, columns, self.sequence_length)
+        return Rows(columns, in_order([*failed, *cut.failed]), statistics)
 
     def vocabulary(self) -> Vocabulary:
         return load_vocabulary(tokenizer_path(self.tokenizer))

@@ -55,11 +55,6 @@ class Documents:
     failed: list[tuple[int, Failure]] = field(default_factory=list)  # sample number, failure
     characters: int = 0
 
-    @property
-    def failures(self) -> tuple[Failure, ...]:
-        """In the order of the samples."""
-        return tuple(failure for _, failure in sorted(self.failed, key=lambda each: each[0]))
-
 
 def encode_documents(samples: Iterable[Sample], encoder: PiecewiseEncoder, frame: Frame) -> Documents:
     """Encode all samples. What is not text, is empty, too large, becomes no token, or forges a control token fails."""
@@ -236,10 +231,10 @@ class Packed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DocumentCut:
-    """How much of every document is kept, and the failures."""
+    """The tokens to store of every document, and the samples that are left out."""
 
     lengths: Array  # (documents,) int64, 0 for a dropped document
-    failures: tuple[Failure, ...] = ()
+    failed: tuple[tuple[int, Failure], ...] = ()  # sample number, failure
 
 
 def cut_long(documents: Documents, capacity: int, policy: LongDocuments) -> DocumentCut:
@@ -250,14 +245,19 @@ def cut_long(documents: Documents, capacity: int, policy: LongDocuments) -> Docu
         return DocumentCut(lengths)
     if policy == "truncate":
         return DocumentCut(np.minimum(lengths, capacity))
-    named = [(documents.names[at], int(lengths[at])) for at in long.tolist()]
+    first = int(long[0])
     if policy == "error":
-        raise document_too_long(*named[0], capacity)
+        raise document_too_long(documents.names[first], int(lengths[first]), capacity)
     cut_lengths = lengths.copy()
     cut_lengths[long] = 0
-    return DocumentCut(
-        cut_lengths, tuple(Failure(name, "too-long", f"{n:,} tokens, a row holds {capacity:,}") for name, n in named)
-    )
+    details = [f"{length:,} tokens, a row holds {capacity:,}" for length in lengths[long].tolist()]
+    failures = [Failure(documents.names[at], "too-long", detail) for at, detail in zip(long, details, strict=True)]
+    return DocumentCut(cut_lengths, tuple(zip(documents.numbers[long].tolist(), failures, strict=True)))
+
+
+def in_order(failed: Iterable[tuple[int, Failure]]) -> tuple[Failure, ...]:
+    """The failures of a chunk in the order of their samples."""
+    return tuple(failure for _, failure in sorted(failed, key=lambda each: each[0]))
 
 
 def pack_rows(documents: Documents, lengths: Array, capacity: int, pad: int) -> Packed:

@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from forebay.columns import DTYPES, Array
+from forebay.columns import DTYPES, Array, Ragged
 from forebay.errors import RecipeInvalid, SourceInvalid
 from forebay.fields import Size
 from forebay.recipe import Rows
 from forebay.source import Sample, Source, SourceFile
 from forebay.tokens.encoders import choose_encoder, open_encoder
-from forebay.tokens.packing import Documents, Frame, LongDocuments, Packed, cut_long, encode_documents, pack_rows
+from forebay.tokens.packing import Frame, LongDocuments, cut_long, encode_documents, in_order, pack_rows
 from forebay.tokens.piecewise import MAX_UNCUT_BYTES, PiecewiseEncoder
 from forebay.tokens.recipe_base import ChunkRows, SequenceLength, TokenizedRecipe
 from forebay.tokens.vocabulary import CONSTANT, GPT2, TOKENIZER_FILE, Vocabulary, vocabulary_in
@@ -23,28 +23,25 @@ _JSON_LINES = re.compile(r"\.(jsonl|ndjson)(\.\w+)?$", re.IGNORECASE)  # compres
 USE_BINS = 20  # histogram of used shares of rows: [0, 5%), [5, 10%), … [95, 100%), and full rows
 
 
-def row_statistics(documents: Documents, lengths: Array, packed: Packed, capacity: int) -> dict[str, int | list[int]]:
+def row_statistics(
+    lengths: Array, cut_lengths: Array, columns: Mapping[str, Array | Ragged], characters: int, capacity: int
+) -> dict[str, int | float | list[int]]:
     """The counts of one chunk, which are summed over chunks."""
-    used = _used(packed)
+    seq_lens = columns["seq_lens"]
+    assert isinstance(seq_lens, Ragged)
+    used = np.diff(np.concatenate([[0], np.cumsum(seq_lens.values, dtype=np.int64)])[seq_lens.offsets])
     return {
-        "documents": int(np.count_nonzero(lengths)),
-        "documents_dropped": int(np.count_nonzero(lengths == 0)),
-        "documents_split": int(np.count_nonzero(lengths > capacity)),
-        "documents_cut": int(np.count_nonzero((lengths < documents.lengths) & (lengths > 0))),
-        "characters": documents.characters,
-        "tokens_in": int(documents.lengths.sum()),
+        "documents": int(np.count_nonzero(cut_lengths)),
+        "documents_dropped": int(np.count_nonzero(cut_lengths == 0)),
+        "documents_split": int(np.count_nonzero(cut_lengths > capacity)),
+        "documents_cut": int(np.count_nonzero((cut_lengths < lengths) & (cut_lengths > 0))),
+        "characters": characters,
+        "tokens_in": int(lengths.sum()),
         "tokens": int(used.sum()),
-        "tokens_dropped": int((documents.lengths - lengths).sum()),
-        "raw_bytes": sum(column.nbytes for column in (packed.tokens, packed.seq_lens, packed.documents)),
+        "tokens_dropped": int((lengths - cut_lengths).sum()),
+        "raw_bytes": sum(column.nbytes for column in columns.values()),
         "rows_by_use": np.bincount(used * USE_BINS // capacity, minlength=USE_BINS + 1).tolist(),
     }
-
-
-def _used(packed: Packed) -> Array:
-    """The number of tokens of each row, without padding."""
-    passed = np.concatenate([[0], np.cumsum(packed.seq_lens.values, dtype=np.int64)])
-    used: Array = np.diff(passed[packed.seq_lens.offsets])
-    return used
 
 
 def token_figures(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
@@ -183,11 +180,13 @@ class TokenRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fie
         documents = encode_documents(samples, encoder, frame)
         cut = cut_long(documents, self.sequence_length, self.long)
         packed = pack_rows(documents, cut.lengths, self.sequence_length, self._ids(vocabulary).pad)
-        return Rows(
-            {"tokens": packed.tokens, "seq_lens": packed.seq_lens, "documents": packed.documents},
-            (*documents.failures, *cut.failures),
-            row_statistics(documents, cut.lengths, packed, self.sequence_length),
-        )
+        columns: dict[str, Array | Ragged] = {
+            "tokens": packed.tokens,
+            "seq_lens": packed.seq_lens,
+            "documents": packed.documents,
+        }
+        statistics = row_statistics(documents.lengths, cut.lengths, columns, documents.characters, self.sequence_length)
+        return Rows(columns, in_order([*documents.failed, *cut.failed]), statistics)
 
     @staticmethod
     def figures(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "images": WORDS | {"masks"},
     "chat": INDEX
     | {"exports", "kernels", "read", "tokens", "masks", "sources"},  # reads a built cache to pack it again
-    "teachers": INDEX | {"read", "hub", "masks", "order"},  # reads a cache; `torch` runs the models
+    "teachers": INDEX | {"exports", "read", "hub", "masks", "order"},  # reads a cache; `torch` runs the models
     "kinds": WORDS | {"store"},  # of store, whether a root is a URL
     "named_sources": INDEX | {"building", "kinds", "sources"},
     "api": CORE | {"feeding", "kinds", "named_sources", "preview"},  # of preview, the progress bar

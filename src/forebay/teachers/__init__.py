@@ -7,65 +7,37 @@ features = fb.teachers.features(fb.open_cache("caches/art"), "lune")
 features.at([5, 3, 9], t=[0.42, 0.15, 0.99])["lune"]
 """
 
-import sys
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from forebay.exports import lazy_exports
+
+# fmt: off
+# isort: off
 if TYPE_CHECKING:
-    from forebay.teachers.align import Alignment, LayerAlignment, check_alignment
-    from forebay.teachers.batched_forward import unload
-    from forebay.teachers.built_in import (
-        SOL_STATS,
-        T5,
-        Clip,
-        GeometricSol,
-        Latents,
-        LogProbs,
-        Lune,
-        Sol,
-        geometric_spatial,
-        geometric_stats,
+    from forebay.teachers.align import (
+        Alignment as Alignment, LayerAlignment as LayerAlignment, check_alignment as check_alignment,
     )
-    from forebay.teachers.estimate import TeacherEstimate, estimate_teachers
-    from forebay.teachers.feature_reader import Between, Features, Timed, features, weights_of_latents
-    from forebay.teachers.hook import Hook, HookPoint, ImageInput, LatentInput, PromptInput, TokenInput
-    from forebay.teachers.pipelines import encodings, pipeline
-    from forebay.teachers.prompt_columns import empty_prompt
-    from forebay.teachers.protocol import Batch, Loaded, Output, Teacher
-    from forebay.teachers.recipe import TeacherRecipe
-    from forebay.teachers.teacher_samples import BUCKETS, Neighbors, neighbors
-# Where each public name lives.
-_HOMES = {
-    **dict.fromkeys(("Clip", "Latents", "T5"), "built_in"),
-    **dict.fromkeys(("Between", "Features", "Timed", "features"), "feature_reader"),
-    **dict.fromkeys(("GeometricSol", "geometric_spatial", "geometric_stats"), "built_in"),
-    **dict.fromkeys(("Alignment", "LayerAlignment", "check_alignment"), "align"),
-    **dict.fromkeys(("encodings", "pipeline"), "pipelines"),
-    "LogProbs": "built_in",
-    **dict.fromkeys(("Hook", "HookPoint", "ImageInput", "LatentInput", "PromptInput", "TokenInput"), "hook"),
-    "weights_of_latents": "feature_reader",
-    **dict.fromkeys(("Batch", "Loaded", "Output", "Teacher"), "protocol"),
-    "TeacherRecipe": "recipe",
-    "empty_prompt": "prompt_columns",
-    **dict.fromkeys(("TeacherEstimate", "estimate_teachers"), "estimate"),
-    "unload": "batched_forward",
-    **dict.fromkeys(("BUCKETS", "Neighbors", "neighbors"), "teacher_samples"),
-    **dict.fromkeys(("SOL_STATS", "Lune", "Sol"), "built_in"),
-}
-__all__ = [
-    "BUCKETS", "SOL_STATS", "T5", "Alignment", "Batch", "Between", "Clip", "Features", "GeometricSol", "Hook",
-    "HookPoint", "ImageInput", "LatentInput", "Latents", "LayerAlignment", "Loaded", "LogProbs", "Lune", "Neighbors",
-    "Output", "PromptInput", "Sol", "Teacher", "TeacherEstimate", "TeacherRecipe", "Timed", "TokenInput",
-    "check_alignment", "empty_prompt", "encodings", "estimate_teachers", "features", "geometric_spatial",
-    "geometric_stats", "neighbors", "pipeline", "unload", "weights_of_latents",
-]  # fmt: skip
+    from forebay.teachers.batched_forward import unload as unload
+    from forebay.teachers.built_in import (
+        SOL_STATS as SOL_STATS, T5 as T5, Clip as Clip, GeometricSol as GeometricSol, Latents as Latents,
+        LogProbs as LogProbs, Lune as Lune, Sol as Sol, geometric_spatial as geometric_spatial,
+        geometric_stats as geometric_stats,
+    )
+    from forebay.teachers.estimate import TeacherEstimate as TeacherEstimate, estimate_teachers as estimate_teachers
+    from forebay.teachers.feature_reader import (
+        Between as Between, Features as Features, Timed as Timed, features as features,
+        weights_of_latents as weights_of_latents,
+    )
+    from forebay.teachers.hook import (
+        Hook as Hook, HookPoint as HookPoint, ImageInput as ImageInput, LatentInput as LatentInput,
+        PromptInput as PromptInput, TokenInput as TokenInput,
+    )
+    from forebay.teachers.pipelines import encodings as encodings, pipeline as pipeline
+    from forebay.teachers.prompt_columns import empty_prompt as empty_prompt
+    from forebay.teachers.protocol import Batch as Batch, Loaded as Loaded, Output as Output, Teacher as Teacher
+    from forebay.teachers.recipe import TeacherRecipe as TeacherRecipe
+    from forebay.teachers.teacher_samples import BUCKETS as BUCKETS, Neighbors as Neighbors, neighbors as neighbors
+# fmt: on
+# isort: on
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"forebay.teachers.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'forebay.teachers' has no attribute '{name}'", name=name, obj=sys.modules[__name__])
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

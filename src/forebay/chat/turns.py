@@ -47,7 +47,8 @@ class TurnFinder:
             raise BadConversation(
                 "not-a-prefix",
                 f"the template does not write its generation prompt before message {at}: a turn has "
-                f"{excerpt(whole, from_here)} where inference begins with {excerpt(prompt, from_here)}{CORRECT_IT}",
+                f"{excerpt(whole, from_here)} where inference begins with {excerpt(prompt, from_here)}{CORRECT_IT}, "
+                "or other variables with --template-arguments",
             )
         if not text.startswith(prompt):
             return None

@@ -1,4 +1,4 @@
-"""Chat caches as caches: the same bytes for any workers and after kills, failures by reason, packed again."""
+"""Chat caches as caches: failures by reason, repaired, packed again."""
 
 import gzip
 import json
@@ -23,17 +23,11 @@ from tests.helpers.cache_files import chunk_path
 import forebay as fb
 from forebay.building.chunk_maker import ChunkSamples
 from forebay.chat import repack
-from forebay.errors import RecipeInvalid, RecipeMismatch, SourceInvalid, TooManyFailures
+from forebay.errors import RecipeInvalid, RecipeMismatch, SourceInvalid
 from forebay.masks.train_on import KINDS, ROLES
 from forebay.source import Part, samples_of
 
 FIELDS: dict[str, Any] = {"sequence_length": 128, "chunk_rows": 4, "long": "drop"}
-SCRIPT = """
-import json, sys
-import forebay as fb
-root, source, fields = json.loads(sys.argv[1])
-fb.build(root, fb.sources.lines(source), fb.ChatRecipe(**fields), workers=1, max_failures=1.0)
-"""
 AGAIN = """
 import sys
 import forebay as fb
@@ -69,49 +63,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-def test_workers_do_not_change_a_byte(built: Path, tmp_path: Path) -> None:
-    recipe = fb.ChatRecipe(tokenizer=str(built / "model"), **FIELDS)
-    fb.build(tmp_path / "cache", fb.sources.lines(built / "chats.jsonl"), recipe, workers=2, max_failures=1.0)
-    assert len(chunk_digests(built / "cache")) > 5
-    assert chunk_digests(tmp_path / "cache") == chunk_digests(built / "cache")
-    assert fb.verify(tmp_path / "cache", full=True).sound
-
-
 def kill_at(chunks: int, root: Path, command: list[str]) -> None:
     builder = subprocess.Popen(command, env=script_environment(), cwd=REPOSITORY)
     wait_until(lambda: chunk_count(root) >= chunks or builder.poll() is not None)
     builder.kill()
     builder.wait()
-
-
-def test_a_killed_build_resumes_to_the_same_bytes(built: Path, tmp_path: Path) -> None:
-    root, source = tmp_path / "cache", str(built / "chats.jsonl")
-    fields = {"tokenizer": str(built / "model"), **FIELDS}
-    task = json.dumps([str(root), source, fields])
-    for chunks in (1, 4):
-        kill_at(chunks, root, [sys.executable, "-c", SCRIPT, task])
-    fb.build(root, fb.sources.lines(source), fb.ChatRecipe(**fields), workers=0, lease_seconds=0.1, max_failures=1.0)
-    assert chunk_digests(root) == chunk_digests(built / "cache")
-
-
-def test_status_counts_failures_by_reason_and_max_failures_stops(tmp_path: Path) -> None:
-    source = write_chats(tmp_path / "chats.jsonl", 12)
-    asked = {"role": "user", "content": "?"}
-    bad = [
-        {"messages": [asked]},
-        {"messages": [asked, {"role": "assistant", "content": "<|im_end|>"}]},
-        {"messages": [asked]},
-    ]
-    with source.open("a") as file:
-        file.writelines(json.dumps(each) + "\n" for each in bad)
-    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), **{**FIELDS, "sequence_length": 512})
-    fb.build(tmp_path / "cache", fb.sources.lines(source), recipe, workers=0)
-    status = fb.status(tmp_path / "cache")
-    reasons = [failure.reason for failure in status.failed_samples]
-    assert sorted(reasons) == ["control-token", "no-response", "no-response"]
-    with pytest.raises(TooManyFailures):
-        fb.build(tmp_path / "other", fb.sources.lines(source), recipe, workers=0, max_failures=2)
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])

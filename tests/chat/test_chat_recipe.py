@@ -177,26 +177,9 @@ def test_both_encoders_make_the_same_rows(chatml: str) -> None:
     assert np.array_equal(rows[0].columns["spans"].values, rows[1].columns["spans"].values)  # type: ignore[union-attr]
 
 
-def test_a_sentence_piece_model_with_a_leading_space_keeps_spans_exact(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path, sentence_piece(LLAMA2.special), LLAMA2.plain(), LLAMA2.tokens)
-    texts = ("Who are you?", "Hello the ll. ü 你", "Hello", "the the")
-    rows = ChatRecipe(tokenizer=folder).make([fb.Sample("a", conversation(*texts))])
-    assert rows.failures == ()
-    (document,) = labeled_documents(rows)
-    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
-    assert document.decoded(tokenizer, "response") == " Hello the ll. ü 你 the the"
-    assert document.decoded(tokenizer, "stop") == " </s> </s>"
-    assert (
-        document.tokens
-        == tokenizer.encode(
-            "<s>[INST] Who are you? [/INST] Hello the ll. ü 你 </s><s>[INST] Hello [/INST] the the </s>"
-        ).ids
-    )
-
-
-@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+@pytest.mark.parametrize("scheme", ["", "first", "always", "never"], ids=lambda scheme: scheme or "normalizer")
 @pytest.mark.parametrize("stock", [LLAMA2, TEKKEN, CHATML, UNFRAMED], ids=lambda stock: stock.name)
-def test_metaspace_before_texts_keeps_spans_exact(stock: Stock, scheme: str, tmp_path: Path) -> None:
+def test_a_space_before_texts_keeps_spans_exact(stock: Stock, scheme: str, tmp_path: Path) -> None:
     folder = write_folder(tmp_path, sentence_piece(stock.special, metaspace=scheme), stock.plain(), stock.tokens)
     tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
     questions = ("Hello", " Hello", "  the", "ü", "the the")

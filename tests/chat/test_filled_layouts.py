@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,10 @@ WORDS = (
 )  # fmt: skip
 THOUGHTS = ("<think>", "</think>", "<think>\n", "\n</think>\n\n", "<think>a</think>", "<thinking>")
 CALLS = ({"name": "f", "arguments": {}}, {"name": "weather", "arguments": {"city": "Köln", "of": [1, None, "x y"]}})
+INLINE = [
+    {"role": ("user", "assistant")[at % 2], "content": text}
+    for at, text in enumerate(("1 + 1?", "<think>hm</think>2", "ok", "yes", "3?", "<think>a</think>3"))
+]
 TOOL = {"type": "function", "function": {"name": "f", "description": "does f", "parameters": {}}}
 
 
@@ -105,12 +110,13 @@ def test_filled_layouts_are_what_taking_apart_gives_for_random_conversations(
 def test_tokens_and_kinds_of_random_conversations_are_those_of_the_oracle(
     stock: Stock, seeds: range, tmp_path: Path
 ) -> None:
-    recipe = recipe_of(tmp_path, stock, sequence_length=2048)
+    recipe = recipe_of(tmp_path, stock, stock.with_generation(), sequence_length=2048)
     tokenizer = Tokenizer.from_file(f"{recipe.tokenizer}/tokenizer.json")
     words = tuple(word for word in WORDS if not any(word in token for token in (*stock.special, *stock.ordinary)))
     for seed in seeds:
         chosen = random.Random(f"{stock.name} {seed}")
-        chats = [a_conversation(chosen, stock, words)["messages"] for _ in range(60)]
+        chats = [INLINE] if stock.name == "deepseek-r1-style" else []
+        chats += [a_conversation(chosen, stock, words)["messages"] for _ in range(60)]
         rows = made(recipe, *chats)
         documents, failed = labeled_documents(rows), {failure.sample for failure in rows.failures}
         assert len(failed) < len(chats) // 2
@@ -124,6 +130,9 @@ def test_tokens_and_kinds_of_random_conversations_are_those_of_the_oracle(
             mine = [document for document in documents if document.sample == number]
             assert [document.tokens for document in mine] == [ids for _, ids, _, _ in wanted], chat
             assert [document.kinds for document in mine] == [kinds for _, _, kinds, _ in wanted], chat
+            for document, (_, _, kinds, messages) in zip(mine, wanted, strict=True):
+                inside = [kind not in ("header", "stop") for kind in kinds]
+                assert list(compress(document.messages, inside)) == list(compress(messages, inside)), chat
 
 
 TWO_TURNS = [{"role": role, "content": role} for role in ("user", "assistant", "user", "assistant")]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.chat.chat_rows import labeled_documents
-from tests.chat.stock_templates import CHATML, GLM4, HARMONY, QWEN3, QWEN25, R1, STOCK, Stock
+from tests.chat.stock_templates import CHATML, GLM4, QWEN3, QWEN25, STOCK, Stock
 from tests.chat.tokenizer_folders import byte_level, write_folder
 from tokenizers import Tokenizer
 
@@ -53,14 +53,6 @@ def test_a_template_without_a_stop_token_is_refused_until_one_is_named(tmp_path:
     (document,) = labeled_documents(made(named, AGAIN))
     tokenizer = Tokenizer.from_file(f"{named.tokenizer}/tokenizer.json")
     assert document.decoded(tokenizer, "response", "stop") == "Me.<|user|>So.<|user|>"
-
-
-def test_a_template_whose_prompt_is_not_what_it_writes_is_refused_by_name(tmp_path: Path) -> None:
-    """The published template of DeepSeek-R1: inference begins with <think>, and turns do not have it."""
-    template = R1.plain().replace("{{ '<｜Assistant｜>' }}{% endif %}", "{{ '<｜Assistant｜><think>\n' }}{% endif %}")
-    reason, detail = only_failure(recipe_of(tmp_path, R1, template), ASKED)
-    assert reason == "not-a-prefix"
-    assert "'Me.<｜end▁of▁sentence｜>' where inference begins with '<think>\\n'" in detail
 
 
 def test_thinking_that_the_template_drops_is_refused_or_dropped_on_request(tmp_path: Path) -> None:
@@ -142,15 +134,6 @@ def test_a_control_token_is_shown_with_text_of_its_own_conversation_only(tmp_pat
     assert [failure.sample for failure in failures] == ["1", "3"]
     assert all(repr("<|im_start|>user\n<|im_end|>")[:-1] in failure.detail for failure in failures)
     assert not any("SECRET" in failure.detail for failure in failures)
-
-
-def test_a_history_that_changes_is_split(tmp_path: Path) -> None:
-    split = labeled_documents(made(recipe_of(tmp_path, HARMONY), AGAIN))
-    tokenizer = Tokenizer.from_file(f"{tmp_path}/model/tokenizer.json")
-    texts = [document.decoded(tokenizer, "response", "stop") for document in split]
-    final = "<|channel|>final<|message|>"
-    assert texts == [f"{final}Me.<|return|>", f"{final}So.<|return|>"]
-    assert split[1].decoded(tokenizer, "prompt") == "Who?Me.Why?"
 
 
 def test_a_history_that_does_not_change_is_one_document(tmp_path: Path) -> None:

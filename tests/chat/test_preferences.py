@@ -1,8 +1,6 @@
 """Preference caches: what a row holds, what is refused, and the batches of pairs."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ from tests.chat.preference_caches import chatml, pairs, preference_cache, write_
 from tests.chat.stock_templates import CHATML, HARMONY, QWEN3
 from tests.chat.tokenizer_folders import byte_level, write_folder
 from tests.cli.running import run
-from tests.helpers.builders import REPOSITORY, chunk_count, chunk_digests, script_environment, wait_until
 from tokenizers import Tokenizer
 
 import forebay as fb
@@ -22,13 +19,6 @@ from forebay.masks import TrainOn, candidate_weights
 from forebay.masks.train_on import KINDS, check_spans
 from forebay.preview.row_records import PackedPeek
 from forebay.torch import Loader, PreferenceBatch
-
-SCRIPT = """
-import json, sys
-import forebay as fb
-root, source, fields = json.loads(sys.argv[1])
-fb.build(root, fb.sources.lines(source), fb.PreferenceRecipe(**fields), workers=1)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -212,30 +202,6 @@ def test_peek_shows_the_prompt_and_the_candidates_with_their_spans(tmp_path: Pat
     ]  # fmt: skip
     assert [(span.kind, span.text) for span in pair.pieces[2].spans] == [("response", "No"), ("stop", "<|im_end|>")]
     assert "".join(span.text or "" for span in pair.pieces[0].spans) == asked("Question 0? ")
-
-
-@pytest.mark.slow
-def test_a_killed_build_resumes_to_the_same_bytes(cache: fb.Cache, tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "pairs.jsonl", pairs(len(cache)))
-    fields: dict[str, Any] = {"tokenizer": chatml(tmp_path / "model"), "sequence_length": 96, "chunk_rows": 16}
-    root = tmp_path / "cache"
-    task = json.dumps([str(root), str(source), fields])
-    builder = subprocess.Popen([sys.executable, "-c", SCRIPT, task], env=script_environment(), cwd=REPOSITORY)
-    wait_until(lambda: chunk_count(root) >= 1 or builder.poll() is not None)
-    builder.kill()
-    builder.wait()
-    fb.build(root, fb.sources.lines(source), fb.PreferenceRecipe(**fields), workers=0, lease_seconds=0.1)
-    assert len(chunk_digests(root)) >= 3
-    assert chunk_digests(root) == chunk_digests(Path(cache.root))
-
-
-def test_a_copied_cache_is_continued_with_the_tokenizer_in_it(tmp_path: Path) -> None:
-    cache = preference_cache(tmp_path, 12)
-    (tmp_path / "tokenizer" / "tokenizer.json").unlink()
-    with (tmp_path / "pairs.jsonl").open("a") as file:
-        file.write(json.dumps({"prompt": "Hi", "chosen": "Hello", "rejected": "No"}) + "\n")
-    fb.update(cache.root, fb.sources.lines(tmp_path / "pairs.jsonl"), workers=0)
-    assert len(fb.open_cache(cache.root)) == 13
 
 
 def one_batch(cache: fb.Cache, **arguments: Any) -> dict[str, torch.Tensor]:

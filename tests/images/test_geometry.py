@@ -62,12 +62,6 @@ def test_the_box_lies_on_the_canvas_touches_it_when_scaled_and_never_enlarges(wi
         assert (box_width, box_height) == (width, height)
 
 
-def test_a_turned_image_has_a_turned_box():
-    for width, height in ((640, 480), (1, 20_000), (333, 77)):
-        left, top, box_width, box_height = fit(width, height, 448).box
-        assert fit(height, width, 448).box == (top, left, box_height, box_width)
-
-
 @given(LETTERBOXES, st.booleans(), st.lists(st.tuples(st.floats(-1e5, 1e5), st.floats(-1e5, 1e5)), max_size=5))
 def test_points_go_to_the_canvas_and_back(letterbox, flip, points):
     way = letterbox.flipped() if flip else letterbox

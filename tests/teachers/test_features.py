@@ -112,10 +112,6 @@ def test_a_layer_that_is_not_timed_says_so(tmp_path: Path) -> None:
         cache.read([9], ["letters"])["letters"]
 
 
-def test_a_whole_layer_of_all_types_has_chunks(taught: Path) -> None:
-    assert all(chunks_of(taught, layer) for layer in ("ramp_float16", "uneven", "single"))
-
-
 READER = """
 import sys
 import numpy as np
@@ -171,12 +167,3 @@ def test_reading_takes_memory_by_batches_and_not_by_rows(
     growth = growth_of(root, 150)
     record_property("told", f"{size / 1e6:.0f} MB of features were read with {growth / 1e6:.1f} MB")
     assert growth < 15_000_000
-
-
-@pytest.mark.long
-def test_ten_gigabytes_of_features_are_read_in_a_fraction_of_that(
-    tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
-    growth = growth_of(wide_cache(tmp_path, rows=400_000), 6_000)
-    record_property("told", f"10.2 GB of features were read with {growth / 1e6:.1f} MB")
-    assert growth < 300_000_000

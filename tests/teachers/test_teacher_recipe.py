@@ -105,14 +105,6 @@ def test_bytes_do_not_depend_on_range_order_or_interruption(tmp_path: Path) -> N
         assert chunks_of(whole, layer) == chunks_of(parts, layer)
 
 
-@pytest.mark.slow
-def test_another_process_makes_the_same_bytes(tmp_path: Path) -> None:
-    one, other = prompt_cache(tmp_path / "one"), prompt_cache(tmp_path / "other")
-    fb.build(one, None, TeacherRecipe(teacher=Noisy()))
-    fb.build(other, None, TeacherRecipe(teacher=Noisy()), workers=1)
-    assert chunks_of(one, "noisy") == chunks_of(other, "noisy") != {}
-
-
 def test_a_layer_of_a_layer_is_repaired_after_it_whatever_their_names(tmp_path: Path) -> None:
     root = prompt_cache(tmp_path)
     fb.build_layers(root, {"z": TeacherRecipe(teacher=Letters()), "a": TeacherRecipe(teacher=Twice())})
@@ -161,12 +153,6 @@ def test_equal_prompts_of_a_chunk_are_stored_once_and_computed_once(tmp_path: Pa
     assert len(prompts) - 1 == stored, "one before the first chunk, then those of each chunk"
     statistics = {layer.layer: layer.statistics for layer in fb.info(root).layers}
     assert statistics["letters"] == {"prompts": 10, "distinct_prompts": stored}
-
-
-def test_outputs_have_the_stored_type(chunks: list[Columns]) -> None:
-    recipes = [TeacherRecipe(teacher=Letters(), stored=stored) for stored in ("float16", "float32")]
-    assert [recipe.make(chunks[0]).columns["letters"].values.dtype for recipe in recipes] == [np.float16, np.float32]
-    unload()
 
 
 @pytest.mark.parametrize("teacher", [Letters(), Letters(seats=0.25), Hidden(loud="red cat")])

@@ -45,14 +45,10 @@ def test_generation_blocks_are_written_as_text_and_reported(tmp_path: Path) -> N
     assert recipe.settled(None, lambda: samples)[1] == reported
 
 
-def test_a_template_without_a_stop_token_is_refused_until_one_is_named(tmp_path: Path) -> None:
+def test_a_template_without_a_stop_token_is_refused(tmp_path: Path) -> None:
     recipe = recipe_of(tmp_path, GLM4, stop=None)
     reason, detail = only_failure(recipe, ASKED)
     assert (reason, detail) == ("no-stop", "no control token ends message 1: 'Me.'; name one with stop='…'")
-    named = recipe_of(tmp_path, GLM4)
-    (document,) = labeled_documents(made(named, AGAIN))
-    tokenizer = Tokenizer.from_file(f"{named.tokenizer}/tokenizer.json")
-    assert document.decoded(tokenizer, "response", "stop") == "Me.<|user|>So.<|user|>"
 
 
 def test_thinking_that_the_template_drops_is_refused_or_dropped_on_request(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import io
 import os
 import subprocess
 import sys
-import threading
 import warnings
 
 import numpy as np
@@ -208,29 +207,6 @@ def test_workers_decode_quietly_under_any_warning_filter(tmp_path, monkeypatch, 
     report = fb.build(tmp_path / "cache", fb.sources.images(tmp_path / "images"), fb.ImageRecipe(size=64), workers=1)
     assert report.rows == 1
     assert capfd.readouterr().err == ""
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_many_threads_decode_at_once_and_each_gets_its_own():
-    contents = [odd_exif(), saved(Image.fromarray(PICTURE), "PNG"), oriented(6, "PNG"), b"", b"nothing"]
-    alone = [_outcome(content) for content in contents]
-    found: list[list[object]] = []
-    threads = [
-        threading.Thread(target=lambda: found.append([_outcome(content) for content in contents * 20]))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [alone * 20] * 4
-
-
-def _outcome(content: bytes) -> object:
-    try:
-        return pixels(content).tobytes()
-    except ImageUnreadable as error:
-        return error.reason
 
 
 MODES = ["RGBA", "LA", "P", "L", "1", "CMYK", "RGB", "I;16"]

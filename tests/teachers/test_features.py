@@ -1,18 +1,13 @@
 """Features at any moment: the two buckets around it, weighed; exact at nodes, whatever they are stored in."""
 
-import os
-import pickle
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.helpers.cache_files import chunk_path
 from tests.helpers.layer_recipes import flip
-from tests.teachers.own_teachers import SENTENCES, Letters, Ramp, chunks_of, prompt_cache, ramp
+from tests.teachers.own_teachers import SENTENCES, Letters, Ramp, prompt_cache, ramp
 
 import forebay as fb
 from forebay.errors import ChunkCorrupt, NotFound
@@ -71,12 +66,6 @@ def test_no_rows_are_no_features(taught: Path) -> None:
     assert found["uneven"].shape == (0, 6)
 
 
-def test_it_travels_to_another_process(taught: Path) -> None:
-    cache = fb.open_cache(taught)
-    again = features(pickle.loads(pickle.dumps(cache)), "uneven")
-    assert np.array_equal(again.at([3], 0.2)["uneven"], features(cache, "uneven").at([3], 0.2)["uneven"])
-
-
 def test_a_block_is_checked_whole_when_it_is_first_touched_and_not_read_again(taught: Path, tmp_path: Path) -> None:
     shutil.copytree(taught, tmp_path / "cache")
     path = chunk_path(tmp_path / "cache", "uneven", 0)
@@ -110,60 +99,3 @@ def test_a_layer_that_is_not_timed_says_so(tmp_path: Path) -> None:
         cache.read([0], ["words"])
     with pytest.raises(NotFound):
         cache.read([9], ["letters"])["letters"]
-
-
-READER = """
-import sys
-import numpy as np
-import forebay as fb
-from forebay.teachers import features
-
-def anonymous():
-    with open("/proc/self/status") as status:
-        return int(status.read().partition("RssAnon:")[2].split()[0]) * 1024
-
-root, batches = sys.argv[1], int(sys.argv[2])
-found = features(fb.open_cache(root), "ramp")
-random = np.random.default_rng(0)
-found.at([0], 0.5)
-before = most = anonymous()
-for _ in range(batches):
-    rows = random.integers(0, len(found.cache), 64)
-    assert np.isfinite(found.at(rows, random.random(64))["ramp"]).all()
-    most = max(most, anonymous())
-print(most - before)
-"""
-
-
-def wide_cache(folder: Path, rows: int) -> Path:
-    """Features of 25.6 kB a row, as Lune's are: rows of prompts that are numbers."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "prompts.txt", "w") as file:
-        file.writelines(f"{number}\n" for number in range(rows))
-    source = fb.sources.lines(folder / "prompts.txt")
-    fb.build(folder / "cache", source, fb.RawRecipe(chunk_bytes=64 * 1024), workers=0)
-    fb.build(folder / "cache", None, TeacherRecipe(teacher=Ramp(width=1280), batch_size=512, batch_timesteps=True))
-    return folder / "cache"
-
-
-def growth_of(root: Path, batches: int) -> int:
-    """How much anonymous memory reading random batches takes, in a process of its own."""
-    path = os.pathsep.join(sys.path)
-    done = subprocess.run(
-        [sys.executable, "-c", READER, str(root), str(batches)],
-        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
-    return int(done.stdout)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RssAnon is what Linux counts")
-def test_reading_takes_memory_by_batches_and_not_by_rows(
-    tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
-    root = wide_cache(tmp_path, rows=1_600)
-    size = sum(map(len, chunks_of(root, "ramp").values()))
-    assert size > 40_000_000
-    growth = growth_of(root, 150)
-    record_property("told", f"{size / 1e6:.0f} MB of features were read with {growth / 1e6:.1f} MB")
-    assert growth < 15_000_000

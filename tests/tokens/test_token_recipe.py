@@ -255,20 +255,6 @@ def test_the_encoder_is_chosen_when_a_cache_is_planned_and_recorded(tmp_path):
         build(tmp_path, encoder="tokenizers")
 
 
-def test_a_builder_whose_fast_encoder_differs_does_not_go_on_with_another(tmp_path):
-    document = json.loads(byte_level())
-    corpus(tmp_path)
-    path = written(tmp_path, json.dumps(document).encode())
-    build(tmp_path, tokenizer=path)
-    # The same cache, now with a tokenizer that the fast encoder gets wrong, is another cache.
-    document["added_tokens"].append(added("a", 257, special=False))
-    written(tmp_path, json.dumps(document).encode())
-    with pytest.raises(RecipeInvalid):
-        build(tmp_path, tokenizer=path)
-    with pytest.raises(RecipeMismatch, match=r"tokenizer\.json"):
-        build(tmp_path, tokenizer=path, encoder="tokenizers")
-
-
 def test_a_tokenizer_that_moved_is_the_same_and_one_that_changed_is_another(tmp_path):
     corpus(tmp_path)
     (tmp_path / "a").mkdir()

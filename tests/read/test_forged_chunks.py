@@ -222,7 +222,7 @@ def test_the_limit_of_a_block_can_be_raised_and_lowered(tmp_path: Path) -> None:
         fb.open_cache(root, max_block_bytes=1 << 20)[0]
     with pytest.raises(ChunkCorrupt):
         next(iter(fb.open_cache(root, max_block_bytes=1 << 20).chunks()))
-    with pytest.raises(ValueError, match=r"max_block_bytes must be at least 1 \(got 0\)"):
+    with pytest.raises(ValueError, match=r"max_block_bytes must be a whole number of at least 1 \(got 0\)"):
         fb.open_cache(root, max_block_bytes=0)
 
 

@@ -365,5 +365,5 @@ def test_no_cache_no_generation_no_layer_no_column_each_say_what_there_is(tmp_pa
     [("memory", -1), ("max_maps", "x"), ("max_maps", 0), ("generation", "newest"), ("generation", -1)],
 )
 def test_numbers_that_make_no_sense_are_refused_by_name(tmp_path: Path, option: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"{option} must be at least \d \(got {value!r}\)"):
+    with pytest.raises(ValueError, match=rf"{option} must be a whole number of at least \d \(got {value!r}\)"):
         fb.open_cache(tmp_path, **{option: value})

@@ -370,5 +370,5 @@ def test_what_belongs_to_batches_is_refused_for_rows(tokens: fb.Cache) -> None:
     for options in ({"derive": ["num_label_tokens"]}, {"derive": ["cu_seqlens"]}, {"on_device": True}):
         with pytest.raises(ValueError, match="tensors of whole batches, which cannot be split into rows"):
             CacheDataset(tokens, collate=TokenBatch(tokens, **options))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="seed is '1'; pass a whole number"):
+    with pytest.raises(ValueError, match="seed must be a whole number of at least 0"):
         CacheDataset(tokens, seed="1")  # type: ignore[arg-type]

@@ -525,9 +525,9 @@ def test_with_a_gpu_all_tensors_of_a_batch_are_pinned(caches: dict[str, fb.Cache
         ({"tags": "names"}, "'multi_hot', 'indices' or None"),
         ({"patch": 10}, "does not divide into patches of 10"),
         ({"patch": 16, "threshold": 0}, "above 0 and up to 1"),
-        ({"patch": "16"}, "patch is '16'; pass a whole number"),
+        ({"patch": "16"}, "patch must be a whole number of at least 0"),
         ({"flip": True}, "flip must be a probability"),
-        ({"seed": "1"}, "seed is '1'; pass a whole number"),
+        ({"seed": "1"}, "seed must be a whole number of at least 0"),
         ({"transforms": [5]}, "transforms has 5; pass functions"),
     ],
 )

@@ -306,14 +306,14 @@ def test_ranks_are_those_of_the_environment(caches: dict[str, fb.Cache], monkeyp
         ({"shuffle": "gobal"}, r"\(got 'gobal'\); did you mean 'global'\?"),
         ({"growth": "always"}, r"growth must be 'pinned', 'epoch' or 'within' \(got 'always'\)$"),
         ({"growth": "epcoh"}, r"did you mean 'epoch'\?"),
-        ({"micro_batches": 0}, r"micro_batches must be at least 1 .* \(got 0\)"),
+        ({"micro_batches": 0}, r"micro_batches must be a whole number of at least 1 \(got 0\)"),
         (
             {"global_batch_size": 8, "micro_batches": 3, "ranks": Ranks(0, 2)},
-            "must be at least 1 and divide the rows of a rank, 4 of global_batch_size=8",
+            "divide the rows of a rank, 4 of global_batch_size=8",
         ),
-        ({"fetch_ahead": -1}, r"fetch_ahead must be at least 0 \(got -1\)"),
-        ({"threads": -1}, r"threads must be at least 0 \(got -1\)"),
-        ({"prefetch": 0}, r"prefetch must be at least 1 \(got 0\)"),
+        ({"fetch_ahead": -1}, r"fetch_ahead must be a whole number of at least 0 \(got -1\)"),
+        ({"threads": -1}, r"threads must be a whole number of at least 0 \(got -1\)"),
+        ({"prefetch": 0}, r"prefetch must be a whole number of at least 1 \(got 0\)"),
         ({"ranks": Ranks(0, 2), "growth": "epoch"}, "ranks that agree on a generation"),
         ({"global_batch_size": 10, "ranks": Ranks(0, 4)}, "must be a multiple of the world size 4"),
         ({"global_batch_size": 10**6}, r"global_batch_size \(1,000,000\) exceeds the epoch \(53 rows\)"),
@@ -321,8 +321,10 @@ def test_ranks_are_those_of_the_environment(caches: dict[str, fb.Cache], monkeyp
         ({"transform": 5}, r"transform is 5; pass a function \(batch, coins\) -> batch"),
         ({"on_growth": 5}, "on_growth is 5; pass a function that takes a Growth"),
         ({"batch_size": 8}, r"^Loader has no parameter 'batch_size'; did you mean 'global_batch_size'\?$"),
-        *(({name: True}, f"{name} is True; pass a whole") for name in ("threads", "prefetch", "seed")),
-        ({"global_batch_size": True}, "global_batch_size is True; pass a whole number of rows"),
+        *(
+            ({name: True}, rf"{name} must be a whole number of at least \d \(got True\)")
+            for name in ("threads", "prefetch", "seed", "global_batch_size")
+        ),
     ],
 )
 def test_options_that_make_no_sense_are_refused_in_the_constructor(
@@ -340,7 +342,7 @@ def test_options_that_make_no_sense_are_refused_in_the_constructor(
         ({"derive": ["ids"]}, r"each name of derive must be .* \(got 'ids'\)"),
         ({"derive": ["position"]}, r"did you mean 'positions'\?"),
         ({"derive": "positions"}, "derive is 'positions'; pass a list of names"),
-        ({"max_documents": 2.5}, r"max_documents is 2\.5; pass a whole number"),
+        ({"max_documents": 2.5}, "max_documents must be a whole number of at least 1"),
         ({"loss_mask": "tokens"}, "loss_mask is 'tokens', which has no weights"),
         ({"loss_mask": "documents"}, "rows of 'documents' are ragged; a loss_mask has one number per token"),
         ({"labels": None, "derive": ["num_label_tokens"]}, r"^derive=\['num_label_tokens'\] needs labels"),

@@ -83,7 +83,7 @@ def test_forever_continues_with_the_next_epoch(cache: fb.Cache) -> None:
     assert steps == [numbers for _ in range(3) for numbers in numbers_of(plain)][:15]
     assert (loader.epoch, loader.position) == (2, 3 * BATCH)
     assert numbers_of(loader.forever(max_steps=0)) == []
-    with pytest.raises(ValueError, match=r"max_steps must be at least 0 \(got -1\)"):
+    with pytest.raises(ValueError, match=r"max_steps must be a whole number of at least 0 \(got -1\)"):
         loader.forever(max_steps=-1)
     assert loader.position == 3 * BATCH
 

@@ -79,7 +79,7 @@ def test_a_partial_cache_is_a_warning_once() -> None:
 
 def test_rows_that_are_no_number_are_refused() -> None:
     assert Schedule(np.int64(20), epochs=1, effective_batch=4).total == 5
-    with pytest.raises(TypeError, match=r"rows is \[1, 2\]; pass a number of rows or a Loader"):
+    with pytest.raises(ValueError, match=r"rows must be a whole number of at least 0 \(got \[1, 2\]\)"):
         Schedule([1, 2], epochs=1, effective_batch=4)  # type: ignore[arg-type]
 
 

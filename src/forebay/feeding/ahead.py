@@ -3,9 +3,9 @@
     tasks ──▶ pending  ▮ ▮ ▯ ▯        ▮ made, waits for the consumer      ▯ a thread makes it
                        └─ taken in order
 
-Threads take tasks in order, and begin one more when `fits(task, pending)` says so. They are daemons that hold the queue
-only: an abandoned iteration or an exiting interpreter does not wait for them. A forked process has no threads; its copy
-says so by `belongs_to_this_process`.
+Threads take tasks in order, and begin one more while `fits(task, pending)` is true. They are daemons that hold only
+the queue: an abandoned iteration or an exiting interpreter does not wait for them. A forked process has no threads: see
+`belongs_to_this_process`.
 """
 
 import atexit
@@ -152,8 +152,7 @@ def _forked() -> None:
     _process = object()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_forked)
 
 
 @atexit.register

@@ -8,7 +8,7 @@ The order is a function, so the chunks of the next positions are known, also bey
                     └── at most `ahead_bytes` of chunks ─┘
 
 A few threads open the chunks in that order, each file once; the threads that make batches find them open, or wait for
-the same fetch. Errors are left to them: they meet the same one.
+the same fetch. An error is raised by the batch that needs the chunk.
 """
 
 import weakref
@@ -107,7 +107,7 @@ def allow_passing(stream: Stream, columns: Sequence[str], ranks: Ranks, ahead_by
 
 
 class ChunkAhead:
-    """Opens the chunks that a rank needs next; `reached` says how far its batches are."""
+    """Opens the chunks that a rank needs next; `reached` records how far its batches are."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class ChunkAhead:
     def _open(self, need: Need) -> Need:
         cache = self.stream.caches[need.source]
         if cache.is_remote:
-            cache.open_chunk(need.chunk, self._columns)  # an error stays in the queue: the batch meets the same one
+            cache.open_chunk(need.chunk, self._columns)  # an error stays in the queue: the batch raises the same one
         return need
 
     def _fits(self, need: Need, pending: Sequence[Slot[Need, Need]]) -> bool:

@@ -29,10 +29,9 @@ from forebay.feeding.stream import (
     check_fields,
     checked_cache,
     checked_rule,
-    checked_whole,
     state_mismatch,
 )
-from forebay.order.selected_rows import Selection
+from forebay.fields import checked_whole
 from forebay.order.shuffle import Numbers, key_of
 from forebay.order.window import Window
 from forebay.read.cache import Cache
@@ -108,12 +107,14 @@ class Mixture:
         seed: int,
         asked: Mapping[str, Any],
     ) -> None:
-        if checked_whole("epoch_rows", epoch_rows, "a whole number of rows") < 1:
-            raise ValueError(f"epoch_rows must be at least 1 (got {epoch_rows})")
-        self.epoch_rows, self._seed = epoch_rows, seed
+        self.epoch_rows, self.seed = epoch_rows, seed
+        self.phases = tuple(phases)  # the weights, each with the row from which they apply
         self._spans = tuple(spans)  # per cache; the last span has its newest rows
         self._asked = dict(asked)  # the arguments, which growth of a cache does not change: the mixture's identity
         self._shares = ChangingShares(phases)
+        self.streams = tuple(each[-1].stream for each in spans)
+        self.caches = tuple(stream.cache for stream in self.streams)
+        self.selections = tuple(selection for stream in self.streams for selection in stream.selections)
 
     @classmethod
     def of(
@@ -145,7 +146,7 @@ class Mixture:
         weights, rows = _weights(ingredients, sizes)
         changes = [(checked_whole("a row of changes", row), changed) for row, changed in changes]
         phases = [Phase(0, weights), *(Phase(row, _plain(changed)) for row, changed in changes)]
-        epoch_rows = None if epoch_rows is None else checked_whole("epoch_rows", epoch_rows, "a whole number of rows")
+        epoch_rows = None if epoch_rows is None else checked_whole("epoch_rows", epoch_rows, 1)
         asked = _asked(ingredients, changes, epoch_rows)
         spans = [(StreamSpan(0, 0, stream),) for stream in streams]
         return cls(spans, phases, rows if epoch_rows is None else epoch_rows, seed, asked)
@@ -154,28 +155,6 @@ class Mixture:
         pairs = zip(self.phases[-1].weights, self.caches, strict=True)
         shares = ", ".join(f"{weight:g} × '{cache.root}'" for weight, cache in pairs)
         return f"<Mixture of {shares}; {self.epoch_rows:,} rows in an epoch, seed {self.seed}>"
-
-    @property
-    def streams(self) -> tuple[CacheStream, ...]:
-        """The stream of each cache, with its newest rows."""
-        return tuple(spans[-1].stream for spans in self._spans)
-
-    @property
-    def caches(self) -> tuple[Cache, ...]:
-        return tuple(stream.cache for stream in self.streams)
-
-    @property
-    def selections(self) -> tuple[Selection | None, ...]:
-        return tuple(selection for stream in self.streams for selection in stream.selections)
-
-    @property
-    def seed(self) -> int:
-        return self._seed
-
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        """The weights, each with the row from which they apply."""
-        return self._shares.phases
 
     def size(self, epoch: int) -> int:
         return self.epoch_rows

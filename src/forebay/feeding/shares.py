@@ -106,7 +106,6 @@ class ChangingShares:
 
     def __init__(self, phases: Sequence[Phase]) -> None:
         _check_phases(phases)
-        self.phases = tuple(phases)
         self._starts = np.array([phase.start for phase in phases], np.int64)
         self._shares = [Shares.of(phase.weights) for phase in phases]
         lengths = np.diff(self._starts).tolist()

@@ -64,7 +64,7 @@ class Pace:
 def tasks(
     epoch: int, ranges: Ranges, following: Callable[[int], Ranges] | None, batch_size: int, ranks: Ranks, pace: Pace
 ) -> Iterator[BatchTask]:
-    """Yield the batches of an epoch, and of those after it, where `following` knows them."""
+    """Yield the batches of an epoch, and of those after it, if `following` returns them."""
     while True:
         for start, stop in ranges:
             stretch = max(1, _LOCATED_ROWS * ranks.world_size // batch_size) * batch_size

@@ -18,7 +18,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import index
 from typing import Annotated, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
@@ -26,6 +25,7 @@ import numpy as np
 
 from forebay.cache.catalog import generation_numbers
 from forebay.errors import CacheNotFound, StateMismatch
+from forebay.fields import checked_whole
 from forebay.order.selected_rows import Selection
 from forebay.order.shuffle import Numbers
 from forebay.order.window import Ordering, ShuffleQuality, shuffle_quality
@@ -223,36 +223,19 @@ class CacheStream:
         ]
         self._orders = [self.ordering.of(segment.counts, number) for number, segment in enumerate(self._segments)]
         self._starts = np.cumsum([0, *(order.size for order in self._orders)])
+        self.caches, self.seed = (cache,), self.ordering.seed
+        self.selections = (self._segments[0].selection,)  # of the epoch's first generation
+        self.generations = tuple(one.generation.number for one in pinned)  # the first, and those added to the epoch
 
     def __repr__(self) -> str:
         share = self.size(0) / max(1, len(self.cache))
         which = "" if self._rule is None else f" ({share:.1%} of the rows: {self._rule.digest})"
         return f"{self.size(0):,} rows{which} of {self.cache!r}, {self.ordering.kind} order, seed {self.seed}"
 
-    @property
-    def caches(self) -> tuple[Cache, ...]:
-        return (self.cache,)
-
-    @property
-    def seed(self) -> int:
-        return self.ordering.seed
-
-    @property
-    def selections(self) -> tuple[Selection | None]:
-        """The selected rows of the epoch's first generation; None where all are selected."""
-        return (self._segments[0].selection,)
-
-    @property
-    def generations(self) -> tuple[int, ...]:
-        """The generation that the epoch began with, and those whose rows were added to it."""
-        return tuple(segment.pinned.generation.number for segment in self._segments)
-
     def size(self, epoch: int) -> int:
         return int(self._starts[-1])
 
     def locate(self, epoch: int, positions: Numbers) -> Located:
-        if len(self._segments) == 1:
-            return Located(self._segments[0].rows(self._orders[0].rows_at(epoch, positions)))
         rows = np.empty_like(positions)
         number = np.searchsorted(self._starts, positions, side="right") - 1
         for segment in np.unique(number).tolist():
@@ -357,7 +340,8 @@ Name = TypeVar("Name")
 
 def checked_cache(cache: Cache) -> Cache:
     if not isinstance(cache, Cache):
-        raise TypeError(f"expected a cache, not a {type(cache).__name__}: {_advice(cache)}")
+        root = repr(os.fspath(cache)) if isinstance(cache, str | os.PathLike) else "root"
+        raise TypeError(f"expected a cache, not a {type(cache).__name__}: open one with fb.open_cache({root})")
     return cache
 
 
@@ -366,7 +350,7 @@ def checked_source(source: Cache | Stream | str | os.PathLike[str]) -> Cache | S
     if isinstance(source, str | os.PathLike):
         return open_cache(source)
     if not isinstance(source, Cache | Stream):
-        raise TypeError(f"a Loader reads a cache or a Mixture, not a {type(source).__name__}: {_advice(source)}")
+        raise TypeError(f"a Loader reads a cache or a Mixture, not a {type(source).__name__}")
     return source
 
 
@@ -385,29 +369,18 @@ def checked_names(option: str, names: Sequence[Name]) -> tuple[Name, ...]:
 
 def checked_batch_size(size: int, world_size: int, micro_batches: int = 1) -> int:
     """Return a global batch size that micro-batches and ranks can share evenly."""
-    size = checked_whole("global_batch_size", size, "a whole number of rows")
-    if size < 1:
-        raise ValueError(f"global_batch_size must be at least 1 (got {size})")
+    size = checked_whole("global_batch_size", size, 1)
     if size % world_size:
         raise ValueError(
             f"global_batch_size must be a multiple of the world size {world_size} (got {size}), so that all ranks take "
             "equal shares"
         )
-    if checked_whole("micro_batches", micro_batches) < 1 or size % (world_size * micro_batches):
+    if size % (world_size * checked_whole("micro_batches", micro_batches, 1)):
         raise ValueError(
-            f"micro_batches must be at least 1 and divide the rows of a rank, {size // world_size} of "
-            f"global_batch_size={size} (got {micro_batches})"
+            f"micro_batches must divide the rows of a rank, {size // world_size} of global_batch_size={size} "
+            f"(got {micro_batches})"
         )
     return size
-
-
-def checked_whole(option: str, number: int, what: str = "a whole number") -> int:
-    try:
-        if not isinstance(number, bool):
-            return index(number)
-    except TypeError:
-        pass
-    raise TypeError(f"{option} is {number!r}; pass {what}")
 
 
 class LoaderState(msgspec.Struct, frozen=True):
@@ -429,11 +402,6 @@ def checked_state(state: Mapping[str, Any], version: int) -> Mapping[str, Any]:
     if isinstance(other := state.get("version"), bool) or not isinstance(other, int) or other == version:
         check_fields("the state", state, LoaderState)
     return state
-
-
-def _advice(value: object) -> str:
-    root = repr(str(value)) if isinstance(value, str) or hasattr(value, "__fspath__") else "root"
-    return f"open one with fb.open_cache({root})"
 
 
 def state_mismatch(root: str, differs: Mapping[str, tuple[object, object]], advice: str = "") -> StateMismatch:

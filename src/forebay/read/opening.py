@@ -3,10 +3,8 @@
 import os
 from collections.abc import Sequence
 
-import numpy as np
-
 from forebay.errors import TierUnusable, not_found
-from forebay.fields import as_bytes
+from forebay.fields import as_bytes, checked_whole
 from forebay.format.codecs import MAX_BLOCK_BYTES
 from forebay.read.cache import Cache
 from forebay.read.maps import MAX_MAPS
@@ -44,9 +42,11 @@ def open_cache(
     `cache_id`, `min_generation` and `digest` reject another cache, a generation below that number, and any generation
     but the one with this SHA-256. `forebay info` and `forebay verify` show all three.
     """
-    memory = as_bytes(memory) if isinstance(memory, str) else memory
-    _check_whole(memory=memory, generation=generation or 0, min_generation=min_generation or 0)
-    _check_whole(1, max_maps=max_maps, max_block_bytes=max_block_bytes)
+    memory = checked_whole("memory", as_bytes(memory) if isinstance(memory, str) else memory)
+    max_maps = checked_whole("max_maps", max_maps, 1)
+    options = Options(memory, max_maps, checked_whole("max_block_bytes", max_block_bytes, 1))
+    checked_whole("generation", generation or 0)
+    checked_whole("min_generation", min_generation or 0)
     if isinstance(layers, str):
         raise TypeError(f"layers is {layers!r}; pass a list of names: [{layers!r}]")
     store = with_tier(open_store(root), tier, tier_bytes)
@@ -55,14 +55,7 @@ def open_cache(
     for name in names:
         if name not in pinned.recipes:
             raise not_found("layer", name, store.address, sorted(pinned.recipes))
-    options = Options(memory, max_maps, max_block_bytes)
     return Cache(store, pinned, names, options, pinned_explicitly=generation is not None)
-
-
-def _check_whole(least: int = 0, **options: object) -> None:
-    for name, value in options.items():
-        if not isinstance(value, int | np.integer) or value < least:
-            raise ValueError(f"{name} must be at least {least} (got {value!r}); pass a whole number")
 
 
 def with_tier(store: Store, tier: str | os.PathLike[str] | None, tier_bytes: int | str | None) -> Store:

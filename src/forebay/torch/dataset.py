@@ -17,7 +17,8 @@ from torch.utils.data import Dataset
 
 from forebay.columns import Ragged
 from forebay.errors import not_found
-from forebay.feeding.stream import PACKED_COLUMNS, SelectionRule, checked_cache, checked_rule, checked_whole
+from forebay.feeding.stream import PACKED_COLUMNS, SelectionRule, checked_cache, checked_rule
+from forebay.fields import checked_whole
 from forebay.order.shuffle import Numbers
 from forebay.read.cache import Cache
 from forebay.read.rows import ROW_NAMES, Located

@@ -37,9 +37,9 @@ from forebay.feeding.stream import (
     checked_batch_size,
     checked_source,
     checked_state,
-    checked_whole,
     state_mismatch,
 )
+from forebay.fields import checked_whole
 from forebay.order.window import ShuffleQuality, Window
 from forebay.read.cache import Cache
 from forebay.read.views import View
@@ -412,9 +412,7 @@ class Loader:
 
 def repeated(loader: Iterable[Any], max_steps: int | None) -> Iterator[Any]:
     """Yield the batches of all epochs of a loader from here on, at most `max_steps` of them."""
-    if max_steps is not None and checked_whole("max_steps", max_steps) < 0:
-        raise ValueError(f"max_steps must be at least 0 (got {max_steps}): the steps from this call on")
-    steps = itertools.count() if max_steps is None else range(max_steps)
+    steps = itertools.count() if max_steps is None else range(checked_whole("max_steps", max_steps))
     epochs = itertools.chain.from_iterable(iter(loader) for _ in itertools.count())
     return (batch for _, batch in zip(steps, epochs, strict=False))
 

@@ -16,9 +16,8 @@ from forebay.feeding.stream import (
     SelectionRule,
     Stream,
     checked_rule,
-    checked_whole,
 )
-from forebay.fields import as_bytes
+from forebay.fields import as_bytes, checked_whole
 from forebay.order.window import Window
 from forebay.read.cache import Cache
 from forebay.torch.collate import Assembler, suitable_threads
@@ -117,18 +116,11 @@ def check_decoded_once(stream: Stream, columns: Sequence[str], ranks: Ranks) -> 
 def checked_threads(assembler: Assembler, threads: int | None, prefetch: int | None) -> tuple[int, int | None]:
     """Return the number of threads, at most one per batch that is made ahead, and of these batches."""
     number = suitable_threads(assembler) if threads is None else checked_whole("threads", threads)
-    if number < 0:
-        raise ValueError(f"threads must be at least 0 (got {threads})")
-    if prefetch is not None and checked_whole("prefetch", prefetch) < 1:
-        raise ValueError(f"prefetch must be at least 1 (got {prefetch})")
-    return number if prefetch is None else min(number, prefetch), prefetch
+    return (number, None) if prefetch is None else (min(number, checked_whole("prefetch", prefetch, 1)), prefetch)
 
 
 def checked_bytes(option: str, size: int | str) -> int:
-    number = as_bytes(size) if isinstance(size, str) else size
-    if checked_whole(option, number, "a number of bytes") < 0:
-        raise ValueError(f"{option} must be at least 0 (got {size})")
-    return number
+    return checked_whole(option, as_bytes(size) if isinstance(size, str) else size)
 
 
 def _check_generations(ranks: Ranks, caches: Sequence[Cache]) -> None:

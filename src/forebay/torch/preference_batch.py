@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from forebay.columns import Array, Ragged
 from forebay.errors import choice_error
-from forebay.feeding.stream import Stream, checked_whole
+from forebay.feeding.stream import Stream
+from forebay.fields import checked_whole
 from forebay.masks import candidate_weights, labels, positions
 from forebay.masks.documents import LabelStyle, checked_label_style
 from forebay.masks.train_on import TrainOn, label_weights

@@ -15,7 +15,7 @@ from fractions import Fraction
 from math import cos, floor, pi
 from typing import Any, Literal, get_args
 
-from forebay.feeding.stream import checked_whole
+from forebay.fields import checked_whole
 from forebay.torch.loader import Loader
 
 Decay = Literal["cosine", "linear"]
@@ -171,6 +171,6 @@ def _as_written(number: float) -> Fraction:
 
 def _count(rows: int | Loader) -> int:
     if not isinstance(rows, Loader):
-        return checked_whole("rows", rows, "a number of rows or a Loader")
+        return checked_whole("rows", rows)
     # The length of a loader counts batches; an epoch that has begun keeps its rows.
     return max(rows.stream.size(rows.epoch), 0 if rows.grown is None else rows.grown.new_rows)

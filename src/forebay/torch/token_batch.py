@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 
 from forebay.columns import Array, Ragged
 from forebay.errors import choice_error
-from forebay.feeding.stream import CHAT_COLUMNS, PACKED_COLUMNS, Stream, checked_names, checked_whole
+from forebay.feeding.stream import CHAT_COLUMNS, PACKED_COLUMNS, Stream, checked_names
+from forebay.fields import checked_whole
 from forebay.masks import label_mask
 from forebay.masks.documents import (
     IGNORED_LABEL,
@@ -90,8 +91,8 @@ class TokenBatch(Collate):
         self._style = None if on_device else style
         self._derive = () if on_device else _checked_derive(derive)
         _check_labels(style, self._derive, loss_mask, log_probs)
-        if max_documents is not None and checked_whole("max_documents", max_documents) < 1:
-            raise ValueError(f"max_documents must be at least 1 (got {max_documents})")
+        if max_documents is not None:
+            checked_whole("max_documents", max_documents, 1)
         self._pad = pad_token(caches[0])
         self._log_probs = log_prob_columns(caches[0], log_probs)
         packed = PACKED_COLUMNS if self._policy is None else CHAT_COLUMNS

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from forebay.feeding.stream import checked_whole
+from forebay.fields import checked_whole
 from forebay.masks.spans import block_pair
 
 DEFAULT_MAX_ENTRIES = 8

@@ -7,7 +7,8 @@ import msgspec
 import numpy as np
 from torch import Tensor
 
-from forebay.feeding.stream import checked_whole, state_mismatch
+from forebay.feeding.stream import state_mismatch
+from forebay.fields import checked_whole
 from forebay.order.shuffle import Numbers, key_of, permute
 from forebay.torch.batches import Batch
 from forebay.torch.loader import Loader, compare_together, repeated

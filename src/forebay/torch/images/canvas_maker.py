@@ -18,7 +18,7 @@ from torch import Tensor
 
 from forebay import kernels
 from forebay.columns import Array
-from forebay.feeding.stream import checked_whole
+from forebay.fields import checked_whole
 from forebay.images import ImageRecipe
 from forebay.images.geometry import Scaling
 from forebay.images.recipe import all_tokens_ignored

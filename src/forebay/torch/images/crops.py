@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from forebay.columns import Columns
 from forebay.feeding.selection import Where
-from forebay.feeding.stream import SelectionRule, checked_whole
+from forebay.feeding.stream import SelectionRule
+from forebay.fields import checked_whole
 from forebay.masks.rectangle import Size
 from forebay.order.coins import Coins
 from forebay.torch.images.canvases import Canvases
@@ -41,8 +42,8 @@ class RandomResizedCrop:
     purpose: str = "crop"
 
     def __post_init__(self) -> None:
-        sides = [checked_whole("size", side, "a side or (height, width) in pixels") for side in _size(self.size)]
-        if len(sides) != 2 or min(sides) < 1:
+        sides = [checked_whole("size", side, 1) for side in _size(self.size)]
+        if len(sides) != 2:
             raise ValueError(f"size must be a side or (height, width), at least 1 (got {self.size})")
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
             if not 0 < low <= high or (name == "scale" and high > 1):

@@ -31,7 +31,8 @@ from torch import Tensor
 from forebay.columns import Array, Columns
 from forebay.errors import RecipeInvalid, choice_error
 from forebay.feeding.selection import Where
-from forebay.feeding.stream import SelectionRule, Stream, checked_whole
+from forebay.feeding.stream import SelectionRule, Stream
+from forebay.fields import checked_whole
 from forebay.images import ImageRecipe, image_recipe
 from forebay.images.geometry import Normalize, Scaling, fit_many
 from forebay.images.recipe import all_tokens_ignored

@@ -52,9 +52,8 @@ def open_cache(
     store = with_tier(open_store(root), tier, tier_bytes)
     pinned = load_pinned(store, generation, cache_id, min_generation, digest)
     names = tuple(dict.fromkeys([pinned.base, *(layers or ())]))
-    for name in names:
-        if name not in pinned.recipes:
-            raise not_found("layer", name, store.address, sorted(pinned.recipes))
+    if unknown := [name for name in names if name not in pinned.recipes]:
+        raise not_found("layer", unknown[0], store.address, sorted(pinned.recipes))
     return Cache(store, pinned, names, options, pinned_explicitly=generation is not None)
 
 

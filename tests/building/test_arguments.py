@@ -33,6 +33,7 @@ WRONG: dict[str, list[Any]] = {
     "mode": ["backward"],
     "engine": ["thread", 3],
     "on_progress": [3],
+    "progress": ["yes", 1, []],
 }
 
 

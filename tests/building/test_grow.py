@@ -87,28 +87,6 @@ def test_growing_by_nothing_changes_nothing(tmp_path: Path) -> None:
     assert tree(root) == before
 
 
-def test_inverse_build_plans_new_files_and_fills_gaps_from_the_far_end(tmp_path: Path) -> None:
-    root = number_cache(tmp_path)  # chunks 0 to 4
-    other = tmp_path / "other"
-    source = fb.sources.lines(tmp_path / "raw")
-    fb.build(other, source, LineRecipe(), workers=0, end_chunk=1)
-    write_lines(tmp_path / "raw/z.txt", 20, 6)
-    plain = fb.build(root, source, LineRecipe(), workers=0)
-    assert (plain.chunks, plain.built) == (5, 0)
-    assert f"`forebay update {root} SOURCE` adds them" in plain.notes[0]
-    made: list[str] = []
-
-    def note_files(_: object) -> None:
-        made.extend(path.stem for path in layer_path(other, "numbers").glob("0*") if path.stem not in made)
-
-    note_files(None)
-    report = fb.build(other, source, LineRecipe(), workers=0, mode="inverse", on_progress=note_files)
-    assert (report.built, report.chunks) == (5, 7)
-    assert sorted(made[:2]) == ["000000", "000001"]
-    assert made[2:] == ["000006", "000005", "000004", "000003", "000002"]
-    assert numbers(other) == list(range(26))
-
-
 def test_growing_twice_and_again_is_one_segment_each(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
     for number in range(3):
@@ -130,17 +108,6 @@ def test_a_changed_old_file_is_an_error_that_names_it_and_the_choices(tmp_path: 
     with pytest.raises(SourceChanged, match=r"(?s)'a\.txt' has other content.*--into NEW --reuse"):
         grown(root, tmp_path / "raw")
     assert tree(root) == before
-
-
-def test_a_file_that_grew_and_changed_or_shrank_is_changed(tmp_path: Path) -> None:
-    root = number_cache(tmp_path)
-    path = tmp_path / "raw/a.txt"
-    path.write_bytes(b"9" + path.read_bytes()[1:] + lines(20, 1))
-    with pytest.raises(SourceChanged, match=r"'a\.txt' has other content"):
-        grown(root, tmp_path / "raw")
-    path.write_bytes(lines(0, 9))
-    with pytest.raises(SourceChanged, match=r"'a\.txt' has 63 bytes, 70 were planned"):
-        grown(root, tmp_path / "raw")
 
 
 @pytest.mark.parametrize("suffix", PACK)
@@ -221,24 +188,6 @@ def test_growing_needs_a_cache_its_own_recipe_and_a_source_of_the_same_kind(tmp_
     before = tree(root)
     with pytest.raises(ForebayError, match=r"kind 'lines', and this one is of kind 'files'"):
         fb.update(root, fb.sources.files(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
-    assert tree(root) == before
-
-
-def test_an_installed_recipe_is_found_again(tmp_path: Path) -> None:
-    write_lines(tmp_path / "raw/a.txt", 0, 10)
-    root = tmp_path / "cache"
-    fb.build(root, fb.sources.lines(tmp_path / "raw"), fb.RawRecipe(chunk_bytes=100), workers=0)
-    write_lines(tmp_path / "raw/b.txt", 10, 10)
-    fb.update(root, fb.sources.lines(tmp_path / "raw"), workers=0)
-    cache = fb.open_cache(root)
-    assert [int(bytes(row["data"])) for row in cache] == list(range(20))
-    assert bytes(cache[19]["id"]) == b"b.txt@63"
-
-
-def test_naming_a_known_file_again_changes_nothing(tmp_path: Path) -> None:
-    root = number_cache(tmp_path)
-    before = tree(root)
-    assert grown(root, tmp_path / "raw/a.txt").built == 0
     assert tree(root) == before
 
 

@@ -2,7 +2,6 @@
 
 import shutil
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,10 +32,8 @@ from forebay.errors import (
     IndexCorrupt,
     NotFound,
     RecipeInvalid,
-    RecipeMismatch,
 )
 from forebay.store import LocalStore
-from forebay.store.base import Buffer
 
 
 def test_a_layer_adds_columns_row_by_row_with_presence_bits(tmp_path: Path) -> None:
@@ -97,36 +94,6 @@ def test_constants_left_by_a_layer_that_never_began_do_not_survive(tmp_path: Pat
     stray = constants_path(root, "length")
     stray.parent.mkdir()
     stray.write_bytes((constants_path(root, "numbers")).read_bytes())
-    fb.build(root, None, LengthLayer(times=5), workers=0)
-    assert fb.open_cache(root).constants("length")["factor"].tolist() == [5]
-
-
-class LateStore(LocalStore):
-    """A builder that has seen no recipe, and then waits until another has kept its own."""
-
-    def __init__(self, folder: Path, other: Callable[[], object]) -> None:
-        super().__init__(folder)
-        self.others = [other]
-
-    def _wait(self, key: str) -> None:
-        if key == "recipes/length.json" and self.others:
-            self.others.pop()()
-
-    def create(self, key: str, data: Sequence[Buffer], **options) -> bool:
-        self._wait(key)
-        return super().create(key, data, **options)
-
-    def replace(self, key: str, data: Sequence[Buffer], **options) -> None:
-        self._wait(key)
-        return super().replace(key, data, **options)
-
-
-def test_a_builder_whose_recipe_came_too_late_leaves_no_constants(tmp_path: Path) -> None:
-    root = number_cache(tmp_path)
-    late = LateStore(root, lambda: bind_layer(LocalStore(root), LengthLayer(times=5), "length"))
-    with pytest.raises(RecipeMismatch, match="differs in: times: "):
-        fb.build(late, None, LengthLayer(times=3), workers=0)
-    assert not late.others
     fb.build(root, None, LengthLayer(times=5), workers=0)
     assert fb.open_cache(root).constants("length")["factor"].tolist() == [5]
 

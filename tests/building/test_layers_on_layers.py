@@ -10,7 +10,7 @@ from tests.helpers.layer_recipes import LengthLayer, LineRecipe, SumLayer, flip,
 
 import forebay as fb
 from forebay.building.layers import bind_layer
-from forebay.errors import NotFound, RecipeInvalid, RecipeMismatch
+from forebay.errors import NotFound, RecipeMismatch
 from forebay.store import LocalStore
 
 
@@ -34,14 +34,6 @@ def test_a_row_that_a_layer_which_is_read_lacks_is_absent_too(tmp_path: Path) ->
     assert np.array_equal(read["sum.present"], read["length.present"])
 
 
-def test_worker_processes_make_the_same_bytes(tmp_path: Path) -> None:
-    one, other = layered_cache(tmp_path / "one"), layered_cache(tmp_path / "other")
-    fb.build(one, None, SumLayer(), workers=0)
-    fb.build(other, None, SumLayer(), workers=2, mode="inverse")
-    assert len(chunks_of(one, "sum")) == 5
-    assert chunks_of(one, "sum") == chunks_of(other, "sum")
-
-
 def test_what_a_layer_that_is_read_lacks_is_told_before_any_work(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
     fb.build(root, None, LengthLayer(), workers=0, end_chunk=1)
@@ -59,14 +51,6 @@ def test_a_layer_that_was_begun_and_has_no_chunk_yet_lacks_them_all(tmp_path: Pa
     bind_layer(LocalStore(root), LengthLayer(), "length")
     with pytest.raises(NotFound, match=r"reads layer 'length', which has no chunk 0 and 4 more"):
         fb.build(root, None, SumLayer(), workers=0)
-
-
-def test_a_column_that_no_layer_has_is_refused_before_it_begins(tmp_path: Path) -> None:
-    root = number_cache(tmp_path)
-    before = tree(root)
-    with pytest.raises(RecipeInvalid, match=r"(?s)'times', which no layer of .* has; there are: number, vector, text"):
-        fb.build(root, None, SumLayer(), workers=0)
-    assert tree(root) == before
 
 
 def test_the_fingerprint_knows_the_layer_that_is_read(tmp_path: Path) -> None:

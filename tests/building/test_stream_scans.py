@@ -19,7 +19,6 @@ from forebay.building.cutting import StreamScan
 from forebay.building.listing import SourceListing
 from forebay.building.segments import Planner
 from forebay.cache.segment import Segment
-from forebay.errors import SourceUnreadable
 from forebay.source import SourceFile
 from forebay.sources import opening, pieces
 from forebay.sources.jsonl import LineSource
@@ -101,13 +100,6 @@ def test_a_source_of_compressed_files_is_planned_as_if_they_were_cut_one_by_one(
     at_once = planned(lines)
     assert sorted(CountedLines.scanned_paths) == [file.path for file in lines.files()]
     assert planned(LinesWithoutScans(lines.root, lines.patterns)) == at_once
-
-
-def test_a_planning_that_fails_leaves_nothing_behind(tmp_path, lines):
-    (Path(lines.root) / "07.txt.gz").write_bytes(b"not gzip at all")
-    with pytest.raises(SourceUnreadable, match=r"07\.txt\.gz"):
-        fb.build(tmp_path / "cache", lines, RECIPE, workers=0)
-    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize("count", [1, 3])  # cut while it is decompressed; scanned by several threads

@@ -121,24 +121,6 @@ def test_nothing_is_removed_where_a_generation_cannot_be_read(tmp_path: Path) ->
     assert tree(root) == before
 
 
-def test_foreign_files_are_not_ours_to_remove(tmp_path: Path) -> None:
-    root = number_cache(tmp_path)
-    (root / "notes.txt").write_text("mine")
-    (layer_path(root, "numbers") / "mine.safetensors").write_text("mine")
-    fb.clean(root, keep_generations=1)
-    mine = layer_path(root, "numbers") / "mine.safetensors"
-    assert fb.verify(root).foreign == (mine.relative_to(root).as_posix(), "notes.txt")
-
-
-@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"owner": "²-²-²", "host": [], "pid": 1}', "\xff"])
-def test_a_claim_that_cannot_be_read_expires_after_one_lease(tmp_path: Path, text: str) -> None:
-    root = number_cache(tmp_path)
-    path = root / f"claims/{claim_name(root, 9)}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text.encode("latin-1", "replace"))
-    assert fb.clean(root, lease_seconds=0.1).claims == (f"claims/{claim_name(root, 9)}",)
-
-
 def test_there_must_be_a_cache(tmp_path: Path) -> None:
     with pytest.raises(CacheNotFound):
         fb.clean(tmp_path)

@@ -35,15 +35,6 @@ def test_a_file_in_the_place_of_a_copy_is_named_and_left_alone(tmp_path: Path) -
     assert (tmp_path / "cache.pt").read_text() == "of the old format"
 
 
-def test_a_copy_can_be_built_on(tmp_path: Path) -> None:
-    root = number_cache(tmp_path)
-    fb.copy(root, tmp_path / "copy")
-    write_lines(tmp_path / "raw/c.txt", 20, 4)
-    fb.update(tmp_path / "copy", fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
-    assert len(fb.open_cache(tmp_path / "copy")) == 24
-    assert len(fb.open_cache(root)) == 20
-
-
 class Interrupted(Exception):
     pass
 

@@ -3,12 +3,10 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import ClassVar
 
-import msgspec
 import pytest
 from tests.helpers.cache_files import layer_path
-from tests.helpers.layer_recipes import LengthLayer, LineRecipe, layered_cache, number_cache
+from tests.helpers.layer_recipes import AdditionLayer, LengthLayer, LineRecipe, layered_cache, number_cache
 
 import forebay as fb
 from forebay.errors import ForebayError, NotFound, RecipeMismatch
@@ -101,30 +99,13 @@ def test_a_layer_that_others_read_is_replaced_with_them_or_not_at_all(tmp_path):
     assert fb.drop(root, "above", "length").layers == ("above", "length")
 
 
-class SumLayer(fb.RecipeHooks, msgspec.Struct, frozen=True, kw_only=True):
-    """The sum of some columns."""
-
-    kind: ClassVar[str] = "sum"
-    revision: ClassVar[int] = 1
-
-    name: str
-    reads: tuple[str, ...] = ("number",)
-    add: int = 0
-
-    def columns(self):
-        return (fb.Column(name=self.name, dtype="int64"),)
-
-    def make(self, rows):
-        return fb.Rows({self.name: sum(rows[name] for name in self.reads) + self.add})
-
-
 def test_a_tower_of_layers_is_replaced_together(tmp_path):
-    def tower(add: int) -> dict[str, SumLayer]:
-        both = {name: SumLayer(name=f"{name}_sum", add=add) for name in ("left", "right")}
+    def tower(add: int) -> dict[str, AdditionLayer]:
+        both = {name: AdditionLayer(name=f"{name}_sum", add=add) for name in ("left", "right")}
         return {
             **both,
-            "middle": SumLayer(name="middle_sum", reads=("left_sum", "right_sum")),
-            "top": SumLayer(name="top_sum", reads=("middle_sum",)),
+            "middle": AdditionLayer(name="middle_sum", reads=("left_sum", "right_sum"), add=0),
+            "top": AdditionLayer(name="top_sum", reads=("middle_sum",), add=0),
         }
 
     root = number_cache(tmp_path)

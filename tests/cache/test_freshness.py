@@ -287,15 +287,6 @@ def test_content_that_changes_between_planning_and_work_is_refused_before_anythi
     )
 
 
-def test_what_grows_between_planning_and_work_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "raw/a.txt"
-    write_lines(path, 100000, 20)
-    content = path.read_bytes()
-    store = PlanNoticed(tmp_path / "cache", lambda: path.write_bytes(2 * content))
-    report = fb.build(store, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0)
-    assert any("1 file(s) of the source grew" in note for note in report.notes)
-
-
 def test_content_exchanged_while_another_builder_works_ends_the_one_that_read_the_old(tmp_path: Path) -> None:
     """Of two builders, one has read the old content; whichever of them is last must not call the mixture a success."""
     write_lines(tmp_path / "raw/a.txt", 100000, 20)
@@ -326,14 +317,6 @@ def test_the_same_content_with_another_inode_and_ctime_goes_on(tmp_path: Path) -
     assert fb.verify(root, source=fb.sources.lines(tmp_path / "raw"), full=True).sound
 
 
-@pytest.mark.parametrize("position", [0, 30, 69])
-def test_one_other_byte_anywhere_is_a_change(tmp_path: Path, position: int) -> None:
-    root = number_cache(tmp_path)
-    flip(tmp_path / "raw/a.txt", position, 1)
-    touch(tmp_path / "raw/a.txt")
-    assert fresh(root, tmp_path / "raw").changed == {"a.txt": "has other content than was planned"}
-
-
 def test_a_smaller_file_is_changed_and_a_larger_one_grew_if_what_was_planned_holds(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
     (tmp_path / "raw/a.txt").write_bytes((tmp_path / "raw/a.txt").read_bytes()[:-7])
@@ -343,13 +326,6 @@ def test_a_smaller_file_is_changed_and_a_larger_one_grew_if_what_was_planned_hol
     assert found.grown == ("b.txt",)
     flip(tmp_path / "raw/b.txt", 3, 1)
     assert fresh(root, tmp_path / "raw").changed.keys() == {"a.txt", "b.txt"}
-
-
-def test_a_file_that_is_gone_is_missing_and_no_hindrance_to_reading(tmp_path: Path) -> None:
-    root = number_cache(tmp_path)
-    (tmp_path / "raw/a.txt").unlink()
-    assert fresh(root, tmp_path / "raw").stale == {"a.txt": "is gone"}
-    assert len(fb.open_cache(root)) == 20
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -364,32 +340,6 @@ def test_a_compressed_file_is_judged_by_its_stored_bytes(tmp_path: Path, full: b
     flip(path, 20)
     touch(path)
     assert fb.verify(root, full=full).stale == {"a.txt.gz": "has other content than was planned"}
-
-
-def test_building_on_a_changed_source_is_an_error_that_names_the_file_and_makes_nothing(tmp_path: Path) -> None:
-    root = number_cache(tmp_path)
-    (chunk_path(root, "numbers", 4)).unlink()
-    before = tree(root)
-    (tmp_path / "raw/a.txt").write_bytes(b"999999\n" * 10)
-    with pytest.raises(
-        SourceChanged,
-        match=r"(?s)'a\.txt' has other content than was planned.*--reuse",
-    ) as caught:
-        fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0)
-    assert caught.value.facts["files"].keys() == {"a.txt"}
-    assert tree(root) == before
-
-
-def test_content_is_checked_whatever_files_look_like(tmp_path: Path) -> None:
-    root = number_cache(tmp_path)
-    store, source = fb.LocalStore(root), fb.sources.lines(tmp_path / "raw")
-    assert source_check(Index.take(store), source, load_plan(store)).content_problems() == {}
-    for name, position in (("a.txt", 0), ("b.txt", 69)):
-        path = tmp_path / "raw" / name
-        status = path.stat()
-        flip(path, position, 1)
-        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert source_check(Index.take(store), source, load_plan(store)).content_problems().keys() == {"a.txt", "b.txt"}
 
 
 @pytest.mark.parametrize("damage", ["gone", "head", "empty"])

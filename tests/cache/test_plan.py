@@ -6,7 +6,6 @@ import random
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.helpers.builders import chunk_digests, every_file
 from tests.helpers.cache_files import segment_of
@@ -16,7 +15,7 @@ from tests.helpers.processes import PythonProcess
 import forebay as fb
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.segment import Segment
-from forebay.errors import Damaged, IndexCorrupt, SourceUnreadable
+from forebay.errors import Damaged, IndexCorrupt
 from forebay.source import Part, SourceFile
 from forebay.store import LocalStore, MemoryStore
 
@@ -100,18 +99,6 @@ def test_every_slice_says_which_range_of_which_file_and_what_the_file_was(tmp_pa
         for part in plan.parts(chunk):
             status = {"a.txt": first, "b.txt": second}[part.file.path].stat()
             assert (part.file.size, part.file.mtime_ns) == (status.st_size, status.st_mtime_ns)
-
-
-def test_the_plan_is_there_before_any_chunk_is_made(tmp_path):
-    source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(5)))
-    seen = []
-
-    def look(progress: fb.Progress) -> None:
-        if progress.phase == "building":
-            seen.append(len(load_plan(LocalStore(tmp_path / "cache"))))
-
-    fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=0, on_progress=look)
-    assert seen == [5] * 5
 
 
 def test_a_plan_is_made_once_and_only_appended_to(tmp_path):
@@ -224,18 +211,6 @@ def test_a_segment_reads_back_as_it_was(tmp_path):
     assert plan.weight == 2**39
 
 
-@pytest.mark.parametrize("inode", [0, 2**63 + 5])
-def test_all_files_of_a_segment_are_what_each_is(inode):
-    files = [
-        SourceFile(f"f/\udce9{at}", at, -at, f"e{at % 3}" * (at % 2), at % 5 == 0, at or None, at * bool(inode), inode)
-        for at in range(5000)
-    ]
-    chunks = [[Part(file, 0, 1), Part(file, 1, 2)] for file in files[:4500]]
-    made = segment_of(chunks, number=0, first_chunk=0, source={"kind": "x"}, weight=2, empty=files)
-    assert list(made.files) == [made.files[at] for at in range(5000)] == files
-    assert made.tensors["part_file"].tolist() == [at for at in range(4500) for _ in range(2)]
-
-
 def test_two_streams_are_read_at_once_each_by_its_worker(tmp_path, monkeypatch):
     notes = tmp_path / "notes"
     notes.mkdir()
@@ -249,14 +224,6 @@ def test_two_streams_are_read_at_once_each_by_its_worker(tmp_path, monkeypatch):
     readers = {name: {pid for pid, sample in pairs if sample.startswith(name)} for name in ("a.gz", "b.gz")}
     assert [len(readers["a.gz"]), len(readers["b.gz"])] == [1, 1]
     assert readers["a.gz"] != readers["b.gz"]
-
-
-def test_a_stream_that_ends_too_early_is_named_while_planning(tmp_path):
-    source = tmp_path / "source.txt.gz"
-    source.write_bytes(gzip.compress(np.random.default_rng(0).bytes(100_000).hex().encode())[:-500])
-    with pytest.raises(SourceUnreadable, match=r"source\.txt\.gz"):
-        fb.build(tmp_path / "cache", fb.sources.lines(source), fb.RawRecipe(), workers=0)
-    assert not list((tmp_path / "cache").glob("plan/*"))
 
 
 def test_a_recipe_that_fails_on_all_it_is_tried_on_is_refused_and_leaves_nothing_behind(tmp_path):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.helpers.layer_recipes import LineRecipe, layered_cache, write_lines
+from tests.helpers.layer_recipes import LineRecipe, layered_cache
 
 import forebay as fb
 from forebay.cache.status import describe_column
@@ -25,15 +25,6 @@ def test_a_summary_has_counts_recipes_source_and_versions(tmp_path: Path) -> Non
     assert layers["numbers"].statistics == {"sum": sum(range(20))}
     assert layers["length"].columns[-1] == "present: bool"
     assert (layers["length"].chunks, layers["length"].rows, layers["length"].failures) == (5, 20, 5)
-
-
-def test_a_summary_follows_what_is_published(tmp_path: Path) -> None:
-    root = layered_cache(tmp_path)
-    write_lines(tmp_path / "raw/c.txt", 20, 4)
-    fb.update(root, fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
-    summary = fb.info(root)
-    assert (summary.rows, summary.planned_chunks, summary.source_files) == (24, 6, 3)
-    assert {layer.layer: layer.rows for layer in summary.layers} == {"numbers": 24, "length": 20}
 
 
 @pytest.mark.parametrize(

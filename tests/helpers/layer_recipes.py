@@ -148,22 +148,23 @@ class AdditionLayer(fb.RecipeHooks, msgspec.Struct, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "addition"
     revision: ClassVar[int] = 1
-    reads: ClassVar[tuple[str, ...]] = ("number",)
 
     name: str
+    reads: tuple[str, ...] = ("number",)
+    add: int = 1
 
     def columns(self) -> tuple[Column, ...]:
         return (Column(name=self.name, dtype="int64"),)
 
     def make(self, rows: Columns) -> Rows:
-        return Rows({self.name: rows["number"] + 1})
+        return Rows({self.name: sum(rows[name] for name in self.reads) + self.add})
 
 
 class LongingLayer(AdditionLayer, frozen=True, kw_only=True):
     """A layer that reads a column which the base layer has not."""
 
     kind: ClassVar[str] = "longing"
-    reads: ClassVar[tuple[str, ...]] = ("number", "weight")
+    reads: tuple[str, ...] = ("number", "weight")
 
 
 class StoredRecipe(fb.RecipeHooks, msgspec.Struct, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from forebay.building.build import check_is_recipe, check_range, check_start, re
 from forebay.building.estimate import MissingChunks, estimate_build, missing_chunks
 from forebay.building.layers import new_files, resolve_recipe, stored_source, why_unchecked
 from forebay.building.listing import SourceListing
-from forebay.building.options import BuildOptions, silent, worker_count
+from forebay.building.options import BuildOptions, silent
 from forebay.building.repair import repair as repair_cache
 from forebay.building.update import update as update_cache
 from forebay.cache.catalog import read_recipe_document
@@ -360,7 +360,7 @@ def _estimated(
     lacks: MissingChunks | None,
 ) -> Estimate:
     options = BuildOptions(workers=workers).suited_to(recipe, listing.source)
-    return estimate_build(listing, recipe, store, worker_count(options.workers), notes, lacks)
+    return estimate_build(listing, recipe, store, options.slots(options.open_engine()), notes, lacks)
 
 
 def dry_run(

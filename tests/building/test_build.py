@@ -11,14 +11,12 @@ from typing import ClassVar
 
 import pytest
 from tests.helpers.builders import (
-    chunk_count,
     chunk_digests,
     ending,
     every_file,
     patient,
     script_environment,
     start_builder,
-    wait_until,
 )
 from tests.helpers.cache_files import chunk_path, layer_path, layer_status
 from tests.helpers.dedup_cases import DistinctRecipe
@@ -26,7 +24,6 @@ from tests.helpers.forged_caches import put_together, take_apart
 from tests.helpers.layer_recipes import LineRecipe, tree
 from tests.helpers.obedient_recipes import (
     NOTES,
-    LengthLayer,
     ObedientRecipe,
     makes,
     order_line,

@@ -9,7 +9,6 @@ from tests.helpers.obedient_recipes import ObedientRecipe, orders, write_orders
 
 import forebay as fb
 from forebay.cache.catalog import newest_generation
-from forebay.cache.publish import Publisher
 from forebay.errors import BuildFailed, IndexCorrupt
 from forebay.store import LocalStore
 

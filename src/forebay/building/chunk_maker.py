@@ -24,6 +24,7 @@ from forebay.cache.catalog import (
     Home,
     column_homes,
     examine_chunk,
+    has_sha256,
     layer_columns,
     load_generation,
     open_chunk,
@@ -62,7 +63,7 @@ from forebay.recipe import (
     recipe_mismatch,
 )
 from forebay.source import CHANGED_MEANWHILE, Failure, Part, Source, SourceFile, files_changed, part_sum
-from forebay.store.base import Missing, Pieces, Store, index_corrupt
+from forebay.store.base import Missing, Store, index_corrupt
 
 
 class MadeChunk(msgspec.Struct, frozen=True):
@@ -183,7 +184,10 @@ class ChunkJob:
             with suppress(Damaged):  # a folder or a link has the name
                 created = self.store.create(key, encoded.buffers)
             record = encoded.record(sha256.result())
-        if not created and not self._has(key, encoded.size, record.sha256):
+        is_stored = created
+        with suppress(OSError):  # a bad sector: the file is replaced
+            is_stored = created or has_sha256(self.store, key, record.sha256, encoded.size)
+        if not is_stored:
             self._put(key, encoded)
         return MadeChunk(record)
 
@@ -192,13 +196,6 @@ class ChunkJob:
             self.store.replace(key, encoded.buffers)
         except (Damaged, IsADirectoryError) as error:
             raise ForebayError(f"'{key}' is taken by something that is not a file; move it away") from error
-
-    def _has(self, key: str, size: int, sha256: bytes) -> bool:
-        try:
-            stored = Pieces(self.store, key)
-            return len(stored) == size and stored.sha256 == sha256  # a damaged file may be sparse and huge
-        except (Missing, Damaged, OSError):
-            return False
 
 
 def input_incomplete(root: str, layer: str, read: str, chunks: Sequence[int]) -> NotFound:
@@ -338,8 +335,7 @@ class LayerSlice:
 
     def fits(self, record: ChunkRecord) -> bool:
         """True if a sound file was made from the base chunk that is listed."""
-        base = published_record(self._pinned, self._pinned.base, record.chunk)
-        return base is not None and (record.base, record.rows) == (base.ids, base.rows)
+        return self._pinned.table(self._pinned.base).has_base_of(record)
 
     @cached_property
     def _wanted(self) -> tuple[str, ...]:

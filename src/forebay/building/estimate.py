@@ -117,7 +117,9 @@ def missing_chunks(
         return None
     state = index.state(layer)
     planned = int(state.planned.sum())
-    chunks = tuple(n for n in numbers(state.missing) if (start or 0) <= n <= (len(plan) if end is None else end))
+    chunks = tuple(
+        n for n in numbers(state.todo & ~state.file) if (start or 0) <= n <= (len(plan) if end is None else end)
+    )
     return MissingChunks(planned, chunks, int(plan.weights[list(chunks)].sum()), not start is end is None)
 
 

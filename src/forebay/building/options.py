@@ -1,6 +1,5 @@
 """How to run a build: workers, limits, engine. Nothing of it changes a byte."""
 
-import os
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
@@ -72,14 +71,7 @@ class BuildOptions:
 
     def slots(self, engine: Engine) -> int:
         """How many chunks are made at once."""
-        return engine.capacity() if self.workers is None else worker_count(self.workers)
-
-
-def worker_count(workers: int | None) -> int:
-    """How many processes make chunks."""
-    if workers is None:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, workers)
+        return engine.capacity() if self.workers is None else max(1, self.workers)
 
 
 def ray_engine(**options: Any) -> Engine:

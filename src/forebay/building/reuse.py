@@ -19,7 +19,7 @@ from forebay.building.layers import bind_layer
 from forebay.building.segments import Draft, Planner, check_kind
 from forebay.building.update import append_new_files
 from forebay.building.writer import CacheWriter
-from forebay.cache.catalog import begin_cache, newest_generation
+from forebay.cache.catalog import begin_cache, has_sha256, newest_generation
 from forebay.cache.plan import Plan
 from forebay.cache.publish import create_next
 from forebay.cache.reports import Progress
@@ -27,7 +27,7 @@ from forebay.cache.segment import Segment
 from forebay.cache.source_check import SourceCheck
 from forebay.cache.state import Index, numbers
 from forebay.columns import Array
-from forebay.errors import Damaged, ForebayError, RecipeMismatch
+from forebay.errors import ForebayError, RecipeMismatch
 from forebay.file_table import FileTable
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
@@ -35,7 +35,7 @@ from forebay.format.generation import ChunkTable
 from forebay.format.tensors import hmac_key
 from forebay.recipe import differing_fields, input_layers, is_same_recipe, recipe_mismatch
 from forebay.source import SourceFile
-from forebay.store.base import Missing, Pieces, Store, read_document
+from forebay.store.base import read_document
 
 
 def begin_reusing(cache: CacheWriter, planner: Planner, layer: str, old: Index, copy: bool) -> None:
@@ -185,20 +185,13 @@ class Placement:
     def _place_file(self, key: str, sha256: bytes) -> bool:
         """Place one file; False if it is damaged or gone in the old cache."""
         store, old = self.cache.store, self.old.store
-        if _has(store, key, sha256):
+        if has_sha256(store, key, sha256):
             return True
-        if not _has(old, key, sha256):
+        if not has_sha256(old, key, sha256):
             return False
         if self.copy or not store.link(key, old):
             store.replace(key, [old.view(key)])
         return True
-
-
-def _has(store: Store, key: str, sha256: bytes) -> bool:
-    try:
-        return Pieces(store, key).sha256 == sha256
-    except (Missing, Damaged):
-        return False
 
 
 def _publish(cache: CacheWriter, old: Index, placed: Mapping[str, Sequence[ChunkRecord]]) -> None:

@@ -202,9 +202,12 @@ def read_generation(store: Store, number: int | None, secret: bytes | None) -> G
     return generation
 
 
-def newest_generation(store: Store) -> Generation | None:
-    numbers = generation_numbers(store)
-    return load_generation(store, numbers[-1]) if numbers else None
+def newest_generation(store: Store, known: Generation | None = None) -> Generation | None:
+    """The newest generation, None if there is none; one that is `known` is not read again."""
+    number = max(generation_numbers(store), default=None)
+    if number is None:
+        return None
+    return known if known is not None and known.number == number else load_generation(store, number)
 
 
 def examine_chunk(store: Store, recipe: RecipeDocument, chunk: int) -> ChunkRecord:
@@ -220,6 +223,15 @@ def sound_record(store: Store, recipe: RecipeDocument, chunk: int) -> ChunkRecor
         return examine_chunk(store, recipe, chunk)
     except (Missing, Damaged):
         return None
+
+
+def has_sha256(store: Store, key: str, sha256: bytes, size: int | None = None) -> bool:
+    """True if a file can be read, and has this SHA-256; of one with another `size` nothing is read."""
+    try:
+        stored = Pieces(store, key)
+        return size in (None, len(stored)) and stored.sha256 == sha256
+    except (Missing, Damaged):
+        return False
 
 
 def published_record(generation: Generation, layer: str, chunk: int) -> ChunkRecord | None:

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Sequence
 
-from forebay.cache.catalog import generation_numbers, load_generation, read_generation
+from forebay.cache.catalog import generation_numbers, has_sha256, load_generation, read_generation
 from forebay.cache.reports import CopyReport, OnProgress, Progress
 from forebay.cache.soundness import index_problems
 from forebay.cache.state import Index
@@ -108,11 +108,8 @@ def _copy_documents(store: Store, destination: Store, generation: Generation, ke
 def _copy_chunk(store: Store, destination: Store, folder: str, record: ChunkRecord) -> int:
     """The bytes that had to be copied; 0 where the destination has the chunk."""
     key, layer = record.key(folder), layout.layer_of(folder)
-    try:
-        if Pieces(destination, key).sha256 == record.sha256:
-            return 0
-    except Missing:
-        pass
+    if has_sha256(destination, key, record.sha256, record.size):
+        return 0
     try:
         value = read_published(store, key, record)
     except Missing as error:

@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from forebay.cache.catalog import generation_numbers, load_generation, newest_generation
+from forebay.cache.catalog import newest_generation
 from forebay.cache.claims import Claims
 from forebay.cache.heartbeat import living_builders
 from forebay.cache.plan import Plan
@@ -139,7 +139,7 @@ class Publisher:
         following = 0 if self.newest is None else self.newest.number + 1
         with suppress(Damaged):  # a folder or a link has the name
             if holds(self._store, layout.generation(following)):
-                self.newest = self._newest()
+                self.newest = newest_generation(self._store, self.newest)
         return self.newest is not None and _table(self.newest, self._about).position(chunk) is not None
 
     def publish_if_due(self) -> None:
@@ -156,18 +156,11 @@ class Publisher:
     def _publish(self, wait_seconds: float) -> Generation | None:
         started = time.monotonic()
         with self._claims.holding(layout.PUBLISH_CLAIM, wait_seconds):
-            self.newest = create_next(self._store, self._newest, self._draft)
+            self.newest = create_next(self._store, lambda: newest_generation(self._store, self.newest), self._draft)
         self._take_listed()
         self._last = time.monotonic()
         self.seconds += self._last - started
         return self.newest
-
-    def _newest(self) -> Generation | None:
-        number = max(generation_numbers(self._store), default=None)
-        known = self.newest
-        if number is None or (known is not None and known.number == number):
-            return known if number is not None else None
-        return load_generation(self._store, number)
 
     def _draft(self, newest: Generation | None) -> Generation | None:
         """The next generation, None if there is nothing to add."""
@@ -195,7 +188,8 @@ class Publisher:
         about, plan = self._about, self._about.plan
         fresh = [record for record in self._records.values() if self._is_new(record, listed)]
         self.withdrawn |= {one.chunk for one in fresh if plan.segment_of(one.chunk).number in before.withdrawn}
-        fresh = [one for one in fresh if one.chunk not in self.withdrawn and _fits_base(one, before, about.layer)]
+        base = None if about.layer == before.base else before.table(before.base)
+        fresh = [one for one in fresh if one.chunk not in self.withdrawn and (base is None or base.has_base_of(one))]
         if about.checks_failures:
             limit = before.max_failures.get(about.layer) if about.max_failures is None else about.max_failures
             self.over_limit = over_limit(plan, listed, fresh, limit)
@@ -226,15 +220,6 @@ def _table(newest: Generation | None, about: Publication) -> ChunkTable:
 def _is_bound(generation: Generation, about: Publication) -> bool:
     layer = about.layer
     return layer in generation.recipes and generation.recipe(layer).fingerprint == about.fingerprint
-
-
-def _fits_base(record: ChunkRecord, before: Generation, layer: str) -> bool:
-    """True for a base chunk, and for a chunk above it that was made from the rows that are listed."""
-    if layer == before.base:
-        return True
-    base = before.table(before.base)
-    at = base.position(record.chunk)
-    return at is not None and (int(base.rows[at]), base.digests["ids"][at].tobytes()) == (record.rows, record.base)
 
 
 def over_limit(

@@ -14,12 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from forebay.cache.catalog import (
-    generation_numbers,
-    load_generation,
-    read_cache_document,
-    read_recipe_document,
-)
+from forebay.cache.catalog import load_generation, newest_generation, read_cache_document, read_recipe_document
 from forebay.cache.plan import Plan, load_plan
 from forebay.columns import Array
 from forebay.errors import Damaged, FormatTooNew
@@ -50,12 +45,7 @@ class LayerState:
     @property
     def unlisted(self) -> Array:
         """Not listed, and a file exists: left by a stale builder, being made, or foreign."""
-        return self.planned & ~self.listed & self.file
-
-    @property
-    def missing(self) -> Array:
-        """Neither listed nor a file."""
-        return self.planned & ~self.listed & ~self.file
+        return self.todo & self.file
 
 
 def numbers(flags: Array) -> list[int]:
@@ -84,9 +74,7 @@ class Index:
     @classmethod
     def take(cls, store: Store, before: "Index | None" = None) -> "Index":
         """The index as it is now; what an index from `before` has is not read again."""
-        number, newest = max(generation_numbers(store), default=None), None if before is None else before.newest
-        if number is None or newest is None or newest.number != number:
-            newest = None if number is None else load_generation(store, number)
+        newest = newest_generation(store, None if before is None else before.newest)
         known = None if before is None else before._plan
         return cls(store, newest, None if known is None else load_plan(store, _withdrawn(newest), known))
 

@@ -101,6 +101,11 @@ class ChunkTable:
         facts["statistics"] = {name: values[position].tolist() for name, values in self.statistics.items()}
         return ChunkRecord(**facts)
 
+    def has_base_of(self, record: ChunkRecord) -> bool:
+        """True if this is the table of the base layer, and a chunk above it was made from the rows that it lists."""
+        at = self.position(record.chunk)
+        return at is not None and (int(self.rows[at]), self.digests["ids"][at].tobytes()) == (record.rows, record.base)
+
     def records(self) -> list[ChunkRecord]:
         return [self.record(position) for position in range(len(self))]
 

@@ -113,7 +113,13 @@ class Log:
 
     def _coverage(self) -> list[str]:
         """What was damaged, run and killed, and how often."""
-        titles = {"file": "files damaged", "verb": "verbs run", "kill": "killed", "call": "killed at each system call"}
+        titles = {
+            "file": "files damaged",
+            "count": "damaged at once",
+            "copy": "repaired from a copy",
+            "verb": "verbs run",
+        }
+        titles |= {"kill": "killed", "call": "killed at each system call"}
         counts = {
             what: [f"{name} {count:,}" for (kind, name), count in sorted(self._covered.items()) if kind == what]
             for what in titles

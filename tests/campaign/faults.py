@@ -172,6 +172,7 @@ def repairs(trial: Trial) -> None:
         done_there = [damage_file(draw, copy, world.cache) for _ in range(draw.choice((1, 2)))]
         trial.cause = f" (in the copy {', '.join(map(str, done_there))})"
     key = " keyed" if world.keyed else ""
+    trial.covered["copy", f"{kind}{key}"] += 1
     trial.cause = f"repairs{key} from {kind}{trial.cause}: {trial.damaged(done)}"
     _read_right(trial, world)
     _repair_once(trial, world, done, copy)

@@ -24,7 +24,9 @@ import xxhash
 import zstandard
 from tests.campaign.worlds import doorbell
 
+from forebay.cache.segment import decode_segment
 from forebay.columns import Array, Ragged
+from forebay.errors import ForebayError
 from forebay.format.chunk import encode_chunk
 from forebay.format.chunk_file import ChunkFile
 
@@ -64,9 +66,8 @@ CHANGING: tuple[tuple[str, ...], ...] = (
 )
 LEAVES: tuple[Any, ...] = (
     None, True, False, -1, 0, 1, 2**31, 2**63 - 1, 2**63, 2**64, -(2**63), 10**400, 1e308, float("nan"), "",
-    "x", "../x", "/etc/passwd", "a\0b", "\ud800", "\x1b[31m", "é" * 50, "9" * 5000, [], {}, [1], ["x"] * 9, {"x": 1},
-    [[[[]]]],
-    {"kind": "hub"},
+    "x", "raw", ".", "..", "../x", "a/../../b", "/etc/passwd", "a\0b", "a.b", "²", "\ud800", "\x1b[31m", "é" * 50,
+    "9" * 5000, "0" * 64, "{}", "[" * 5000, [], {}, [1], ["x"] * 9, {"x": 1}, {"": ""}, [[[[]]]], {"kind": "hub"},
 )  # fmt: skip
 NUMBERS = (0, 1, 2, 255, 2**16, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
 # --- files, byte by byte ---------------------------------------------------------------------------------------------
@@ -245,18 +246,21 @@ def _sum_column(parts: Parts, column: dict[str, Any]) -> None:
 
 
 def _fuzz_document(draw: random.Random, root: Path, outside: Path) -> str:
-    """cache.json or a recipe with a value changed, on disk and in the generation alike."""
-    path = draw.choice([root / "cache.json", *root.glob("recipes/*.json")])
+    """cache.json or a recipe with a value changed: on disk, in the generation, or alike in both."""
+    path = draw.choice([root / "cache.json", *_recipes(root)])
     document, what = _mutated(draw, json.loads(path.read_bytes()))
-    text = json.dumps(document)
-    path.write_text(text, errors="surrogatepass")
+    text, where = json.dumps(document), draw.choice(("on disk", "in the generation", "everywhere", "everywhere"))
+    if where != "in the generation":
+        path.write_text(text, errors="surrogatepass")
+    if where == "on disk":
+        return f"{path.name} {what} {where}"
     generation = Parts.of(newest(root).read_bytes())
     if path.name == "cache.json":
         generation.metadata["cache"] = text
     else:
         generation.metadata["recipes"][path.stem] = text
     newest(root).write_bytes(generation.sealed())
-    return f"{path.name} {what}"
+    return f"{path.name} {what} {where}"
 
 
 def _fuzz_parts(draw: random.Random, parts: Parts, headers: float = 0.5) -> str:
@@ -278,8 +282,29 @@ def _fuzz_plan(draw: random.Random, root: Path, outside: Path) -> str:
     path = draw.choice(_plans(root))
     parts = Parts.of(path.read_bytes())
     what = _fuzz_parts(draw, parts)
-    _write_plan(root, path, parts)
+    write_plan(root, path, parts)
     return f"plan {what}"
+
+
+def _fuzz_constants(draw: random.Random, root: Path, outside: Path) -> str:
+    files = sorted(root.glob("layers/*/constants.safetensors"))
+    if not files:
+        return "no layer has constants"
+    path = draw.choice(files)
+    parts = Parts.of(path.read_bytes())
+    what = _fuzz_parts(draw, parts, headers=0.2)
+    _write_constants(root, path, parts)
+    return f"constants of {path.parent.name}: {what}"
+
+
+def _write_constants(root: Path, path: Path, parts: Parts) -> Parts:
+    """The constants of a layer, and the newest generation with their digest."""
+    content = parts.sealed()
+    path.write_bytes(content)
+    generation = Parts.of(newest(root).read_bytes())
+    generation.metadata["constants"][path.parent.name.partition(".")[0]] = hashlib.sha256(content).hexdigest()
+    newest(root).write_bytes(generation.sealed())
+    return generation
 
 
 def _fuzz_chunk(draw: random.Random, root: Path, outside: Path) -> str:
@@ -551,7 +576,7 @@ def _escapes(draw: random.Random, root: Path, outside: Path) -> str:
     newest(root).write_bytes(parts.sealed())
     plan = Parts.of(_plans(root)[0].read_bytes())
     plan.metadata["source"] = {"kind": escape, "root": escape}
-    _write_plan(root, _plans(root)[0], plan)
+    write_plan(root, _plans(root)[0], plan)
     layer = chunks(root)[0].parent.name
     (root / "claims" / layer).mkdir(parents=True, exist_ok=True)
     (root / "claims" / layer / "000000.json").write_text(json.dumps({"owner": escape, "host": escape, "pid": 1}))
@@ -576,16 +601,17 @@ def _source_kinds(draw: random.Random, root: Path, outside: Path) -> str:
     path = _plans(root)[-1]
     parts = Parts.of(path.read_bytes())
     parts.metadata["source"] = {"kind": kind, **description}
-    _write_plan(root, path, parts)
+    write_plan(root, path, parts)
     return f"source of kind {kind} {description}"
 
 
-def _write_plan(root: Path, path: Path, parts: Parts) -> None:
+def write_plan(root: Path, path: Path, parts: Parts) -> None:
     """A segment of the plan, and the newest generation with its digest."""
     content = parts.sealed()
     path.write_bytes(content)
     generation = Parts.of(newest(root).read_bytes())
-    generation.metadata["plan"][int(path.stem)] = content[-32:].hex()
+    with suppress(ForebayError):  # one that cannot be decoded is rejected whatever its digest is
+        generation.metadata["plan"][int(path.stem)] = decode_segment(memoryview(content), "", "").digest
     newest(root).write_bytes(generation.sealed())
 
 
@@ -604,7 +630,7 @@ def _buckets(draw: random.Random, root: Path, outside: Path) -> str:
     ends = [sum(map(len, paths[:at])) for at in range(len(paths) + 1)]
     parts.tensors["file_path"] = ("U8", [ends[-1]], b"".join(paths))
     parts.tensors["file_path_offsets"] = ("U64", [len(ends)], b"".join(end.to_bytes(8, "little") for end in ends))
-    _write_plan(root, path, parts)
+    write_plan(root, path, parts)
     chunks(root)[0].unlink()  # so that somebody wants to read the source
     return f"source {source}"
 
@@ -654,8 +680,7 @@ def _templates(draw: random.Random, root: Path, outside: Path) -> str:
         return "no layer has a template"
     content = text.encode()
     parts.tensors["template"] = ("U8", [len(content)], content)
-    sealed = parts.sealed()
-    path.write_bytes(sealed)
+    generation = _write_constants(root, path, parts)
     layer = path.parent.name.partition(".")[0]
     recipe = root / f"recipes/{layer}.json"
     document = json.loads(recipe.read_bytes())
@@ -667,9 +692,7 @@ def _templates(draw: random.Random, root: Path, outside: Path) -> str:
     document["fingerprint"] = hashlib.sha256(known.encode()).hexdigest()
     recipe.write_text(json.dumps(document))
     path.parent.rename(path.parent.with_name(f"{layer}.{document['fingerprint'][:16]}"))
-    generation = Parts.of(newest(root).read_bytes())
     generation.metadata["recipes"][layer] = json.dumps(document)
-    generation.metadata["constants"][layer] = sealed[-32:].hex()
     newest(root).write_bytes(generation.sealed())
     chunks(root)[0].unlink()  # so that somebody wants to render
     return f"the template is {text[:70]!r}"
@@ -702,6 +725,7 @@ CRAFTED: dict[str, Craft] = {
     "documents": _fuzz_document,
     "generation": _fuzz_generation,
     "plan": _fuzz_plan,
+    "constants": _fuzz_constants,
     "chunk": _fuzz_chunk,
     "values": _fuzz_values,
     "claim": _fuzz_claim,

@@ -87,6 +87,7 @@ class Trial:
     def damaged(self, done: Sequence[Done]) -> str:
         """What was damaged, as text."""
         self.covered.update(("file", each.kind) for each in done)
+        self.covered["count", f"{len(done)} files"] += 1
         return ", ".join(map(str, done))
 
     def read(self, world: World, root: Path | None = None, tier: Path | None = None) -> tuple[int, list[str]]:

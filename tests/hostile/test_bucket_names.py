@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.campaign.hostile import Parts, chunks, newest
+from tests.campaign.hostile import Parts, chunks, write_plan
 from tests.campaign.worlds import doorbell
 from tests.helpers.layer_recipes import write_lines
 
@@ -25,7 +25,7 @@ VERBS = (
     ("verify", "--full"),
     ("peek",),
     ("build", "--workers", "0"),
-    ("refresh", "--workers", "0"),
+    ("update", "--workers", "0"),
     ("repair", "--workers", "0"),
     ("view", "--bundle", "page.html"),
 )
@@ -42,10 +42,8 @@ def crafted(folder: Path, root: str, name: str) -> Path:
     parts.metadata["source"] |= {"root": root, "patterns": [name]}
     parts.tensors["file_path"] = ("U8", [len(name)], name.encode())
     parts.tensors["file_path_offsets"] = ("U64", [2], b"".join(at.to_bytes(8, "little") for at in (0, len(name))))
-    path.write_bytes(content := parts.sealed())
-    generation = Parts.of(newest(cache).read_bytes())
-    generation.metadata["plan"] = [content[-32:].hex()]
-    newest(cache).write_bytes(generation.sealed())
+    write_plan(cache, path, parts)
+    assert fb.verify(cache).bad == ()
     return cache
 
 

@@ -7,7 +7,7 @@ forebay's own.
 import tomllib
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, distribution, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,12 @@ def own_kinds(group: str) -> dict[str, EntryPoint]:
         project = tomllib.loads(_PYPROJECT.read_text("utf-8")).get("project", {})
         if project.get("name") == "forebay":
             return {kind: EntryPoint(kind, value, group) for kind, value in project["entry-points"][group].items()}
-    return {entry.name: entry for entry in distribution("forebay").entry_points.select(group=group)}
+    try:
+        own = distribution("forebay").entry_points
+    except PackageNotFoundError as error:
+        hint = "install forebay again, or allow more open files (`ulimit -n`)"
+        raise LibraryMissing("the metadata of the package 'forebay' cannot be read", hint=hint) from error
+    return {entry.name: entry for entry in own.select(group=group)}
 
 
 def known_kinds() -> list[str]:

@@ -184,22 +184,18 @@ def wrong_value(path: Path) -> None:
     path.write_text(path.read_text().replace('"level": "default"', '"level": "fast"', 1))
 
 
-@pytest.mark.parametrize("edit", [wrong_fingerprint, wrong_letter, wrong_value])
+def foreign_recipe(path: Path) -> None:
+    """The recipe of a cache from the same source with another codec."""
+    folder = path.parents[2]
+    run("build", "raw", "--chunk-bytes", 2000, "--codec", "none", folder / "source", "--into", folder / "other", "-q")
+    shutil.copy(CacheFiles(folder / "other").recipe(), path)
+
+
+@pytest.mark.parametrize("edit", [wrong_fingerprint, wrong_letter, wrong_value, foreign_recipe])
 def test_repair_from_a_copy_works_after_a_repair_without_one(tmp_path: Path, edit: Callable[[Path], None]) -> None:
     damage = Damage(tmp_path)
     edit(damage.files.recipe())
     flip(damage.files.generations[-1])
-    damage.repair()
-    damage.repair("--from", damage.copy)
-    damage.assert_whole()
-
-
-def test_repair_does_not_overwrite_intact_chunks_by_those_of_a_foreign_recipe(tmp_path: Path) -> None:
-    damage = Damage(tmp_path)
-    other = tmp_path / "other"
-    run("build", "raw", "--chunk-bytes", 2000, "--codec", "none", tmp_path / "source", "--into", other, "-q")
-    shutil.copy(CacheFiles(other).recipe(), damage.files.recipe())
-    cut(damage.files.generations[-1])
     damage.repair()
     damage.repair("--from", damage.copy)
     damage.assert_whole()
@@ -231,6 +227,35 @@ def test_repair_does_not_turn_a_cache_into_the_one_of_a_foreign_generation(
     shutil.copy(CacheFiles(other).generations[-1], damage.files.generations[-1])
     words = ("--from", damage.copy) if with_copy else ()
     damage.repair(*words)
+    damage.repair("--from", damage.copy)
+    damage.assert_whole()
+
+
+def test_repair_without_cache_json_and_plan_does_not_adopt_a_foreign_generation(tmp_path: Path) -> None:
+    damage, other = Damage(tmp_path), tmp_path / "other"
+    write_texts(tmp_path / "more/c.jsonl", "c")
+    run("build", "raw", "--chunk-bytes", 2000, tmp_path / "more", "--into", other, "-q")
+    shutil.copy(CacheFiles(other).generations[0], damage.files.generations[0])
+    flip(damage.files.segments[0])
+    damage.files.document.unlink()
+    with pytest.raises(Damaged, match="pass a copy"):
+        fb.repair(damage.root, workers=0)
+    assert digests(damage.root) == damage.digests
+    fb.repair(damage.root, copy=damage.copy, workers=0)
+    damage.assert_whole()
+
+
+def test_update_does_not_replace_chunks_by_those_of_a_foreign_plan(tmp_path: Path) -> None:
+    damage, other = Damage(tmp_path), tmp_path / "other"
+    write_texts(tmp_path / "more/c.jsonl", "c")
+    run("build", "raw", "--chunk-bytes", 2000, tmp_path / "more", "--into", other, "-q")
+    shutil.copy(CacheFiles(other).segments[0], damage.files.segments[0])
+    generation = damage.files.generations[-1]
+    generation.unlink()
+    generation.mkdir()
+    assert run(UPDATE, damage.root, tmp_path / "more", "--workers", 0, "-q", code=None).code == 1
+    assert digests(damage.root) == damage.digests
+    generation.rmdir()
     damage.repair("--from", damage.copy)
     damage.assert_whole()
 

@@ -18,7 +18,7 @@ from forebay.errors import Damaged, ForebayError, FormatTooNew, KeyRefused
 from forebay.format import layout
 from forebay.format.generation import Generation
 from forebay.format.tensors import VARIABLE, is_whole, unseal
-from forebay.store.base import Missing, Store, index_corrupt, key_refused, load_index, sha256_of
+from forebay.store.base import Missing, Pieces, Store, index_corrupt, key_refused, load_index, sha256_of
 
 STRAY_GAP = 8  # segments that may be lost before one that exists
 FOREIGN = "it is of another cache"
@@ -79,7 +79,7 @@ def _none_sound(store: Store, refused: KeyRefused | None, bad: list[Problem]) ->
 def foreign_problem(store: Store, generation: Generation, newer: Generation | None = None) -> str:
     """Why a generation belongs to another cache; empty if it belongs to this one.
 
-    The id in `cache.json` decides, or the id of a newer generation. If there is neither, the segments do.
+    The id in `cache.json` decides, or the id of a newer generation; else segments, or intact chunk files.
     """
     cache_id = generation.document.cache_id
     known = newer.document.cache_id if newer is not None else None
@@ -89,8 +89,17 @@ def foreign_problem(store: Store, generation: Generation, newer: Generation | No
     if known is not None:
         return "" if known == cache_id else f"{FOREIGN} (id {cache_id}, this one has {known})"
     segments = [segment for number in segment_numbers(store) if (segment := sound_segment(store, number)) is not None]
-    is_own = not segments or any(segment.digest in generation.plan for segment in segments)
-    return "" if is_own else f"{FOREIGN} (id {cache_id}): it lists none of the segments here"
+    is_own = any(one.digest in generation.plan for one in segments) if segments else _has_chunks_of(store, generation)
+    return "" if is_own else f"{FOREIGN} (id {cache_id}): it lists no segment and no intact chunk file that is here"
+
+
+def _has_chunks_of(store: Store, generation: Generation) -> bool:
+    """True if a listed chunk file is here and intact, or if there are no chunk files."""
+    for folder, record in generation.chunks():
+        with suppress(Missing, Damaged, IsADirectoryError):
+            if Pieces(store, record.key(folder)).sha256 == record.sha256:
+                return True
+    return not any(layout.parse_chunk(entry.key) for entry in store.entries(layout.LAYERS))
 
 
 def index_problems(index: Index) -> list[Problem]:

@@ -282,7 +282,7 @@ def download(trial: Trial) -> None:
         _clear_the_way(trial, done)
         trial.root = here
         again = trial.judge("build", run_call(build, seconds=BUILD_SECONDS))
-    for _ in range(5):  # a bit flipped in a footer that is read by range has no hash to fail: the sentence names it
+    for _ in range(20):  # a bit flipped in a footer that is read by range has no hash to fail: the sentence names it
         if again.code != 0 and "not a sound Parquet file" in again.output:
             again = trial.judge("build", run_call(build, seconds=BUILD_SECONDS))
     if again.code != 0:

@@ -1,8 +1,8 @@
 """A corpus of crafted caches: what somebody would put into a cache that a stranger will open.
 
-Every craft takes a pristine cache and turns it into a hostile one. Files are taken apart and put together by the bytes
-that `docs/format.md` describes, not by forebay's own code, with every digest made right again: only checks of meaning
-are left to refuse them. Forged values alone are encoded by forebay, under any codec.
+Every craft takes a pristine cache and turns it into a hostile one. Index files are taken apart and put together by the
+bytes that `docs/format.md` describes, and every digest is made right again: only checks of meaning are left to reject
+them.
 """
 
 import copy
@@ -15,14 +15,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 import zstandard
 from tests.campaign.worlds import doorbell
+from tests.helpers.forged_caches import Draft, forge, list_again
 
 from forebay.cache.segment import decode_segment
 from forebay.columns import Array, Ragged
@@ -184,7 +183,8 @@ def _mutate_tensor(draw: random.Random, parts: Parts) -> str:
     """One number, the shape, the type or the presence of a tensor changed; the header still describes the file."""
     name = draw.choice([each for each in parts.tensors if not each.startswith(".")] or list(parts.tensors))
     dtype, shape, data = parts.tensors[name]
-    how = draw.choice(("number", "number", "number", "dtype", "shape", "short", "gone", "empty", "renamed"))
+    kinds = ("number", "number", "number", "dtype", "shape", "short", "long", "flat", "gone", "empty", "renamed")
+    how = draw.choice(kinds)
     if how == "number" and data:
         at, value = draw.randrange(_count(shape)), draw.choice(NUMBERS)
         parts.set_number(name, at, value)
@@ -198,6 +198,11 @@ def _mutate_tensor(draw: random.Random, parts: Parts) -> str:
     elif how == "short" and shape and shape[0] > 1:
         width = len(data) // shape[0]
         parts.tensors[name] = (dtype, [shape[0] - 1, *shape[1:]], data[:-width])
+    elif how == "long" and shape:
+        width = len(data) // max(1, shape[0])
+        parts.tensors[name] = (dtype, [shape[0] + 1, *shape[1:]], data + bytes(width))
+    elif how == "flat":
+        parts.tensors[name] = (dtype, [2**62, 0], b"")
     elif how == "renamed":
         parts.tensors = {("../" + key if key == name else key): value for key, value in parts.tensors.items()}
     elif how == "gone":
@@ -205,41 +210,6 @@ def _mutate_tensor(draw: random.Random, parts: Parts) -> str:
     else:
         parts.tensors[name] = (dtype, [0, *shape[1:]], b"")
     return f"{name}: {how}"
-
-
-def publish_chunk(root: Path, path: Path, content: bytes, head_size: int | None = None) -> None:
-    """Write a chunk and list it: size, head digest and SHA-256 in the newest generation are those of its bytes."""
-    path.write_bytes(content)
-    layer, number = path.parent.name.partition(".")[0], int(path.name[:6])
-    generation = Parts.of(newest(root).read_bytes())
-    at = generation.numbers(f"{layer}.chunk").index(number)
-    size = head_size if head_size is not None else generation.numbers(f"{layer}.head_size")[at]
-    generation.set_number(f"{layer}.size", at, len(content))
-    generation.set_number(f"{layer}.head_size", at, size)
-    facts = {"sha256": hashlib.sha256(content).digest(), "head": xxhash.xxh3_128_digest(content[:size])}
-    for name, digest in facts.items():
-        dtype, shape, data = generation.tensors[f"{layer}.{name}"]
-        width = len(digest)
-        whole = data[: at * width] + digest + data[(at + 1) * width :]
-        generation.tensors[f"{layer}.{name}"] = (dtype, shape, whole)
-    newest(root).write_bytes(generation.sealed())
-
-
-def _with_sums(parts: Parts) -> None:
-    """Make the sums of all blocks right again, where the tables that say where blocks are still make sense."""
-    for column in parts.metadata["columns"] if isinstance(parts.metadata.get("columns"), list) else []:
-        with suppress(Exception):  # tables of a crafted chunk may make no sense at all
-            _sum_column(parts, column)
-
-
-def _sum_column(parts: Parts, column: dict[str, Any]) -> None:
-    name = column["name"]
-    data = parts.tensors[name][2]
-    if column.get("codec", "none") == "none":
-        return  # its blocks have not moved
-    bounds = parts.numbers(f"{name}.blocks")
-    for block, (start, stop) in enumerate(pairwise(bounds)):
-        parts.set_number(f"{name}.sums", block, xxhash.xxh3_64_intdigest(data[start:stop]))
 
 
 # --- the crafts ------------------------------------------------------------------------------------------------------
@@ -309,11 +279,21 @@ def _write_constants(root: Path, path: Path, parts: Parts) -> Parts:
 
 def _fuzz_chunk(draw: random.Random, root: Path, outside: Path) -> str:
     path = draw.choice(chunks(root))
-    parts = Parts.of(path.read_bytes())
-    what = _fuzz_parts(draw, parts, headers=0.4)
-    _with_sums(parts)
-    publish_chunk(root, path, parts.joined())
-    return f"chunk {what}"
+    done: list[str] = []
+
+    def change(draft: Draft) -> None:
+        parts = Parts(draft.metadata, draft.tensors)
+        done.append(_fuzz_parts(draw, parts, headers=0.4))
+        draft.metadata, draft.tensors = parts.metadata, parts.tensors
+
+    with suppress(ValueError, ForebayError):  # what no header can hold
+        forge(root, change, *_place(path))
+    return f"chunk {path.parent.name}/{path.name} {done[0]}"
+
+
+def _place(path: Path) -> tuple[str, int]:
+    """The layer and the number of a chunk."""
+    return path.parent.name.partition(".")[0], int(path.name[:6])
 
 
 TEXTS = (
@@ -333,7 +313,9 @@ def _fuzz_values(draw: random.Random, root: Path, outside: Path) -> str:
         columns, meta.columns, layer=meta.layer, chunk=meta.chunk, fingerprint=meta.fingerprint, samples=meta.samples,
         failures=file.failures(), statistics=meta.statistics, base=meta.base, source_sums=file.source_sums(),
     )  # fmt: skip
-    publish_chunk(root, path, b"".join(encoded.buffers), encoded.head_size)
+    content = b"".join(encoded.buffers)
+    path.write_bytes(content)
+    list_again(root, *_place(path), content, head_size=encoded.head_size)
     return f"values of {path.parent.name}.{forged.name}: {what}"
 
 
@@ -538,18 +520,15 @@ def _bomb(draw: random.Random, root: Path, outside: Path) -> str:
     if not compressed:
         return _header(draw, root, outside)
     path, name = draw.choice(compressed)
-    parts = Parts.of(path.read_bytes())
-    size = draw.choice((1 << 30, 3 << 30, 1 << 34))
-    block = _gibibyte()
-    parts.tensors[name] = ("U8", [len(block)], block)
-    rows = parts.metadata["rows"]
-    offsets = [0, *[size] * rows] if draw.random() < 0.5 else [*[0] * rows, size]
-    parts.tensors[f"{name}.offsets"] = ("U64", [rows + 1], b"".join(n.to_bytes(8, "little") for n in offsets))
-    count = len(parts.numbers(f"{name}.blocks"))
-    bounds = [0, *[len(block)] * (count - 1)]
-    parts.tensors[f"{name}.blocks"] = ("U64", [count], b"".join(n.to_bytes(8, "little") for n in bounds))
-    _with_sums(parts)
-    publish_chunk(root, path, parts.joined())
+    size, block, is_first = draw.choice((1 << 30, 3 << 30, 1 << 34)), _gibibyte(), draw.random() < 0.5
+
+    def change(draft: Draft) -> None:
+        rows, count = draft.metadata["rows"], len(draft.numbers(f"{name}.blocks"))
+        draft.tensors[name] = ("U8", [len(block)], block)
+        draft.put(f"{name}.offsets", np.array([0, *[size] * rows] if is_first else [*[0] * rows, size], np.uint64))
+        draft.put(f"{name}.blocks", np.array([0, *[len(block)] * (count - 1)], np.uint64))
+
+    forge(root, change, *_place(path))
     return f"column {name} of {path.name} unpacks to {size >> 30} GiB"
 
 

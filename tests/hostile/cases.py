@@ -9,13 +9,14 @@ import json
 import os
 import sys
 import tempfile
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.campaign.faults import meet
 from tests.campaign.hostile import CHANGING, LOOKING, chunks, craft
-from tests.campaign.oracle import Trial, as_record
+from tests.campaign.oracle import Finding, Trial, as_record, trial_in
 from tests.campaign.trial import remove, run_call, run_verb, warm_up
 from tests.campaign.worlds import World, doorbell, make_worlds, read_rows
 from tests.hostile.answers import meet_answers
@@ -27,22 +28,26 @@ from forebay.chat import repack
 from forebay.errors import ForebayError
 
 
-def every_verb(name: str, world: World, seed: str, folder: Path, part: slice) -> list[dict[str, Any]]:
+@contextmanager
+def crafted(name: str, world: World, seed: str, folder: Path) -> Iterator[Trial]:
+    """A crafted copy of a cache."""
+    with trial_in(folder, seed, [world]) as trial:
+        world.copied(trial.root)
+        trial.cause = craft(name, trial.draw, trial.root, trial.canary.folder)
+        yield trial
+
+
+def by_verbs(name: str, world: World, seed: str, folder: Path, part: slice) -> list[Finding]:
     """A crafted cache is read and passed to a part of all verbs; whatever may change it gets a new one."""
     findings = []
     looking = LOOKING[part]
-    for number, verbs in enumerate((looking, *((verb,) for verb in CHANGING[part]))):
-        place = folder / f"{seed}-{number}"
-        place.mkdir(parents=True)
-        trial = Trial(place, seed, [world])
-        world.copied(trial.root)
-        trial.cause = craft(name, trial.draw, trial.root, trial.canary.folder)
-        if verbs is looking:
-            trial.judge("reading", run_call(lambda root=trial.root: read_rows(root)))
-        for verb in verbs:
-            meet(trial, world, verb)
-        findings += [as_record(each, name, seed) for each in trial.findings]
-        remove(place)
+    for verbs in (looking, *((verb,) for verb in CHANGING[part])):
+        with crafted(name, world, seed, folder) as trial:
+            if verbs is looking:
+                trial.judge("reading", run_call(lambda root=trial.root: read_rows(root)))
+            for verb in verbs:
+                meet(trial, world, verb)
+            findings += trial.findings
     return findings
 
 
@@ -58,14 +63,11 @@ BY_URL: tuple[tuple[str, ...], ...] = (
 )
 
 
-def by_url(name: str, world: World, seed: str, folder: Path) -> list[dict[str, Any]]:
+def by_url(name: str, world: World, seed: str, folder: Path, part: slice) -> list[Finding]:
     """A crafted cache in a bucket that only serves; the user named its endpoint, and no other is asked."""
-    folder.mkdir(parents=True)
-    trial = Trial(folder, seed, [world])
-    world.copied(trial.root)
-    trial.cause = craft(name, trial.draw, trial.root, trial.canary.folder)
-    url = f"s3://b/{trial.root.name}"
-    with folder_bucket(trial.root.parent) as bucket:
+    with crafted(name, world, seed, folder) as trial, folder_bucket(trial.root.parent) as bucket:
+        url, mine = f"s3://b/{trial.root.name}", trial.folder / "mine"
+        chunks(world.copied(mine))[0].unlink()
 
         def at_bucket() -> None:
             os.environ |= bucket.environment
@@ -75,11 +77,8 @@ def by_url(name: str, world: World, seed: str, folder: Path) -> list[dict[str, A
             return read_rows(url)
 
         trial.judge("reading", run_call(read))
+        places = {"url": url, "copy": trial.folder / "copied", "tier": trial.folder / "tier", "mine": mine}
         for verb in BY_URL:
-            mine = trial.folder / "mine"
-            if "{mine}" in verb:
-                chunks(world.copied(mine))[0].unlink()
-            places = {"url": url, "copy": trial.folder / "copied", "tier": trial.folder / "tier", "mine": mine}
             trial.judge(" ".join(verb), run_verb(*(part.format(**places) for part in verb), first=at_bucket))
             trial.expect_untouched()
         trial.read(world, mine)
@@ -87,31 +86,34 @@ def by_url(name: str, world: World, seed: str, folder: Path) -> list[dict[str, A
             trial.find("unclear", f"the bucket itself failed: {bucket.failures[0]}")
         if bucket.writes:
             trial.find("outside", f"{bucket.writes} writes to a bucket that verbs only read")
-    findings = [as_record(each, name, seed) for each in trial.findings]
-    remove(folder)
-    return findings
+    return trial.findings
 
 
-def repacked(name: str, world: World, seed: str, folder: Path) -> list[dict[str, Any]]:
+def repacked(name: str, world: World, seed: str, folder: Path, part: slice) -> list[Finding]:
     """A crafted chat cache is packed again into rows of another length."""
-    folder.mkdir(parents=True)
-    trial = Trial(folder, seed, [world])
-    world.copied(trial.root)
-    trial.cause = craft(name, trial.draw, trial.root, trial.canary.folder)
+    with crafted(name, world, seed, folder) as trial:
 
-    def pack() -> str:
-        try:
-            source, recipe = repack(trial.root, sequence_length=256)
-            fb.build(trial.folder / "packed", source, recipe, workers=0)
-            return f"{len(fb.open_cache(trial.folder / 'packed'))} rows"
-        except ForebayError as error:
-            return type(error).__name__
+        def pack() -> str:
+            try:
+                source, recipe = repack(trial.root, sequence_length=256)
+                fb.build(trial.folder / "packed", source, recipe, workers=0)
+                return f"{len(fb.open_cache(trial.folder / 'packed'))} rows"
+            except ForebayError as error:
+                return type(error).__name__
 
-    trial.judge("repack", run_call(pack))
-    trial.expect_untouched()
-    findings = [as_record(each, name, seed) for each in trial.findings]
-    remove(folder)
-    return findings
+        trial.judge("repack", run_call(pack))
+        trial.expect_untouched()
+    return trial.findings
+
+
+def only_read(name: str, world: World, seed: str, folder: Path, part: slice) -> list[Finding]:
+    """Every row of a crafted cache is asked for."""
+    with crafted(name, world, seed, folder) as trial:
+        trial.judge("reading", run_call(lambda: read_rows(trial.root)))
+    return trial.findings
+
+
+HOW = {"verbs": by_verbs, "url": by_url, "repack": repacked, "read": only_read}
 
 
 def main() -> None:
@@ -131,10 +133,10 @@ def main() -> None:
                 found = meet_input(asked["input"], folder / "input")
             elif "answer" in asked:
                 found = meet_answers(asked["answer"], folder / "answer")
-            verbs = partial(every_verb, part=slice(*asked.get("part", [None])))
-            act = {"url": by_url, "repack": repacked}.get(asked.get("how"), verbs)
             for seed in asked.get("seeds", []):
-                found += act(asked["craft"], worlds[asked["world"]], seed, folder / f"by-{asked['how']}")
+                part, place = slice(*asked["part"]), folder / f"by-{asked['how']}"
+                findings = HOW[asked["how"]](asked["craft"], worlds[asked["world"]], seed, place, part)
+                found += [as_record(each, asked["craft"], seed) for each in findings]
             print(json.dumps(found), flush=True)
     finally:
         remove(folder)

@@ -11,6 +11,7 @@ from tests.hostile.conftest import Corpus
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="the campaign forks and watches children as Linux does")
 WORLDS = ("raw-zstd", "tokens", "images", "chat", "preferences")
+FORGED = ("raw-none", "raw-lz4", "raw-zstd", "tokens", "images")
 BY_URL = ("chunk", "generation")  # crafts that every run meets in a bucket, where each takes seconds
 OF_CHAT = ("templates",)  # crafts that change only caches with a chat template
 
@@ -38,6 +39,13 @@ def test_a_crafted_cache_that_is_named_by_a_url_is_refused_or_read_right(corpus:
 @pytest.mark.parametrize("craft", sorted(CRAFTED))
 def test_a_crafted_chat_cache_is_packed_again_or_refused(corpus: Corpus, craft: str) -> None:
     found = corpus.crafted(craft, "chat", ["1"], how="repack")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("count", [25, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("world", FORGED)
+def test_forged_chunks_are_read_or_refused(corpus: Corpus, world: str, count: int) -> None:
+    found = corpus.crafted("chunk", world, [str(seed) for seed in range(count)], how="read")
     assert not found, "\n".join(found)
 
 

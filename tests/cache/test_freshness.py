@@ -243,7 +243,7 @@ def test_a_pipe_or_device_in_the_place_of_a_file_is_refused_and_neither_waited_f
             return None
 
         MOMENTS["before"] = exchange_for_it
-        parquet_sources._opened_text.cache_clear()  # which planning left open
+        parquet_sources._opened.cache_clear()  # which planning left open
         with pytest.raises((SourceChanged, fb.errors.BuildFailed), match=r"not a regular file|changed"):
             fb.build(tmp_path / "cache", source, recipe, workers=0)
         assert not MOMENTS

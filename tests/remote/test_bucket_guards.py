@@ -173,13 +173,6 @@ def test_a_prefix_that_could_lead_elsewhere_is_refused(store: ObjectStore) -> No
         store.folders("../x")
 
 
-def test_a_body_that_breaks_off_is_resumed_where_it_ended(proxied) -> None:
-    proxy, store = proxied
-    proxy.set_faults([Fault("short-body", "read", most=2)])
-    assert store.read("x", 1) == WITHOUT_SUM[1:]
-    assert proxy.injected["short-body"] == 2
-
-
 @pytest.mark.parametrize("more", [7, -3])
 def test_a_service_that_sends_more_or_less_than_was_asked_for(service, more: int) -> None:  # noqa: F811
     """A range has no digest of its own: too much is cut off, and what is missing is asked for."""

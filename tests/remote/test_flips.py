@@ -1,6 +1,6 @@
-"""Flips of every byte of a chunk on an S3 service, in the object, on the wire and in the tier: never served.
+"""Flips of every byte of a chunk on an S3 service, in the object and on the wire: never served.
 
-The bucket and the tier are opened once, the cache for every flip: so every byte is done in minutes.
+The bucket is opened once, the cache for every flip: so every byte is done in minutes.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,6 @@ import forebay as fb
 from forebay.cache.catalog import load_generation
 from forebay.errors import ChunkCorrupt
 from forebay.format import layout
-from forebay.read.opening import with_tier
 from forebay.store import Store, open_store
 
 STRIDES = [pytest.param(211, id="some"), pytest.param(1, id="every", marks=pytest.mark.long)]
@@ -47,55 +46,29 @@ def places(store: Store, stride: int) -> list[int]:
 
 
 @pytest.mark.parametrize("stride", STRIDES)
-@pytest.mark.parametrize("tiered", [False, True], ids=["direct", "tier"])
-def test_in_the_object(url: str, tmp_path: Path, stride: int, tiered: bool) -> None:
+def test_in_the_object(url: str, stride: int) -> None:
     bucket = open_store(url)
-    store, value = with_tier(bucket, tmp_path / "tier" if tiered else None, None), bucket.read(key_of(bucket))
+    value = bucket.read(key_of(bucket))
     for at in places(bucket, stride):
         flipped = bytearray(value)
         flipped[at] ^= 1 << at % 8
         bucket.replace(key_of(bucket), [flipped])
         with pytest.raises(ChunkCorrupt, match="its SHA-256 is"):
-            row(store)
-    assert not list(tmp_path.glob("tier/caches/*/chunks/*"))
+            row(bucket)
     bucket.replace(key_of(bucket), [value])
-    assert row(store) == b"ab"
+    assert row(bucket) == b"ab"
 
 
 @pytest.mark.parametrize("stride", STRIDES)
-@pytest.mark.parametrize("tiered", [False, True], ids=["direct", "tier"])
-def test_on_the_wire(proxy: FaultProxy, url: str, tmp_path: Path, stride: int, tiered: bool) -> None:
-    """One bad answer is fetched again; where all are bad, nothing is served, and nothing kept."""
+def test_on_the_wire(proxy: FaultProxy, url: str, stride: int) -> None:
+    """One bad answer is fetched again; where all are bad, nothing is served."""
     bucket = open_store(url)
-    store = with_tier(bucket, tmp_path / "tier" if tiered else None, None)
     for at in places(bucket, stride):
         once, always = (Fault("flipped-bit", "read", "flips/layers/", most=most, byte=at) for most in (1, None))
         proxy.set_faults([always])
         with pytest.raises(ChunkCorrupt, match="its SHA-256 is"):
-            row(store)
-        assert not list(tmp_path.glob("tier/caches/*/chunks/*"))
+            row(bucket)
         before = proxy.injected["flipped-bit"]
         proxy.set_faults([once])
-        assert row(store) == b"ab"
+        assert row(bucket) == b"ab"
         assert proxy.injected["flipped-bit"] == before + 1
-        for kept in tmp_path.glob("tier/caches/*/chunks/*"):
-            kept.unlink()
-
-
-@pytest.mark.parametrize("stride", STRIDES)
-def test_in_the_tier(proxy: FaultProxy, url: str, tmp_path: Path, stride: int) -> None:
-    """Bytes that no row comes from, as padding, may stay; every other one is found, and the chunk fetched again."""
-    store = with_tier(open_store(url), tmp_path / "tier", None)
-    row(store)
-    (kept,) = tmp_path.glob("tier/caches/*/chunks/*")
-    value, found = kept.read_bytes(), 0
-    for at in places(store, stride):
-        flipped = bytearray(value)
-        flipped[at] ^= 1 << at % 8
-        kept.write_bytes(flipped)
-        proxy.reset_counts()
-        assert row(store) == b"ab"
-        fetched = [key for operation, key in proxy.log if operation == "read" and "/layers/raw." in key]
-        assert kept.read_bytes() == (value if fetched else bytes(flipped))
-        found += bool(fetched)
-    assert found >= len(places(store, stride)) / 2

@@ -50,7 +50,7 @@ def test_file_exchanged_between_two_stats_is_not_read(tmp_path, kind):
     os.utime(path, ns=(10**18, 10**18))
     source = open_source(path)
     (part,) = parts_of(source, 1 << 40, 1 << 40)
-    parquet_sources._opened_text.cache_clear()  # planning left it open
+    parquet_sources._opened.cache_clear()  # planning left it open
     before = source.look(part.file.path)
     path.rename(aside)
     path.write_bytes(content)

@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-import stat
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from forebay.source import (
     listing_of,
 )
 from forebay.sources.bucket_files import entries_of, read_object
-from forebay.sources.opening import digest, file_as_it_is, full_path, read_planned
+from forebay.sources.opening import FILE_PROBLEMS, digest, file_as_it_is, full_path, read_planned, state_of
 from forebay.sources.paths import BOM, MAX_IMAGE_BYTES, LocalFiles, checked_limit, look, named_below, too_large
 from forebay.sources.walking import NamesIn, PassedOver, WalkedFile, list_objects, suffix_of, walk_files
 from forebay.store.base import Entry, is_url
@@ -82,20 +81,7 @@ def parse_sidecar(name: str, content: bytes) -> dict[str, Any]:
 
 
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
-# Files that cannot be read are samples that fail; the problem is stored in their etag.
-FILE_PROBLEMS = {
-    "symlink-loop": "it is a link that leads back to itself",
-    "not-found": "it is a link to nothing",
-    "not-a-file": "it is not a regular file",
-    "unreadable": "there is no permission to read it",
-}
-_PROBLEM_OF = {
-    errno.ELOOP: "symlink-loop",
-    errno.EACCES: "unreadable",
-    errno.EPERM: "unreadable",
-}
-_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
-_MARK = "!"  # before a problem; the etag of a sidecar always has a colon
+_MARK = "!"  # before a problem, as which a file is a sample that fails; the etag of a sidecar always has a colon
 
 
 def find_images(root: str, patterns: Sequence[str], apart: str = "") -> Listing:
@@ -186,19 +172,6 @@ def stamp(root: str, file: SourceFile) -> str:
     sidecar = sidecar_in(file)
     states = [state_of(full_path(root, path)) for path in (file.path, *([] if sidecar is None else [sidecar.path]))]
     return ",".join(f"{one.st_ctime_ns}:{one.st_ino}" for one in states if isinstance(one, os.stat_result))
-
-
-def state_of(path: str) -> os.stat_result | str | None:
-    """The stat of a file, or its problem; None if it does not exist."""
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        if error.errno in _NOTHING_THERE:
-            return "not-found" if os.path.islink(path) else None
-        if error.errno not in _PROBLEM_OF:
-            raise
-        return _PROBLEM_OF[error.errno]
-    return status if stat.S_ISREG(status.st_mode) else "not-a-file"
 
 
 def _look(root: str, name: str, names: Container[str]) -> SourceFile | None:

@@ -39,8 +39,8 @@ from forebay.source import (
 )
 from forebay.sources.bucket_files import entries_of, join_url, objects_below, relative_url
 from forebay.sources.compression import DecompressedStream
-from forebay.sources.image_files import FILE_PROBLEMS, clean_etag, image_digest, read_image, stamp, state_of
-from forebay.sources.opening import file_as_it_is, full_path, open_planned
+from forebay.sources.image_files import clean_etag, image_digest, read_image, stamp
+from forebay.sources.opening import FILE_PROBLEMS, file_as_it_is, full_path, open_planned, state_of
 from forebay.sources.paths import BOM, MAX_IMAGE_BYTES, checked_limit, look, refuse_one_slash
 from forebay.sources.walking import is_stream
 from forebay.store.base import Entry, is_url

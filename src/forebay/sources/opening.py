@@ -1,6 +1,8 @@
 """Opening and hashing the files of a source, on this machine or in a bucket."""
 
+import errno
 import os
+import stat
 from io import BufferedReader, RawIOBase
 from typing import BinaryIO, cast
 
@@ -11,6 +13,18 @@ from forebay.sources.bucket_files import join_url, open_object
 from forebay.store.base import is_url
 
 _HASHED_BYTES = 1 << 22  # at once
+FILE_PROBLEMS = {
+    "symlink-loop": "it is a link that leads back to itself",
+    "not-found": "it is a link to nothing",
+    "not-a-file": "it is not a regular file",
+    "unreadable": "there is no permission to read it",
+}
+_PROBLEM_OF = {
+    errno.ELOOP: "symlink-loop",
+    errno.EACCES: "unreadable",
+    errno.EPERM: "unreadable",
+}
+_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
 def full_path(root: str, name: str) -> str:
@@ -82,3 +96,16 @@ def hashed_range(path: str, start: int, stop: int) -> xxhash.xxh3_64:
             running.update(content)
             start += len(content)
     return running
+
+
+def state_of(path: str) -> os.stat_result | str | None:
+    """The stat of a file, or its problem; None if it does not exist."""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        if error.errno in _NOTHING_THERE:
+            return "not-found" if os.path.islink(path) else None
+        if error.errno not in _PROBLEM_OF:
+            raise
+        return _PROBLEM_OF[error.errno]
+    return status if stat.S_ISREG(status.st_mode) else "not-a-file"

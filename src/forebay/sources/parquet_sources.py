@@ -45,15 +45,15 @@ class _RowFiles(LocalFiles):
     _decompressed: ClassVar[bool] = False
 
     @abstractmethod
-    def _opened(self, path: str, file: SourceFile) -> ParquetRows:
-        """The file, open; a few are cached, so that consecutive parts of a row group decode it once."""
+    def _checked(self, rows: ParquetRows) -> ParquetRows:
+        """The file itself, if it has the columns; closed otherwise."""
 
     def _suffixes(self) -> tuple[str, ...]:
         return SUFFIXES
 
     def _rows(self, file: SourceFile) -> ParquetRows:
         check_readable(self.root, file)
-        rows = self._opened(full_path(self.root, file.path), file)
+        rows = _opened(self, file)
         rows.check_planned()
         return rows
 
@@ -62,6 +62,12 @@ class _RowFiles(LocalFiles):
 
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         return row_cuts(self._rows(file).ends, start, first, every)
+
+
+@lru_cache(maxsize=4)
+def _opened(source: _RowFiles, file: SourceFile) -> ParquetRows:
+    """A file, open; a few are cached, so that consecutive parts of a row group decode it once."""
+    return source._checked(open_parquet(full_path(source.root, file.path), file))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +92,8 @@ class ParquetSource(_RowFiles):
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         return row_digest(full_path(self.root, file.path), self.text, start, stop)
 
-    def _opened(self, path: str, file: SourceFile) -> ParquetRows:
-        return _opened_text(path, file, self.text)
+    def _checked(self, rows: ParquetRows) -> ParquetRows:
+        return rows.check_text(self.text)
 
 
 def parquet(
@@ -102,11 +108,6 @@ def parquet(
     'content'
     """
     return ParquetSource(*named_below(paths, root), text, checked_limit(max_sample_bytes))
-
-
-@lru_cache(maxsize=4)
-def _opened_text(path: str, file: SourceFile, column: str) -> ParquetRows:
-    return open_parquet(path, file).check_text(column)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +149,14 @@ class ParquetImageSource(_RowFiles):
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         return row_digest(full_path(self.root, file.path), None, start, stop)
 
-    def _opened(self, path: str, file: SourceFile) -> ParquetRows:
-        return _opened_images(path, file, self.image)
+    def _checked(self, rows: ParquetRows) -> ParquetRows:
+        names = rows.check_column(self.image, _holds_images, "bytes of images", "--image, image=").schema.names
+        repeated = next((name for name in names if names.count(name) > 1), None)
+        if repeated is not None:
+            rows.close()
+            problem = f"it has {names.count(repeated)} columns '{repeated}'; metadata has each name once"
+            raise source_unreadable(rows.path, f"{problem}, rename one of them")
+        return rows
 
 
 def parquet_images(
@@ -164,20 +171,6 @@ def parquet_images(
     'jpg'
     """
     return ParquetImageSource(*named_below(paths, root), image, checked_limit(max_sample_bytes))
-
-
-@lru_cache(maxsize=4)
-def _opened_images(path: str, file: SourceFile, column: str) -> ParquetRows:
-    rows = open_parquet(path, file).check_column(column, _holds_images, "bytes of images", "--image, image=")
-    names = rows.schema.names
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated is not None:
-        rows.close()
-        problem = (
-            f"it has {names.count(repeated)} columns '{repeated}'; metadata has each name once, rename one of them"
-        )
-        raise source_unreadable(path, problem)
-    return rows
 
 
 def _holds_images(kind: Any) -> bool:

@@ -15,12 +15,12 @@ from typing import ClassVar, Self
 
 import msgspec
 
-from forebay.errors import SourceInvalid, SourceNotFound, SourceUnreadable
+from forebay.errors import SourceInvalid, SourceNotFound
 from forebay.file_table import FileTable
 from forebay.source import Failure, Listing, Source, SourceFile, Unit, listing_of, source_unreadable
 from forebay.sources.bucket_files import common_url, join_url, look_at, relative_url
 from forebay.sources.compression import estimated_size, take_digest
-from forebay.sources.opening import digest, file_as_it_is, full_path
+from forebay.sources.opening import FILE_PROBLEMS, digest, file_as_it_is, full_path, state_of
 from forebay.sources.walking import PassedOver, is_stream, list_objects, walk_files
 from forebay.store.base import is_url, meant_url
 
@@ -215,16 +215,7 @@ def check_readable(root: str, file: SourceFile) -> None:
 
 def _listed_file(root: str, name: str, decompressed: bool) -> SourceFile | None:
     """A file of the listing; None if it vanished. An unreadable one is an error when it is cut."""
-    try:
-        return look(root, name, decompressed)
-    except SourceUnreadable as error:
-        problem = error.facts["problem"]
-    except FileNotFoundError:
-        if not os.path.islink(full_path(root, name)):
-            return None
-        problem = "it is a link to nothing"
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        problem = "it is a link that leads back to itself"
-    return SourceFile.unreadable(name, problem)
+    state = state_of(full_path(root, name))
+    if isinstance(state, str):
+        return SourceFile.unreadable(name, FILE_PROBLEMS[state])
+    return None if state is None else file_as_it_is(name, state, decompressed and is_stream(name))

@@ -50,11 +50,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a value must be: its size, its SHA-256, and (length, XXH3-128 digest) of its first bytes, where known."""
+    """What a value must be."""
 
     size: int
-    sha256: bytes | None = None
-    head: tuple[int, bytes] | None = None
+    sha256: bytes
 
 
 @runtime_checkable

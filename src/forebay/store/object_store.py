@@ -20,8 +20,6 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any, TypeVar
 
-import xxhash
-
 from forebay.errors import StoreFull, StoreRefused, StoreUnavailable
 from forebay.store.base import BadCopy, Buffer, Entry, Expected, Missing, Store, check_key, is_key
 from forebay.store.bucket_client import VARIABLES, endpoint, exceptions, first_line, open_client, parse_url
@@ -86,13 +84,14 @@ class ObjectStore(Store):
 
     def view(self, key: str, *, expect: Expected | None = None) -> memoryview:
         check_key(self.address, key)
-        problem: str | None = ""
-        for _ in range(2 if expect else 1):
-            value = self._whole(key, None if expect is None else expect.size + 1)
+        if expect is None:
+            return self._whole(key, None)
+        for _ in range(2):
+            value = self._whole(key, expect.size + 1)
             problem = mismatch(value, expect)
-            if problem is None:
+            if not problem:
                 return value
-        raise BadCopy(key, problem or "")
+        raise BadCopy(key, problem)
 
     def create(self, key: str, data: Sequence[Buffer], *, durable: bool = True) -> bool:
         check_key(self.address, key)
@@ -430,20 +429,13 @@ class ObjectStore(Store):
         return StoreUnavailable(f"cannot {what} '{key}' in '{self.address}': {problem}", hint=hint)
 
 
-def mismatch(value: Buffer, expect: Expected | None) -> str | None:
-    """How a value differs from what is expected, None if it does not."""
-    if expect is None:
-        return None
+def mismatch(value: Buffer, expect: Expected) -> str:
+    """How a value differs from what is expected; empty if it does not."""
     if len(value) != expect.size:
         return f"it has {len(value):,} bytes, {expect.size:,} were published"
-    if expect.sha256 is not None:
-        digest = hashlib.sha256(value).digest()
-        return (
-            None if digest == expect.sha256 else f"its SHA-256 is {digest.hex()}, {expect.sha256.hex()} was published"
-        )
-    if expect.head is not None and xxhash.xxh3_128_digest(memoryview(value)[: expect.head[0]]) != expect.head[1]:
-        return f"its first {expect.head[0]:,} bytes disagree with their digest"
-    return None
+    digest = hashlib.sha256(value).digest()
+    published = f"{expect.sha256.hex()} was published"
+    return "" if digest == expect.sha256 else f"its SHA-256 is {digest.hex()}, {published}"
 
 
 def _attempts() -> range:

@@ -86,7 +86,7 @@ class TieredStore(Store):
         return Transfers(**{name: self._counts[name] for name in Transfers.__struct_fields__})
 
     def view(self, key: str, *, expect: Expected | None = None) -> memoryview:
-        if expect is None or expect.sha256 is None:
+        if expect is None:
             return self._far.view(key) if _is_chunk(key) else self._document(key)
         self._digests[key] = expect.sha256
         view = self._local_copy(expect)
@@ -97,20 +97,20 @@ class TieredStore(Store):
             view = self._passing.get(expect.sha256) or self._local_copy(expect)  # another thread has fetched it
             if view is None:
                 self._count("misses")
-                view = self._filled(key, expect, expect.sha256)
+                view = self._admitted(key, expect)
+            if view is None:
+                view = self._passing[expect.sha256] = self._pass(key, expect)
             return view
 
     def keep(self, key: str, expect: Expected) -> bool:
         """Fetch a chunk into the tier if it is not there; return False, and fetch nothing, if it is not admitted."""
-        if expect.sha256 is None:
-            raise ValueError("a tier keeps only what has a SHA-256")
         with self._fetching[expect.sha256[0]]:
             view = self._local_copy(expect)
             if view is not None:
                 self._count("hits")
                 return True
             self._count("misses")
-            return self._admitted(key, expect, expect.sha256) is not None
+            return self._admitted(key, expect) is not None
 
     def reject(self, key: str, reason: str) -> None:
         digest = self._digests.get(key)
@@ -224,7 +224,6 @@ class TieredStore(Store):
 
     def _local_copy(self, expect: Expected) -> memoryview | None:
         """The chunk in the tier, None if it is not there; one of another size is dropped."""
-        assert expect.sha256 is not None
         try:
             view = self.tier.files.view(self.tier.chunk(self._cache_id, expect.sha256))
         except Missing:
@@ -234,29 +233,23 @@ class TieredStore(Store):
         self.tier.drop(self._cache_id, expect.sha256)
         return None
 
-    def _filled(self, key: str, expect: Expected, digest: bytes) -> memoryview:
-        view = self._admitted(key, expect, digest)
-        if view is None:
-            view = self._passing[digest] = self._pass(key, expect)
-        return view
-
-    def _admitted(self, key: str, expect: Expected, digest: bytes) -> memoryview | None:
+    def _admitted(self, key: str, expect: Expected) -> memoryview | None:
         """Fetch a chunk into the tier, unless another process does so first; None if there is no space."""
-        with self.tier.filling(self._cache_id, digest) as part:
+        with self.tier.filling(self._cache_id, expect.sha256) as part:
             view = self._local_copy(expect)
             if view is not None:  # another process has fetched it
-                self.tier.discard_part(self._cache_id, digest)
+                self.tier.discard_part(self._cache_id, expect.sha256)
                 return view
             if self.tier.admit(part, expect.size):
                 try:
                     self._fetch(key, expect, part)
                     os.fsync(part)
                 except BaseException:  # cleaned up also on Ctrl+C
-                    self.tier.discard_part(self._cache_id, digest)
+                    self.tier.discard_part(self._cache_id, expect.sha256)
                     raise
-                self.tier.publish(self._cache_id, digest)
+                self.tier.publish(self._cache_id, expect.sha256)
                 return map_file(part)
-            self.tier.discard_part(self._cache_id, digest)
+            self.tier.discard_part(self._cache_id, expect.sha256)
             return None
 
     def _pass(self, key: str, expect: Expected) -> memoryview:
@@ -283,7 +276,6 @@ class TieredStore(Store):
             if digest == expect.sha256:
                 self._count("fetched")
                 return
-        assert expect.sha256 is not None
         problem = (
             f"'{self.address}/{key}' was fetched twice, and its SHA-256 is {digest.hex()}, not {expect.sha256.hex()}"
         )

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import huggingface_hub
+import msgspec
 import pytest
 from tests.cli.running import Ran, run, run_process, story
 from tests.helpers.cache_files import chunk_path, constants_path, recipe_path
@@ -17,10 +18,11 @@ from tests.hub.server import HubServer, Status
 from tests.sources.recipes import TextRecipe
 
 import forebay as fb
-from forebay.errors import SourceInvalid, SourceNotFound
+from forebay.errors import SourceInvalid, SourceNotFound, SourceUnreadable
 from forebay.hub import HubFile, Repository, RetryPolicy, download
 from forebay.kinds import reopen_recipe
 from forebay.recipe import RecipeDocument, fields_of
+from forebay.source import Part
 from forebay.sources import hub_datasets
 from forebay.sources.hub_datasets import HubSource, release
 from forebay.sources.hub_datasets import hub as hub_source
@@ -224,6 +226,17 @@ def test_a_description_from_a_plan_is_checked(stranger):
             HubSource.from_description({**good, **wrong})
     with pytest.raises(SourceInvalid):
         HubSource.from_description({"kind": "hub"})
+
+
+@pytest.mark.parametrize("wrong", [{"path": "../x.parquet"}, {"path": "/x.parquet"}, {"etag": "../x"}, {"size": -1}])
+def test_a_shard_from_a_plan_is_checked_before_it_is_downloaded(stranger, tmp_path, wrong):
+    source = hub_source("org/set", "sample", endpoint=stranger.address, spool=tmp_path / "spool")
+    file = msgspec.structs.replace(source.files()[0], **wrong)
+    stranger.requests.clear()
+    for preview in (False, True):
+        with pytest.raises(SourceUnreadable, match="its name, size or hash in the plan is invalid"):
+            list(source.read(Part(file, 0, 1), preview=preview))
+    assert stranger.requests == []
 
 
 @pytest.mark.parametrize("endpoint", ["file:///etc/passwd", "ftp://host", "http://user:secret@host", "http://", "x"])

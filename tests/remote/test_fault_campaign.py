@@ -104,7 +104,7 @@ def check_race(url: str, wins: list[dict[int, bool] | None]) -> None:
 
 
 def build(url: str, source: str) -> int:
-    return fb.build(url, fb.sources.lines(source), RECIPE, workers=0).made
+    return fb.build(url, fb.sources.lines(source), RECIPE, workers=0).built
 
 
 def check_cache(url: str, expected: dict[str, bytes]) -> None:

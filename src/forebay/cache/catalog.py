@@ -207,7 +207,8 @@ def newest_generation(store: Store, known: Generation | None = None) -> Generati
     number = max(generation_numbers(store), default=None)
     if number is None:
         return None
-    return known if known is not None and known.number == number else load_generation(store, number)
+    # Listings of some services are stale for a while: never go back behind what was read or created before.
+    return known if known is not None and number <= known.number else load_generation(store, number)
 
 
 def examine_chunk(store: Store, recipe: RecipeDocument, chunk: int) -> ChunkRecord:

@@ -86,7 +86,9 @@ class HubSource(Source):
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "HubSource":
         try:
-            return msgspec.convert({**{name: description.get(name) for name in _STATED}, "is_named": False}, cls)
+            return msgspec.convert(
+                {**{name: description[name] for name in _STATED if name in description}, "is_named": False}, cls
+            )
         except msgspec.ValidationError as error:
             raise SourceInvalid(
                 f"the description of a data set on the hub is invalid: {error}", hint="run `forebay verify`"

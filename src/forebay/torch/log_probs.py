@@ -63,9 +63,10 @@ def _counts_labels(column: Column) -> bool:
 def padded_choices(values: Ragged, counts: Ragged) -> Ragged:
     """Return values as `[labels, k]` for each row, where `k` is the most of any label; the rest is NaN or −1.
 
-    >>> padded_choices(Ragged(np.array([0.5, 0.25, 1.0]), np.array([0, 3])), Ragged(np.array([2, 1]), np.array([0, 2])))
-    Ragged(values=array([[0.5 , 0.25],
-           [1.  ,  nan]], dtype=float32), offsets=array([0, 2]))
+    >>> values, counts = Ragged(np.array([0.5, 0.25, 1.0]), np.array([0, 3])), Ragged(np.array([2, 1]), np.array([0, 2]))
+    >>> padded_choices(values, counts).values
+    array([[0.5 , 0.25],
+           [1.  ,  nan]], dtype=float32)
     """
     stored, numbers = _stored(values), _stored(counts).astype(np.int64)
     offsets = (counts.offsets - counts.offsets[0]).astype(np.int64)

@@ -63,8 +63,8 @@ def _counts_labels(column: Column) -> bool:
 def padded_choices(values: Ragged, counts: Ragged) -> Ragged:
     """Return values as `[labels, k]` for each row, where `k` is the most of any label; the rest is NaN or −1.
 
-    >>> values, counts = Ragged(np.array([0.5, 0.25, 1.0]), np.array([0, 3])), Ragged(np.array([2, 1]), np.array([0, 2]))
-    >>> padded_choices(values, counts).values
+    >>> values = Ragged(np.array([0.5, 0.25, 1.0]), np.array([0, 3]))
+    >>> padded_choices(values, Ragged(np.array([2, 1]), np.array([0, 2]))).values
     array([[0.5 , 0.25],
            [1.  ,  nan]], dtype=float32)
     """

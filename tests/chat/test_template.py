@@ -216,6 +216,8 @@ def test_filters_of_jinja_work_and_random_ones_are_rejected() -> None:
     assert rendered("{{ 'x' | center(3) }}{{ '%s' | format(1) }}{{ '{}'.format(2) }}") == " x 12"
     with pytest.raises(ModelUnusable, match="it uses the filter 'random', and the same conversation must always"):
         rendered("{{ [1, 2] | random }}")
+    with pytest.raises(ModelUnusable, match="it uses the filter 'random'"):
+        rendered("{{ [[1, 2]] | map('random') | join }}")
 
 
 def test_a_template_that_is_no_template_is_refused() -> None:

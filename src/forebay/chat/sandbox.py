@@ -73,14 +73,12 @@ class _Template:
 
     def __init__(self, text: str, variables: dict[str, Any], date: str | None, contents: list[str]) -> None:
         environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-        environment.filters["tojson"] = _tojson
+        environment.filters |= {"tojson": _tojson, "random": _random}
         environment.globals = {name: environment.globals[name] for name in _GLOBALS}
         environment.globals |= {"raise_exception": _raise, "strftime_now": _clock(date)}
         self._variables = variables
         try:
             parsed = environment.parse(text)
-            if any(node.name == "random" for node in parsed.find_all(nodes.Filter)):
-                raise _Unusable("it uses the filter 'random', and the same conversation must always give the same text")
             self.facts = {
                 "uses": uses_of_contents(parsed, contents),
                 "has_generation": any(parsed.find_all(nodes.Scope)),
@@ -102,6 +100,10 @@ class _Template:
 
 def _raise(message: object) -> None:
     raise jinja2.TemplateError(message if isinstance(message, str) else "no message")
+
+
+def _random(*_: object) -> None:
+    raise _Unusable("it uses the filter 'random', and the same conversation must always give the same text")
 
 
 def _tojson(

@@ -413,7 +413,7 @@ def clean(
     """
     if keep_generations is not None:
         checked_whole("keep_generations", keep_generations, 1)
-    checked_number("lease_seconds", lease_seconds, allows_zero=True)
+    checked_number("lease_seconds", lease_seconds, 0)
     check_flags(unpublished=unpublished)
     return clean_cache(open_store(root), keep_generations, lease_seconds, unpublished)
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, is_dataclass, replace
 from dataclasses import fields as dataclass_fields
 from functools import lru_cache
-from math import isfinite
+from math import inf, isfinite
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -87,12 +87,14 @@ def checked_whole(option: str, number: object, least: int = 0) -> int:
     raise ValueError(f"{option} must be a whole number of at least {least} (got {number!r})")
 
 
-def checked_number(option: str, number: object, *, allows_zero: bool = False) -> float:
-    """A finite number above 0, or of at least 0."""
+def checked_number(option: str, number: object, least: float | None = None, most: float = inf) -> float:
+    """A finite number above 0, or within bounds."""
     value = float(number) if isinstance(number, Real) and not isinstance(number, bool) else -1.0
-    if isfinite(value) and (value > 0 or (allows_zero and value == 0)):
+    if isfinite(value) and value <= most and (value > 0 if least is None else value >= least):
         return value
-    raise ValueError(f"{option} must be a number {'of at least' if allows_zero else 'above'} 0 (got {number!r})")
+    bounds = "above 0" if least is None else f"of at least {least:g}"
+    bounds += f" and at most {most:,.0f}" if isfinite(most) else ""
+    raise ValueError(f"{option} must be a number {bounds} (got {number!r})")
 
 
 def checked_failures(limit: object) -> int | float:

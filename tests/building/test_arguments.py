@@ -23,7 +23,7 @@ def lines(tmp_path: Path) -> Path:
 
 WRONG: dict[str, list[Any]] = {
     "max_failures": [-1, -0.5, "5", math.nan, 2.0, True],
-    "lease_seconds": [0, -1, "5", math.nan, math.inf, True],
+    "lease_seconds": [0, -1, 1e-9, 1e308, "5", math.nan, math.inf, True],
     "workers": [-1, "2", 1.5, True],
     "memory_limit": [-1, 0, "16GB", 1.5, True],
     "start_chunk": [-1, "1", 1.5, True],
@@ -112,6 +112,8 @@ def test_repair_and_drop_reject_what_is_no_recipe_and_no_name(tmp_path: Path) ->
     root = layered_cache(tmp_path)
     with pytest.raises(TypeError, match="a recipe is needed"):
         fb.repair(root, recipe="tokens")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="not the class RawRecipe"):
+        fb.build(tmp_path / "new", tmp_path, fb.RawRecipe, workers=0)  # type: ignore[arg-type]
     with pytest.raises(RecipeInvalid, match="is not a valid layer name"):
         fb.drop(root, ["length"])  # type: ignore[arg-type]
 

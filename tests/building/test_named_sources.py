@@ -66,9 +66,16 @@ def test_what_is_no_source_is_rejected(tmp_path: Path, data: Path, source: Any, 
         fb.update(tmp_path / "cache", source, workers=0)
 
 
-def test_an_empty_list_is_no_source(tmp_path: Path) -> None:
+def test_an_empty_list_and_an_empty_path_are_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("a\n")
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SourceInvalid, match="empty list"):
         fb.build(tmp_path / "cache", [], RECIPE, workers=0)
+    for recipe in (RECIPE, fb.RawRecipe()):
+        with pytest.raises(SourceInvalid, match="a path of the source is empty"):
+            fb.build(tmp_path / "cache", "", recipe, workers=0)
+    with pytest.raises(SourceInvalid, match="a path of the source is empty"):
+        fb.sources.images("")
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,8 @@ REFUSED: dict[str, tuple[Callable[[fb.Cache], object], str]] = {
         lambda cache: loader(cache, collate=TokenBatch(cache, derive="positions")),
         r"derive is 'positions'; pass a list of names",
     ),
+    "a word for a flag": (lambda cache: loader(cache, drop_last="no"), "drop_last must be True or False"),
+    "a number for a flag": (lambda cache: loader(cache, restart=1), "restart must be True or False"),
     "a state as text": (
         lambda cache: loader(cache).load_state_dict(json.dumps(loader(cache).state_dict())),
         r"the state is a str; .* json.loads\(text\)",

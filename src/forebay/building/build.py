@@ -153,8 +153,9 @@ def check_start(store: Store, start_chunk: int | None, planned: int) -> None:
 
 
 def check_is_recipe(recipe: object) -> None:
-    if not isinstance(recipe, Recipe | LayerRecipe):
-        raise TypeError(f"a recipe is needed, for instance fb.ImageRecipe(size=224), not {type(recipe).__name__}")
+    if isinstance(recipe, type) or not isinstance(recipe, Recipe | LayerRecipe):
+        got = f"the class {recipe.__name__}" if isinstance(recipe, type) else type(recipe).__name__
+        raise TypeError(f"a recipe is needed, for instance fb.ImageRecipe(size=224), not {got}")
 
 
 def replace_layers(store: Store, recipes: Mapping[str, AnyRecipe]) -> tuple[str, ...]:

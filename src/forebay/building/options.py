@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
-from forebay.cache.heartbeat import LEASE_SECONDS
+from forebay.cache.heartbeat import LEASE_BOUNDS, LEASE_SECONDS
 from forebay.cache.reports import OnProgress, Progress
 from forebay.engine import InlineEngine, LocalEngine
 from forebay.engine.base import Engine
@@ -36,7 +36,7 @@ class BuildOptions:
             "workers": None if self.workers is None else checked_whole("workers", self.workers),
             "memory_limit": None if self.memory_limit is None else checked_whole("memory_limit", self.memory_limit, 1),
             "max_failures": None if self.max_failures is None else checked_failures(self.max_failures),
-            "lease_seconds": checked_number("lease_seconds", self.lease_seconds),
+            "lease_seconds": checked_number("lease_seconds", self.lease_seconds, *LEASE_BOUNDS),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)

@@ -25,6 +25,7 @@ from forebay.store.base import Missing, Store
 from forebay.store.owners import Owner, this_host, this_process
 
 LEASE_SECONDS = 60.0
+LEASE_BOUNDS = 0.1, 1e6  # a shorter one would write without a pause, a much longer one overflows a timer
 BEATS_PER_LEASE = 6
 EARLY_BEATS = (0.1, 0.2, 0.4)  # parts of the time between two beats: the first beat of a builder has no progress yet
 MOST_BYTES = 64 * 1024  # of a heartbeat

@@ -56,7 +56,7 @@ def estimate_remote(
     for name, number in {"nodes": nodes, "ranks_per_node": ranks_per_node, "batch_size": batch_size}.items():
         checked_whole(name, number, 1)
     checked_number("bandwidth", bandwidth)
-    checked_number("latency", latency, allows_zero=True)
+    checked_number("latency", latency, 0)
     job = _Job.of(open_cache(root, layers=layers), nodes, ranks_per_node, checked_whole("seed", seed), window)
     limit = None if tier_bytes is None else as_bytes(tier_bytes)
     return _estimate(job, limit, bandwidth, latency, batch_size)

@@ -47,6 +47,8 @@ def named_below(paths: Sequence[str | os.PathLike[str]], root: str | None) -> tu
             raise TypeError(
                 f"paths must be strings, one per argument: jsonl('a.jsonl', 'b.jsonl'); got {type(path).__name__}"
             )
+        if not os.fspath(path):
+            raise SourceInvalid("a path of the source is empty", hint="pass '.' for the current folder")
     refuse_one_slash(*paths, root)
     if any(is_url(os.fspath(path)) for path in (*paths, *([root] if root else []))):
         urls = [os.fspath(path) for path in paths]

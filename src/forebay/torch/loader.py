@@ -39,7 +39,7 @@ from forebay.feeding.stream import (
     checked_state,
     state_mismatch,
 )
-from forebay.fields import checked_whole
+from forebay.fields import check_flags, checked_whole
 from forebay.order.window import ShuffleQuality, Window
 from forebay.read.cache import Cache
 from forebay.read.views import View
@@ -136,6 +136,7 @@ class Loader:
         fetch_ahead: int | str = AHEAD_BYTES,
         statistics_file: str | os.PathLike[str] | None = None,
     ) -> None:
+        check_flags(drop_last=drop_last, restart=restart)
         self.ranks = current_ranks(ranks)
         self._sum = partial(sum_over, ranks=self.ranks, source=ranks)
         steps = 1 if micro_batches is None else micro_batches

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from forebay.fields import checked_number
 from forebay.order.coins import Coins
 
 _EDGE = 1e-4  # the least distance of a time from pure noise and pure data
@@ -26,8 +27,7 @@ class LogitNormalTimes:
     purpose: str = "t"
 
     def __post_init__(self) -> None:
-        if self.shift <= 0:
-            raise ValueError(f"shift must be more than 0; 1 shifts nothing (got {self.shift})")
+        checked_number("shift", self.shift)
 
     def __call__(self, coins: Coins) -> NDArray[np.float32]:
         normal = torch.special.ndtri(torch.from_numpy(coins.uniform(self.purpose)).clamp(1e-9, 1 - 1e-9))

@@ -66,6 +66,18 @@ def test_what_is_no_source_is_rejected(tmp_path: Path, data: Path, source: Any, 
         fb.update(tmp_path / "cache", source, workers=0)
 
 
+@pytest.mark.parametrize("wrong", [0, 1, "no"])
+def test_wrong_options_of_a_source_are_rejected(wrong: Any) -> None:
+    for source in (fb.sources.lines, fb.sources.text):
+        with pytest.raises(TypeError, match="json_as_text must be True or False"):
+            source("data", json_as_text=wrong)
+    with pytest.raises(SourceInvalid, match="no field can be found by the name 5"):
+        fb.sources.jsonl("data", text=5)  # type: ignore[arg-type]
+    for files in (fb.sources.text, fb.sources.files):
+        with pytest.raises(TypeError, match=r"suffixes is '.py'; pass a list: \['.py'\]"):
+            files("data", suffixes=".py")
+
+
 def test_an_empty_list_and_an_empty_path_are_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("a\n")
     monkeypatch.chdir(tmp_path)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
@@ -13,7 +14,7 @@ from tests.helpers.hypothesis_profiles import scaled
 from tests.sources.written import parquet_of, read_all, write
 
 import forebay as fb
-from forebay.errors import ForebayError, SourceInvalid, SourceUnreadable
+from forebay.errors import ForebayError, SourceUnreadable
 from forebay.source import Failure, Sample
 from forebay.sources.pieces import LongPiece, whole_pieces
 
@@ -130,8 +131,11 @@ def test_a_limit_is_part_of_what_a_cache_is_made_of(tmp_path):
     assert (report.rows, report.failures) == (1, 1)
     with pytest.raises(ForebayError, match="max_sample_bytes=5"):
         fb.build(tmp_path / "cache", fb.sources.lines(path), fb.RawRecipe(), workers=0)
-    with pytest.raises(SourceInvalid, match=r"max_sample_bytes must be at least 1 \(got 0\)"):
-        fb.sources.lines(path, max_sample_bytes=0)
+    for wrong in (0, "1MB", True):
+        with pytest.raises(ValueError, match=r"max_sample_bytes must be a whole number of at least 1 \(got"):
+            fb.sources.lines(path, max_sample_bytes=wrong)
+    assert fb.sources.lines(path, max_sample_bytes=np.int64(5)).describe() == source.describe()
+    assert type(fb.sources.lines(path, max_sample_bytes=np.int64(5)).max_sample_bytes) is int
 
 
 BUILD = """

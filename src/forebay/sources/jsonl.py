@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from forebay import kernels
 from forebay.errors import SourceInvalid
+from forebay.fields import check_flags
 from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, SourceFile, TextBatch
 from forebay.sources.paths import BOM, MAX_SAMPLE_BYTES, LocalFiles, checked_limit, empty, named_below, not_utf8
 from forebay.sources.pieces import Block, Reading, cut_between_pieces, line_numbers, piece_bounds, piece_ends
@@ -45,7 +46,7 @@ def check_field(field: str) -> None:
     """Reject an invalid field name."""
     try:
         _decoder(field)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise SourceInvalid(f"no field can be found by the name {field!r}: {error}") from error
 
 
@@ -255,6 +256,7 @@ def lines(
     json_as_text: bool = False,
 ) -> LineSource:
     """Every line of some files, folders or globs. `json_as_text` lets a token recipe read `.jsonl` files this way."""
+    check_flags(json_as_text=json_as_text)
     return LineSource(*named_below(paths, root), checked_limit(max_sample_bytes), json_as_text=json_as_text)
 
 

@@ -16,6 +16,7 @@ from typing import ClassVar, Self
 import msgspec
 
 from forebay.errors import SourceInvalid, SourceNotFound
+from forebay.fields import checked_whole
 from forebay.file_table import FileTable
 from forebay.source import Failure, Listing, Source, SourceFile, Unit, listing_of, source_unreadable
 from forebay.sources.bucket_files import common_url, join_url, look_at, relative_url
@@ -110,9 +111,7 @@ def too_large(sample: str, size: int, limit: int, where: str = "") -> Failure:
 
 def checked_limit(limit: int) -> int:
     """The limit, if it is valid."""
-    if limit < 1:
-        raise SourceInvalid(f"{_LIMIT} must be at least 1 (got {limit})")
-    return limit
+    return checked_whole(_LIMIT, limit, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from forebay.errors import ForebayError, SourceInvalid
+from forebay.fields import check_flags
 from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, SourceFile, files_changed
 from forebay.sources.compression import DecompressedStream, stream_at
 from forebay.sources.opening import full_path, read_planned
@@ -177,8 +178,16 @@ def text(
     """
     if separator is not None and not separator.encode():
         raise SourceInvalid("a separator has at least one character", hint="leave it out for one document per file")
+    check_flags(json_as_text=json_as_text)
     limit = checked_limit(max_sample_bytes)
-    return TextSource(*named_below(paths, root), separator, tuple(suffixes), limit, json_as_text=json_as_text)
+    return TextSource(*named_below(paths, root), separator, _listed(suffixes), limit, json_as_text=json_as_text)
+
+
+def _listed(suffixes: Iterable[str]) -> tuple[str, ...]:
+    """Suffixes as a tuple; a text would be taken for a list of its characters."""
+    if isinstance(suffixes, str):
+        raise TypeError(f"suffixes is {suffixes!r}; pass a list: [{suffixes!r}]")
+    return tuple(suffixes)
 
 
 def _only_document(root: str, part: Part, limit: int, digest: PartDigest | None) -> Iterator[Sample | Failure]:
@@ -262,4 +271,4 @@ def files(
     >>> files("src", suffixes=[".py"]).patterns
     ('.',)
     """
-    return FileSource(*named_below(paths, root), tuple(suffixes), checked_limit(max_sample_bytes))
+    return FileSource(*named_below(paths, root), _listed(suffixes), checked_limit(max_sample_bytes))

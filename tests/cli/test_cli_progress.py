@@ -183,15 +183,19 @@ LONG = moment(
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
-@pytest.mark.parametrize("progress", [HALF, LONG, Progress(phase="planning", done=0, total=0, unit="files")])
-def test_the_bar_is_two_lines_that_fit_the_terminal(width: int, progress: Progress):
+@pytest.mark.parametrize(
+    "progress", [HALF, moment(**PHASES), LONG, Progress(phase="planning", done=0, total=0, unit="files")]
+)
+def test_the_bar_fits_the_terminal_and_shows_every_fact(width: int, progress: Progress):
     text = io.StringIO()
     console = Console(file=text, width=width, force_terminal=True, color_system=None)
-    Bar(console, console.print)(progress)
-    lines = text.getvalue().splitlines()
-    assert len(lines) == 2, text.getvalue()
-    assert max(len(line.rstrip()) for line in lines) <= width
-    assert f"{progress.done:,}/{progress.total:,} {progress.unit}" in lines[0]
+    bar = Bar(console, console.print)
+    bar(progress)
+    bar_line, *lines = text.getvalue().splitlines()
+    assert max(len(line.rstrip()) for line in (bar_line, *lines)) <= width
+    assert f"{progress.done:,}/{progress.total:,} {progress.unit}" in bar_line
+    shown = [fact.strip() for line in lines for fact in line.split(" · ")]
+    assert shown == [fact[: width - 2] for fact in bar._speed.facts(progress)]
 
 
 def test_the_first_sign_of_life_comes_before_any_library_is_imported(tmp_path: Path):

@@ -1,7 +1,8 @@
 """Progress of a long job: a bar on a terminal or in a notebook, a line now and then elsewhere, JSON for programs.
 
 building ━━━━━━━━━━━━━━━━━╺━━━━━━━━━━━━━━━━━━━━━━  12/34 chunks  35%  ETA 8 s
-  download 1.2 GB of 4.0 GB, 30.0 MB/s · 410 samples/s · 210,000 tokens/s · packed 99.7% · compression 2.4x
+  download 1.2 GB of 4.0 GB, 30.0 MB/s · 410 samples/s · 210,000 tokens/s
+  packed 99.7% · compression 2.4x · memory 1.1 GB of 16.0 GB · busy 2/2
 
 Each phase of a build has its figures: download or reading (bytes, rate, time left), tokenizing (samples and tokens per
 second), packing (utilization), compression (ratio). Memory of all processes, CPU and busy workers follow.
@@ -15,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from itertools import accumulate
 from typing import Any, TextIO
 
 import msgspec
@@ -134,7 +134,7 @@ class SpeedMeter:
 
 
 class Bar:
-    """A bar and a line of facts below it, redrawn in place; notes stay above."""
+    """A bar and lines of facts below it, redrawn in place; notes stay above."""
 
     def __init__(self, console: Console, draw: Callable[[RenderableType], None]) -> None:
         self._console, self._draw = console, draw
@@ -153,7 +153,7 @@ class Bar:
         self._draw(self._picture(progress))
 
     def _picture(self, progress: Progress) -> Group:
-        """Two lines, each cut to the width of the console: the bar takes the width that the counts leave."""
+        """The bar, which takes the width that the counts leave, and lines of facts that fit the console."""
         width = self._console.width
         words = [_phase(progress)[: max(8, width - 40)], _counts(progress), self._speed.time_left(progress)]
         left = width - sum(len(word) + 1 for word in words) - 1
@@ -164,18 +164,21 @@ class Bar:
         )
         line = Table.grid(padding=(0, 1), expand=False)
         line.add_row(words[0], *([bar] if left >= LEAST_BAR else []), *words[1:])
-        facts = Text("  " + " · ".join(_fitting(self._speed.facts(progress), width - 2)), style="dim")
-        return Group(line, facts)
+        facts = (Text(f"  {row[: width - 2]}", style="dim") for row in _rows_of(self._speed.facts(progress), width - 2))
+        return Group(line, *facts)
 
 
-def _fitting(facts: list[str], width: int) -> list[str]:
-    """The first facts that fit on a line.
+def _rows_of(facts: list[str], width: int) -> list[str]:
+    """The facts, on as many lines as they need; none is broken.
 
-    >>> _fitting(["410 rows/s", "read 7.0 MB/s", "busy 2/2"], 26)
-    ['410 rows/s', 'read 7.0 MB/s']
+    >>> _rows_of(["410 rows/s", "read 7.0 MB/s", "busy 2/2"], 26)
+    ['410 rows/s · read 7.0 MB/s', 'busy 2/2']
     """
-    ends = accumulate(len(fact) + len(" · ") for fact in facts)
-    return [fact for fact, end in zip(facts, ends, strict=True) if end - len(" · ") <= width]
+    rows = facts[:1]
+    for fact in facts[1:]:
+        longer = f"{rows[-1]} · {fact}"
+        rows[-1:] = [longer] if len(longer) <= width else [rows[-1], fact]
+    return rows
 
 
 class Cadence:

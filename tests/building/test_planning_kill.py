@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.cli.running import run
 from tests.helpers.processes import PythonProcess
 
 import forebay as fb
@@ -86,3 +87,21 @@ def test_after_a_kill_during_planning_clean_removes_what_the_planner_left(killed
     else:
         with pytest.raises(fb.errors.CacheNotFound, match="there is no cache"):
             fb.status(root)
+
+
+def test_after_a_kill_before_the_first_chunk_repair_says_that_nothing_is_published(tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_text("a line\n" * 50)
+    tokens = KILLED_BUILD.replace("fb.RawRecipe(chunk_bytes=64)", "fb.TokenRecipe(sequence_length=16)")
+    PythonProcess("-c", tokens, str(tmp_path), "4").communicate()  # after the plan and the constants
+    root = tmp_path / "cache"
+    assert [path.name for path in root.glob("layers/*/*")] == ["constants.safetensors"]
+    for verb in (fb.verify, fb.repair):
+        with pytest.raises(fb.errors.CacheNotFound, match="has no generation"):
+            verb(root)
+
+
+@pytest.mark.parametrize("killed", [0, 1, 2], indirect=True)
+def test_after_a_kill_during_planning_build_of_the_folder_says_so_too(killed: tuple[Path, str]) -> None:
+    root, message = killed
+    said = run("build", root, "--mode", "inverse", code=1)
+    assert said.err.startswith(f"error: {message}\nhint: run the same build again")

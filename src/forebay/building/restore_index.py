@@ -74,11 +74,15 @@ def _restored(run: RepairRun, here: Known) -> Generation:
     if here.is_lost and hmac_key() is None and plan is not None and plan.segments:
         united = _with_sound_files(run, united, plan)
     if not united.table(united.base).chunks.size:
-        raise _nothing_left(run)
+        raise _nothing_left(run, here)
     return united
 
 
-def _nothing_left(run: RepairRun) -> Damaged:
+def _nothing_left(run: RepairRun, here: Known) -> ForebayError:
+    """The error if no chunk can be listed: a planned build that was stopped before its first chunk has lost nothing."""
+    has_chunks = any(layout.parse_chunk(entry.key) for entry in run.store.entries(layout.LAYERS))
+    if not here.numbers and not has_chunks and holds(run.store, layout.plan_segment(0)):
+        return unpublished(run.store)
     problem = "no generation is intact, and no chunk file can be listed"
     for key, reason in list(run.log.failed.items())[:1]:
         problem += f" ('{key}': {reason})"

@@ -8,6 +8,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from forebay import api
+from forebay.cache.catalog import unpublished
 from forebay.cache.reports import DryRun, Estimate
 from forebay.cli.options import (
     Decorator,
@@ -82,6 +83,8 @@ class KindGroup(Verbs):
         if is_cache(word):
             kind = base_recipe(word).kind
             return kind, self.get_command(ctx, kind), ["--from-cache", *args]
+        if is_begun(word):
+            raise unpublished(open_store(word))
         known = self.list_commands(ctx)
         meant = None if os.path.exists(word) else closest(word, known)
         words = [known[0], *args] if meant is None else [meant, *args[1:]]
@@ -98,6 +101,11 @@ def is_settings_file(word: str) -> bool:
 
 def is_cache(word: str) -> bool:
     return holds(open_store(word), layout.CACHE) if is_url(word) else os.path.exists(os.path.join(word, layout.CACHE))
+
+
+def is_begun(word: str) -> bool:
+    """Whether a build has begun there and planned nothing."""
+    return (is_url(word) or os.path.isdir(word)) and any(open_store(word).entries(layout.BUILDERS))
 
 
 def gathered(kind: Kind, file: str | None, cache: str | None, flags: dict[str, Any]) -> Settings:

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from forebay.building.layers import begun_plan, check_tagged, constants_file, source_for
 from forebay.building.options import ray_engine
-from forebay.cache.catalog import read_cache_document, read_recipe_document
+from forebay.cache.catalog import read_cache_document, read_recipe_document, unpublished
 from forebay.cli.options import WrongUsage, wrong_source_as_usage
 from forebay.cli.settings_file import checked_section, read_settings_file
 from forebay.engine.base import Engine
@@ -27,7 +27,7 @@ from forebay.recipe import Recipe, RecipeDocument, fields_of, hooks_of
 from forebay.source import Source
 from forebay.sources.source_settings import SourceSettings, is_on_hub
 from forebay.store import open_store
-from forebay.store.base import cache_not_found, is_url
+from forebay.store.base import is_url
 from forebay.tokens.vocabulary import is_path
 
 Count = Annotated[int, Meta(ge=0)]
@@ -218,7 +218,7 @@ def base_recipe(root: str) -> RecipeDocument:
     store = open_store(root)
     stored = read_recipe_document(store, read_cache_document(store).base)
     if stored is None:
-        raise cache_not_found(root)
+        raise unpublished(store)
     if stored.kind not in kind_names():
         raise LibraryMissing(
             f"no recipe of kind '{stored.kind}' is installed (known: {', '.join(kind_names())})",

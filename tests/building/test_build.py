@@ -263,7 +263,8 @@ def test_a_file_that_came_later_is_reported(tmp_path):
     write_orders(tmp_path / "source/b.txt", orders(4))
     report = build(tmp_path / "cache", tmp_path / "source")
     assert report.notes == (
-        f"1 file(s) of the source are not in the plan; `forebay update {tmp_path / 'cache'} SOURCE` adds them",
+        "1 file(s) of the source are not in the plan (the first is 'b.txt'); the same build in mode 'inverse', or "
+        f"`forebay update {tmp_path / 'cache'} SOURCE`, adds them",
     )
 
 

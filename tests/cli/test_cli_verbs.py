@@ -63,7 +63,7 @@ def test_inverse_mode_adds_new_files_and_fills_gaps_from_the_far_end(tmp_path: P
     write_lines(tmp_path / "data", "b.jsonl", count=20)
     words = ["build", "raw", tmp_path / "data", "--into", root, "--unit", "lines", "--chunk-bytes", 400, "--workers", 0]
     plain = run(*words).out
-    assert f"1 file(s) of the source are not in the plan; `forebay update {root} SOURCE` adds them" in plain
+    assert "1 file(s) of the source are not in the plan (the first is 'b.jsonl'); the same build in mode" in plain
     again = run(*words).out
     assert again.startswith(f"{root} · layer raw · 12 chunks, 60 rows · nothing to do\nnotes\n")
     assert run(*words, "--mode", "inverse", "--json").json["rows"] == 80

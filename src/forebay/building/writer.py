@@ -225,9 +225,12 @@ def _absent_files(store: Store, plan: Plan, listing: SourceListing) -> list[str]
 def _source_notes(root: str, files: Sequence[SourceFile], plan: Plan, grown: int) -> list[str]:
     is_same = len(plan.segments) == 1 and plan.segments[0].files.same_paths(FileTable.of(files))
     known = plan.files
-    new = 0 if is_same else sum(file.path not in known and file.size > 0 for file in files)
+    new = [] if is_same else [file.path for file in files if file.path not in known and file.size > 0]
     command = f"`forebay update {root} SOURCE`"
-    notes = [f"{new:,} file(s) of the source are not in the plan; {command} adds them"] if new else []
+    notes = []
+    if new:
+        of_all = f"{len(new):,} file(s) of the source are not in the plan (the first is '{min(new)}')"
+        notes.append(f"{of_all}; the same build in mode 'inverse', or {command}, adds them")
     notes += [f"{grown:,} file(s) of the source grew; {command} adds the new data"] if grown else []
     left_out = plan.duplicates
     notes += [f"{left_out:,} sample(s) are duplicates of earlier ones and are left out"] if left_out else []

@@ -162,6 +162,26 @@ def test_an_imported_data_set_is_routed_next_to_a_built_one_and_unknowns_are_sta
     torch.testing.assert_close(lune[1], torch.from_numpy(own[0]))
 
 
+@pytest.mark.filterwarnings("ignore:an import does not record")
+def test_the_formula_of_sol_is_routed_next_to_an_import_in_either_order(tmp_path: Path) -> None:
+    built, old = built_cache(tmp_path / "built"), DatasetCache.load(document_file(tmp_path / "cache.pt"))
+    for sources in ((old, built), (built, old)):
+        cache = MultiSourceCache()
+        for number, source in enumerate(sources):
+            cache.add(source, dataset_id=number)
+        stats, _ = cache.get_sol([0, 0], [0, 1], [0.42, 0.42])
+        assert stats is not None
+        torch.testing.assert_close(stats[0], stats[1], atol=1e-3, rtol=0)
+
+
+def test_an_import_whose_time_runs_backwards_differs_from_the_formula_of_sol(tmp_path: Path) -> None:
+    import_pt_cache(document_file(tmp_path / "cache.pt"), tmp_path / "old", time_direction="t0_data")
+    cache = MultiSourceCache()
+    cache.add(built_cache(tmp_path / "built", teacher=Moon(time_direction="t0_data")), dataset_id=0)
+    with pytest.raises(ValueError, match=r"'sol' differs .*time direction is 't0_data' and 't0_noise'.*same teacher"):
+        cache.add(DatasetCache.load(tmp_path / "old"), dataset_id=1)
+
+
 @pytest.mark.parametrize(
     ("old", "built", "message"),
     [

@@ -76,7 +76,7 @@ class MultiSourceCache:
         if t.shape not in ((), located.rows.shape):
             raise ValueError(f"pass one timestep for all, or one per sample: {len(located.rows)} (got shape {t.shape})")
         t = np.broadcast_to(t, located.rows.shape)
-        direction: TimeDirection | None = None if timed[0].time_direction is None else "t0_noise"
+        direction: TimeDirection | None = "t0_noise" if all(each.time_direction for each in timed) else None
         view = Timed(layer, lambda coins: t[coins.rows.astype(np.int64)], direction)
         numbers = Coins(0, 0, np.arange(len(located.rows), dtype=np.uint64))  # the row of each coin is its sample
         columns = RowReader(list(self._caches.values()), [view]).read(located, numbers)
@@ -149,5 +149,5 @@ def _facts(cache: Cache, layer: str) -> dict[str, object]:
         timed = Features(cache, layer)
         facts |= {f"column {name}": timed.shape(name) for name in timed.columns}
         facts["buckets"] = timed.buckets.tolist()
-        facts |= {} if timed.time_direction is None else {"time direction": timed.time_direction}
+        facts["time direction"] = timed.time_direction or "t0_noise"  # a formula of t gets the t of `get`
     return facts

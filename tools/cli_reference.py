@@ -28,7 +28,7 @@ Exit codes: 0 success; 1 failure, or damage found: standard error has the reason
 
 ## JSON
 
-`--json` prints exactly one document on standard output, and no progress:
+`--json` prints exactly one document on standard output; [progress](#progress) goes to standard error:
 
 ```text
 {"ok": true, "result": …}                                          exit 0
@@ -44,7 +44,8 @@ next `command` and `facts` such as `root`, `layer` or `path`. `demo` prints its 
 ## Progress
 
 A terminal shows a bar. Elsewhere a line is printed after 2 seconds, then every 10 seconds in the first minute, every 30
-seconds in the first ten minutes, and every minute after that.
+seconds in the first ten minutes, and every minute after that. With `--json`, each is a JSON object on standard error,
+in a terminal too: `{"progress": {"phase": "building", "done": 17, "total": 34, "tokens_per_second": …}}`.
 
 ## TAB completion
 

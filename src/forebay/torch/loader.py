@@ -139,14 +139,13 @@ class Loader:
         check_flags(drop_last=drop_last, restart=restart)
         self.ranks = current_ranks(ranks)
         self._sum = partial(sum_over, ranks=self.ranks, source=ranks)
-        steps = 1 if micro_batches is None else micro_batches
+        source, steps = checked_source(source), 1 if micro_batches is None else micro_batches
         self.global_batch_size = checked_batch_size(global_batch_size, self.ranks.world_size, steps)
         self._micro_batches, self._micro_size = micro_batches, self.global_batch_size // steps
         self.drop_last, self.restarts, self._on_growth = drop_last, restart, on_growth
         self._agreement = Agreement(self.ranks, self.ranks.timeout)
         self._growing, self._meter = Growing(growth, self.ranks, self._agreement.first), HandoffMeter()
         self._statistics_file = None if statistics_file is None else os.fspath(statistics_file)
-        source = checked_source(source)
         collate = usual_collate(source) if collate is None else checked_collate(collate)
         self._assembler = Assembler.of(caches_of(source), collate, columns, transform, Buffers(2 * BATCH_BYTES))
         self.stream = ordered(source, self._assembler.columns, seed, shuffle, selection, growth, on_growth, restart)

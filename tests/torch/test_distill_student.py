@@ -25,7 +25,7 @@ def test_times_are_logit_normal_and_shifted_towards_the_data() -> None:
     assert quartiles.tolist() == pytest.approx((3 * plain / (1 + 2 * plain)).tolist(), abs=0.01)
     assert times.dtype == torch.float32
     assert 1e-4 <= times.min() <= times.max() <= 1 - 1e-4
-    with pytest.raises(ValueError, match="shift must be more than 0"):
+    with pytest.raises(ValueError, match="shift must be a number above 0"):
         LogitNormalTimes(shift=0)
 
 

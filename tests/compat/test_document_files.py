@@ -12,8 +12,9 @@ from tests.teachers.own_teachers import prompt_cache
 
 import forebay as fb
 from forebay.compat.pt_import import import_pt_cache
-from forebay.compat.tinyflux import DatasetCache, MultiSourceCache, TrainerConfig, compute_lune_loss
+from forebay.compat.tinyflux import DatasetCache, MultiSourceCache, compute_lune_loss
 from forebay.teachers import Batch, GeometricSol, Loaded, Output, Teacher, TeacherRecipe, check_alignment
+from forebay.torch.distill import loss_weights
 
 ROWS = 4
 
@@ -98,7 +99,7 @@ def test_loss_weights_of_the_documents_maps_are_never_negative(tmp_path: Path) -
     _, spatial = cache.get_sol(torch.tensor([0, 1, 2]), torch.tensor([0, 0, 0]), torch.tensor([0.05, 0.15, 0.25]))
     assert spatial is not None
     assert spatial.min() < 0
-    weights = TrainerConfig(use_spatial_weighting=True).loss_weights(spatial)
+    weights = loss_weights(spatial)
     assert weights is not None
     assert weights.min() >= 0
     torch.testing.assert_close(weights.mean(dim=(1, 2)), torch.ones(3))

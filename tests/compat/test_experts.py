@@ -10,10 +10,9 @@ from PIL import Image
 from tests.helpers.tiny_models import TinyModels
 
 import forebay as fb
-from forebay.compat.tinyflux import DatasetCache, EncodingCache, compute_lune_loss, compute_sol_loss
+from forebay.compat.tinyflux import DatasetCache, EncodingCache
 from forebay.errors import ModelUnusable
 from forebay.teachers import T5, Clip, GeometricSol, Latents, Lune, Sol
-from forebay.torch.distill import TeacherRows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPTS = ["a red cat", "the blue dog", "a house"]
@@ -107,15 +106,3 @@ def test_a_zoo_checks_the_files_of_its_models(zoo: Any, tmp_path: Path) -> None:
     with pytest.raises(ModelUnusable, match="gone"):
         bare.load_lune()
     assert bare.load_sol() == {}  # the formula has no files
-
-
-def test_a_loss_takes_tensors_as_well_as_rows_and_counts_present_rows_only() -> None:
-    predicted, target = torch.randn(3, 5), torch.randn(3, 5)
-    rows = TeacherRows(target, torch.ones(3, dtype=torch.bool))
-    assert compute_lune_loss(predicted, target) == compute_lune_loss(predicted, rows)
-    assert compute_lune_loss(predicted, target, "huber") != compute_lune_loss(predicted, target, "mse")
-    present = torch.ones(2, dtype=torch.bool)
-    stats, maps = TeacherRows(torch.rand(2, 4), present), TeacherRows(torch.rand(2, 8, 8), present)
-    only_first = maps.where(torch.tensor([True, False]))
-    loss = compute_sol_loss(stats.values + 1, maps.values + 2, stats, only_first)
-    assert loss.item() == pytest.approx(1 + 4, rel=1e-5)

@@ -69,22 +69,6 @@ def test_every_tensor_of_an_old_cache_is_there_bit_for_bit(tmp_path: Path, dtype
             assert torch.equal(data.lune.get(rows, moment), stored)
 
 
-def test_the_name_of_a_data_set_survives_import_save_and_copy(tmp_path: Path) -> None:
-    torch.save(old_cache(), tmp_path / "cache.pt")
-    import_pt_cache(tmp_path / "cache.pt", tmp_path / "imported")
-    data = DatasetCache.load(tmp_path / "imported")
-    assert data.name == "portraits"
-    data.save(tmp_path / "saved")
-    fb.copy(tmp_path / "saved", tmp_path / "copied")
-    assert DatasetCache.load(tmp_path / "copied").name == "portraits"
-    DatasetCache(data.encodings, name="renamed").save(tmp_path / "other")
-    assert DatasetCache.load(tmp_path / "other").name == "renamed"
-    assert fb.verify(tmp_path / "other").foreign == ()
-    for content in (b"[]", b"{", b'{"name": 3}'):
-        (tmp_path / "other/dataset.json").write_bytes(content)
-        assert DatasetCache.load(tmp_path / "other").name == "other"
-
-
 def test_importing_again_makes_nothing_and_another_old_cache_is_refused(tmp_path: Path) -> None:
     torch.save(old_cache(), tmp_path / "cache.pt")
     import_pt_cache(tmp_path / "cache.pt", tmp_path / "cache")
@@ -217,7 +201,8 @@ def test_a_file_of_the_document_is_loaded_by_its_name(tmp_path: Path) -> None:
     assert data.lune is not None
     assert torch.equal(data.lune.features[[5, 2]], old["lune"]["features"][[5, 2]])  # type: ignore[index]
     data.save(tmp_path / "saved")
-    assert DatasetCache.load(tmp_path / "saved").name == "portraits"
+    assert DatasetCache.load(tmp_path / "saved").name == "saved"
+    assert DatasetCache.load(tmp_path / "saved", name="renamed").name == "renamed"
     assert fb.verify(tmp_path / "saved").sound
 
 

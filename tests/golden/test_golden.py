@@ -210,7 +210,7 @@ def test_the_names_in_the_text_are_the_ones_in_the_code():
     assert named == [
         layout.CACHE, layout.plan_segment(0), layout.identities(0, "<hash>"), layout.recipe("<layer>"),
         layout.constants(folder), layout.chunk(folder, 35), layout.generation(3), layout.claim(folder, 35),
-        layout.PLAN_CLAIM, layout.PUBLISH_CLAIM, layout.builder("<owner>"), layout.DATASET,
+        layout.PLAN_CLAIM, layout.PUBLISH_CLAIM, layout.builder("<owner>"),
     ]  # fmt: skip
 
 

@@ -13,8 +13,6 @@ import pytest
 import torch
 
 import forebay as fb
-from forebay.compat.tinyflux import TrainerConfig
-from forebay.torch.distill import TeacherRows
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "distill_flow.py"
 STEPS = 40
@@ -144,14 +142,6 @@ def test_rows_without_latents_or_caption_do_not_reach_the_loss(example: ModuleTy
     assert all(weights.isfinite().all() for weights in run.student.parameters())
     for layer in ("clip", "t5"):
         assert run.step({**batch, f"{layer}.present": torch.zeros(8, dtype=torch.bool)}) == {}
-
-
-def test_spatial_weighting_is_off_unless_it_is_asked_for() -> None:
-    spatial = TeacherRows(torch.rand(2, 8, 8), torch.ones(2, dtype=torch.bool))
-    assert TrainerConfig().loss_weights(spatial, None, (16, 16)) is None
-    weights = TrainerConfig(use_spatial_weighting=True).loss_weights(spatial, None, (16, 16))
-    assert weights is not None
-    assert weights.std() > 0
 
 
 def test_inference_asks_no_teacher(example: ModuleType, prepared: Path) -> None:

@@ -390,7 +390,7 @@ def test_a_warm_tier_is_used_when_its_disk_is_full(
 ) -> None:
     tokens_of(fb.open_cache(tiered(far, tmp_path)))
     newer = json.dumps({"name": "stories"}).encode()
-    far.replace("dataset.json", [newer])  # a document that the tier has no room for
+    far.replace("recipes/other.json", [newer])  # a document that the tier has no room for
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -398,7 +398,7 @@ def test_a_warm_tier_is_used_when_its_disk_is_full(
     monkeypatch.setattr("forebay.store.local._write_all", full)
     store = tiered(far, tmp_path)
     assert np.array_equal(tokens_of(fb.open_cache(store)), tokens_of(fb.open_cache(root)))
-    assert store.read("dataset.json") == store.read("dataset.json") == newer
+    assert store.read("recipes/other.json") == store.read("recipes/other.json") == newer
     assert store.transfers().fetched == 0
 
 

@@ -50,7 +50,8 @@ def test_a_loss_is_the_mean_of_its_formula_over_the_rows_that_are_present(
         if there
     ]
     expected = sum(rows) / len(rows) if rows else 0.0
-    assert feature_loss(predicted, target, mode, present=present).item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    found = feature_loss(predicted, TeacherRows(target, present), mode).item()
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -58,9 +59,10 @@ def test_what_stands_in_an_absent_row_moves_neither_loss_nor_gradient(mode: str)
     predicted, target = drawn(3, 5).requires_grad_(), drawn(3, 5, seed=1)
     rows = TeacherRows(target, torch.ones(3, dtype=torch.bool)).where(torch.tensor([True, False, True]))
     assert rows.values[1].isnan().all()
-    loss = feature_loss(predicted, rows.values, mode, present=rows.present)
+    loss = feature_loss(predicted, rows, mode)
     loss.backward()
     assert loss.item() == pytest.approx(feature_loss(predicted[[0, 2]], target[[0, 2]], mode).item())
+    assert loss.item() == feature_loss(predicted, rows.values, mode).item(), "NaN marks absent rows of a tensor"
     assert predicted.grad is not None
     assert predicted.grad.isfinite().all()
     assert (predicted.grad[1] == 0).all()
@@ -70,15 +72,10 @@ def test_what_stands_in_an_absent_row_moves_neither_loss_nor_gradient(mode: str)
 def test_with_no_row_present_the_loss_is_nothing_and_moves_nothing() -> None:
     predicted = drawn(2, 5).requires_grad_()
     absent = torch.full((2, 5), torch.nan)
-    loss = feature_loss(predicted, absent, present=torch.zeros(2, dtype=torch.bool))
+    loss = feature_loss(predicted, absent)
     loss.backward()
     assert loss.item() == 0
     assert torch.equal(predicted.grad, torch.zeros(2, 5))
-
-
-def test_a_loss_without_its_mask_shows_that_rows_were_absent() -> None:
-    rows = TeacherRows(drawn(2, 5), torch.ones(2, dtype=torch.bool)).where(torch.tensor([True, False]))
-    assert feature_loss(drawn(2, 5), rows.values).isnan()
 
 
 def test_huber_is_square_up_to_a_tenth_and_straight_beyond() -> None:
@@ -92,7 +89,7 @@ def test_unknown_modes_and_shapes_that_would_broadcast_are_errors() -> None:
     with pytest.raises(ValueError, match=r"must have the same shape \(got \(2, 4\) and \(4,\)\)"):
         feature_loss(drawn(2, 4), drawn(4))
     with pytest.raises(ValueError, match=r"present must be bool \(2,\)"):
-        feature_loss(drawn(2, 4), drawn(2, 4), present=torch.ones(2))
+        TeacherRows(drawn(2, 4), torch.ones(2))
 
 
 def test_float16_features_are_compared_in_float32() -> None:
@@ -104,7 +101,7 @@ def test_float16_features_are_compared_in_float32() -> None:
 def test_the_loss_of_sol_is_that_of_its_statistics_and_that_of_its_maps() -> None:
     stats, maps = drawn(3, 4), drawn(3, 8, 8)
     present = torch.tensor([True, True, False])
-    loss = sol_loss(stats + 1, maps + 2, stats, maps, present=present)
+    loss = sol_loss(stats + 1, maps + 2, TeacherRows(stats, present), TeacherRows(maps, present))
     assert loss.item() == pytest.approx(1 + 4, rel=1e-5)
 
 

@@ -22,7 +22,6 @@ from forebay.store.base import (
     Missing,
     Pieces,
     Store,
-    holds,
     index_corrupt,
     is_url,
     key_refused,
@@ -101,8 +100,6 @@ def _copy_documents(store: Store, destination: Store, generation: Generation, ke
             destination.replace(key, [value])
     for key in keys:
         _create_same(destination, key, [load_index(store, key)])
-    if holds(store, layout.DATASET):
-        destination.replace(layout.DATASET, [read_document(store, layout.DATASET)], durable=False)
 
 
 def _copy_chunk(store: Store, destination: Store, folder: str, record: ChunkRecord) -> int:

@@ -8,7 +8,7 @@ A `Loader` over a `Mixture` does the same ahead of training: columns=[Timed("lun
 """
 
 import warnings
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,13 +29,6 @@ from forebay.torch.distill.teacher_rows import TeacherRows
 Numbers = Tensor | ArrayLike
 
 
-class HasCache(Protocol):
-    """An object with a cache, such as a `DatasetCache`."""
-
-    @property
-    def cache(self) -> Cache: ...
-
-
 class MultiSourceCache:
     """Caches by data set id; the `dataset_id` and `local_index` of a `Mixture` batch identify a sample.
 
@@ -47,9 +40,9 @@ class MultiSourceCache:
         self.device = torch.device(device)
         self._caches: dict[int, Cache] = {}
 
-    def add(self, source: Cache | HasCache, dataset_id: int) -> None:
-        """Add a cache, with the teachers that it has."""
-        cache = source if isinstance(source, Cache) else source.cache
+    def add(self, source: Any, dataset_id: int) -> None:
+        """Add a `DatasetCache` or a cache, with the teachers that it has."""
+        cache: Cache = source if isinstance(source, Cache) else source.cache
         if dataset_id in self._caches:
             raise ValueError(f"dataset_id {dataset_id} is already '{self._caches[dataset_id].root}'; choose another")
         others = list(self._caches.values())

@@ -32,12 +32,10 @@ from forebay import api
 from forebay.cache.reports import ImportReport
 from forebay.columns import Array, Column, Columns, Dtype
 from forebay.errors import SourceInvalid, SourceNotFound
-from forebay.format import layout
 from forebay.raw import RawRecipe
 from forebay.recipe import RecipeHooks, Rows
 from forebay.source import Failure, Part, PartDigest, Sample, Source, SourceFile, Unit
-from forebay.store import open_store
-from forebay.store.base import Missing, Store, read_document
+from forebay.store.base import Store
 from forebay.teachers import teacher_samples
 from forebay.teachers.protocol import TimeDirection, file_hash
 from forebay.teachers.recipe import T_BUCKETS
@@ -273,19 +271,6 @@ def _opened(path: str, etag: str) -> tuple[str, Parts]:
     return read_parts(path)
 
 
-def store_name(store: Store, name: str) -> None:
-    """Store the name of a data set in its cache."""
-    store.replace(layout.DATASET, [msgspec.json.encode({"name": name})], durable=False)
-
-
-def stored_name(store: Store) -> str:
-    """Return the name of a data set; empty if none is stored, or it cannot be read."""
-    try:
-        return msgspec.json.decode(read_document(store, layout.DATASET), type=dict[str, str]).get("name", "")
-    except (Missing, msgspec.MsgspecError):
-        return ""
-
-
 def import_pt_cache(
     old: str | os.PathLike[str], root: str | os.PathLike[str] | Store, *, time_direction: TimeDirection = "t0_noise"
 ) -> ImportReport:
@@ -296,12 +281,11 @@ def import_pt_cache(
     if not os.path.isfile(old):
         raise SourceNotFound(f"no source at '{os.fspath(old)}': there is no such file", hint="check the path")
     source = OldCacheSource(os.path.abspath(old))
-    name, parts = _opened(source.path, source.files()[0].etag)  # first: an unreadable file leaves no cache behind
+    _, parts = _opened(source.path, source.files()[0].etag)  # first: an unreadable file leaves no cache behind
     base = api.build(root, source, RawRecipe(chunk_rows=CHUNK_ROWS), workers=0)
     layers = {
         layer: api.build(root, None, _layer_recipe(source.path, layer, parts, time_direction), layer=layer, workers=0)
         for layer, (part, _) in LAYERS.items()
         if part in parts
     }
-    store_name(open_store(root), name)
     return ImportReport(root=base.root, old=source.path, rows=api.info(root).rows, layers=layers)

@@ -20,19 +20,18 @@ from torch import Tensor
 
 from forebay import api
 from forebay.compat.multi_source import MultiSourceCache, Numbers
-from forebay.compat.pt_import import import_pt_cache, store_name, stored_name
+from forebay.compat.pt_import import import_pt_cache, read_parts
 from forebay.order.coins import Coins
 from forebay.read.cache import Cache
 from forebay.read.opening import open_cache
 from forebay.read.rows import Located, RowReader
 from forebay.read.views import Padded, View
-from forebay.store import open_store
 from forebay.store.memory import MemoryStore
 from forebay.teachers.feature_reader import Features
 from forebay.teachers.protocol import TimeDirection
 from forebay.torch.batches import to_array, to_tensor
-from forebay.torch.distill.losses import LossMode, feature_loss, loss_weights
-from forebay.torch.distill.teacher_rows import Targets, TeacherRows
+from forebay.torch.distill.losses import feature_loss as compute_lune_loss
+from forebay.torch.distill.losses import sol_loss as compute_sol_loss
 
 __all__ = [
     "DatasetCache", "EncodingCache", "LuneFeatureCache", "MultiSourceCache", "SolFeatureCache", "TrainerConfig",
@@ -168,23 +167,22 @@ class DatasetCache:
         self.encodings = None if encodings is None else EncodingCache(self.cache)
         self.lune = None if lune is None else LuneFeatureCache(self.cache)
         self.sol = None if sol is None else SolFeatureCache(self.cache)
-        self.name = name or stored_name(self.cache.store) or os.path.basename(os.path.normpath(self.cache.root))
+        self.name = name or os.path.basename(os.path.normpath(self.cache.root))
 
     @classmethod
     def load(cls, path: Path, *, name: str = "") -> "DatasetCache":
         """Open a cache, or the document's own `cache.pt`, which is held in memory: `forebay import` copies it once."""
-        if os.path.isfile(path):
+        if not os.path.isfile(path):
+            cache = open_cache(path)
+        else:
             store = MemoryStore(os.fspath(path))
             import_pt_cache(path, store)
-            cache = open_cache(store)
-        else:
-            cache = open_cache(path)
+            cache, name = open_cache(store), name or read_parts(os.fspath(path))[0]
         return cls(EncodingCache.of(cache), LuneFeatureCache.of(cache), SolFeatureCache.of(cache), name=name)
 
     def save(self, path: Path) -> None:
-        """Copy the cache to a folder of this name, every chunk checked on the way, with the data set's name."""
+        """Copy the cache to a folder of this name, every chunk checked on the way."""
         api.copy(self.cache.store, path)
-        store_name(open_store(path), self.name)
 
     def __len__(self) -> int:
         return len(self.cache)
@@ -192,23 +190,6 @@ class DatasetCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig:
-    """The document's switch: whether Sol's maps weight the velocity loss."""
+    """The document's switch: whether Sol's maps weight the velocity loss, through `loss_weights`."""
 
     use_spatial_weighting: bool = False
-
-    def loss_weights(
-        self, spatial: Targets | None, content: Tensor | None = None, size: tuple[int, int] = (64, 64)
-    ) -> Tensor | None:
-        """Return loss weights per position: 0 in padding, and Sol's maps with `use_spatial_weighting`."""
-        return loss_weights(spatial if self.use_spatial_weighting else None, content, size)
-
-
-def compute_lune_loss(predicted: Tensor, features: Targets, mode: LossMode = "cosine") -> Tensor:
-    """Return the loss against Lune, over its present rows."""
-    rows = TeacherRows.of(features)
-    return feature_loss(predicted, rows.values, mode, present=rows.present)
-
-
-def compute_sol_loss(stats_predicted: Tensor, spatial_predicted: Tensor, stats: Targets, spatial: Targets) -> Tensor:
-    """Return the MSE of the statistics plus the MSE of the maps, each over its present rows."""
-    return compute_lune_loss(stats_predicted, stats, "mse") + compute_lune_loss(spatial_predicted, spatial, "mse")

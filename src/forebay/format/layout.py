@@ -10,7 +10,6 @@ generations/000003.safetensors                published records, recipes, plan d
 claims/<layer>.<fp>/000035.json               the builder that makes a chunk, advisory
 claims/plan.json, claims/publish.json         the builder that plans or publishes, advisory
 builders/<owner>.json                         heartbeat and progress of a builder, advisory
-dataset.json                                  display name of the dataset, advisory
 
 <fp> is the first 16 hex digits of the recipe fingerprint: another recipe under the same layer name has another folder.
 A generation has a copy of `cache.json` and of every recipe. A malformed document raises `IndexCorrupt`.
@@ -30,7 +29,6 @@ from forebay.store.base import index_corrupt
 FORMAT_VERSION = 2  # of documents, index files and selections
 CHUNK_VERSION = 1  # of chunk files
 CACHE = "cache.json"
-DATASET = "dataset.json"
 GENERATIONS = "generations/"
 PLAN = "plan/"
 IDENTITIES = "identities/"
@@ -171,7 +169,7 @@ def is_constants(key: str) -> bool:
 
 def is_known(key: str) -> bool:
     """True if this module can make the key."""
-    if key in (CACHE, DATASET, PLAN_CLAIM, PUBLISH_CLAIM) or is_constants(key):
+    if key in (CACHE, PLAN_CLAIM, PUBLISH_CLAIM) or is_constants(key):
         return True
     parsers = (
         parse_chunk,

@@ -1,7 +1,7 @@
 """Train a student with cached teachers: losses, weights, dropout and times.
 
 batch of Timed("lune", t) ──TeacherRows.of──▶ values, present ──dropout──▶ TeacherRows
-loss = velocity loss + warm-up · feature_loss(predicted, rows.values, present=rows.present)
+loss = velocity loss + warm-up · feature_loss(predicted, rows)
 """
 
 from forebay.torch.distill.losses import (

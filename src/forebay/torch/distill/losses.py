@@ -4,8 +4,8 @@
     mse      (p − t)²
     huber    ½·min(|d|, δ)² + δ·(|d| − min(|d|, δ))      δ = 0.1
 
-Every loss is a mean over the present rows, with equal weight; with none present, it and its gradient are 0. All
-arithmetic is float32, whatever autocast or the cache's type.
+Every loss is a mean over the present rows, with equal weight; with none present, it and its gradient are 0. Targets are
+`TeacherRows`, or a tensor whose absent rows are NaN. All arithmetic is float32, whatever autocast or the cache's type.
 
 Sol 8×8 ──bilinear──▶ 64×64 ──÷ mean──▶ weights        latent_weights 64×64 (share of real pixels) ──× ──÷ mean──▶
 
@@ -33,9 +33,7 @@ LossMode = Literal["cosine", "mse", "huber"]
 HUBER_DELTA = 0.1
 
 
-def feature_loss(
-    predicted: Tensor, target: Tensor, mode: LossMode = "cosine", *, present: Tensor | None = None
-) -> Tensor:
+def feature_loss(predicted: Tensor, target: Targets, mode: LossMode = "cosine") -> Tensor:
     """Return the mean loss over the present rows; with more than one axis, cosines are along the last.
 
     >>> feature_loss(torch.tensor([[1.0, 0.0], [2.0, 2.0]]), torch.tensor([[0.0, 1.0], [1.0, 1.0]])).item()
@@ -43,21 +41,18 @@ def feature_loss(
     """
     if mode not in _ROW_LOSSES:
         raise ValueError(f"mode must be one of {', '.join(_ROW_LOSSES)} (got {mode!r})")
-    _check_shapes(predicted, target, present)
-    if present is None:
-        return _ROW_LOSSES[mode](predicted.float(), target.float()).mean()
+    rows = TeacherRows.of(target)
+    if predicted.shape != rows.values.shape:  # which broadcasting would hide
+        shapes = f"{tuple(predicted.shape)} and {tuple(rows.values.shape)}"
+        raise ValueError(f"predicted and target must have the same shape (got {shapes})")
     # Values of absent rows, usually NaN, must not enter the arithmetic: their gradient would be NaN · 0 = NaN.
-    known = torch.where(present.view(-1, *[1] * (target.dim() - 1)), target.float(), 0.0)
-    losses = _ROW_LOSSES[mode](predicted.float(), known)
-    return torch.where(present, losses, 0.0).sum() / present.sum().clamp(min=1)
+    losses = _ROW_LOSSES[mode](predicted.float(), rows.filled(torch.zeros_like(rows.values, dtype=torch.float32)))
+    return torch.where(rows.present, losses, 0.0).sum() / rows.present.sum().clamp(min=1)
 
 
-def sol_loss(
-    stats_predicted: Tensor, spatial_predicted: Tensor, stats: Tensor, spatial: Tensor, *, present: Tensor | None = None
-) -> Tensor:
-    """Return the MSE of the statistics plus the MSE of the maps."""
-    of_stats = feature_loss(stats_predicted, stats, "mse", present=present)
-    return of_stats + feature_loss(spatial_predicted, spatial, "mse", present=present)
+def sol_loss(stats_predicted: Tensor, spatial_predicted: Tensor, stats: Targets, spatial: Targets) -> Tensor:
+    """Return the MSE of the statistics plus the MSE of the maps, each over its present rows."""
+    return feature_loss(stats_predicted, stats, "mse") + feature_loss(spatial_predicted, spatial, "mse")
 
 
 def _cosine(predicted: Tensor, target: Tensor) -> Tensor:
@@ -77,16 +72,6 @@ _ROW_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": _cosine,
 
 def _row_means(losses: Tensor) -> Tensor:
     return losses.reshape(len(losses), -1).mean(dim=1)
-
-
-def _check_shapes(predicted: Tensor, target: Tensor, present: Tensor | None) -> None:
-    """Raise where shapes differ, which broadcasting would hide."""
-    if predicted.shape != target.shape:
-        raise ValueError(
-            f"predicted and target must have the same shape (got {tuple(predicted.shape)} and {tuple(target.shape)})"
-        )
-    if present is not None and (present.dtype != torch.bool or present.shape != target.shape[:1]):
-        raise ValueError(f"present must be bool ({len(target)},) (got {present.dtype} {tuple(present.shape)})")
 
 
 def spatial_weights(maps: Tensor, size: tuple[int, int] = (64, 64)) -> Tensor:

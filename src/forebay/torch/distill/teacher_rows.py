@@ -38,7 +38,11 @@ class TeacherRows:
     @classmethod
     def of(cls, targets: "Targets") -> "TeacherRows":
         """Return rows as they are, or those of a tensor whose absent rows are NaN."""
-        return targets if isinstance(targets, TeacherRows) else cls(targets, ~targets.flatten(1).isnan().any(dim=1))
+        return (
+            targets
+            if isinstance(targets, TeacherRows)
+            else cls(targets, ~targets.unsqueeze(-1).flatten(1).isnan().any(dim=1))
+        )
 
     def where(self, mask: Tensor) -> "TeacherRows":
         """Return the rows, absent also where `mask` (rows,) is False: teacher dropout."""

@@ -65,16 +65,6 @@ def test_a_flipped_box_is_the_box_of_the_flipped_mask(case):
     assert (masks.flip_rectangles(masks.flip_rectangles(boxes, size), size) == boxes).all()
 
 
-@given(letterboxes(), st.integers(1, 60), st.integers(1, 60))
-def test_a_resized_box_covers_the_pixels_whose_center_was_content(case, new_height, new_width):
-    boxes, (height, width) = case
-    y = (2 * np.arange(new_height) + 1) * height // (2 * new_height)
-    x = (2 * np.arange(new_width) + 1) * width // (2 * new_width)
-    nearest = pixels_by_hand(*case)[:, y[:, None], x]
-    resized = masks.resize_rectangles(boxes, (height, width), (new_height, new_width))
-    assert (masks.pixel_mask(resized, (new_height, new_width)) == nearest).all()
-
-
 @given(letterboxes(), st.integers(1, 9), st.integers(1, 9))
 def test_latent_weights_are_the_share_of_content(case, rows, columns):
     boxes, (height, width) = case

@@ -23,10 +23,11 @@ from PIL import ExifTags, Image, ImageOps
 from forebay.columns import Array
 from forebay.images.decode import rgb, understood
 from forebay.images.geometry import Letterbox, Normalize, Scaling
-from forebay.images.recipe import ImageRecipe, KeepsRecipes, Row, all_tokens_ignored, image_recipe
+from forebay.images.recipe import ImageRecipe, KeepsRecipes, Row, image_recipe
 from forebay.images.resize import Planes, letterbox_planes, paste
 from forebay.images.tags import ImageUnreadable
-from forebay.masks.rectangle import IGNORE_THRESHOLD, pixel_mask, token_ignore_mask, token_padding
+from forebay.images.token_masks import TokenMasks
+from forebay.masks.rectangle import IGNORE_THRESHOLD, pixel_mask
 from forebay.source import Sample
 
 ImageInput = str | PathLike[str] | bytes | NDArray[np.uint8] | Image.Image
@@ -62,9 +63,11 @@ def prepare(
     row = prepared_row(image, resolved)
     width, height = row["original_size"].tolist()
     letterbox = Letterbox((width, height), resolved.size, tuple(row["box"].tolist()))
-    ignored = None if patch is None else _ignored(letterbox, patch, threshold, _name(image))
+    size = (resolved.size, resolved.size)
+    tokens = None if patch is None else TokenMasks(resolved.size, patch, threshold)
+    ignored = None if tokens is None else tokens.of_boxes([letterbox.box], size, lambda _: _name(image))[0]
     pixels = _values(paste(resolved.unpacked(row), letterbox, resolved.pad_color), normalize, wanted)
-    return Prepared(pixels, pixel_mask([letterbox.box], (resolved.size, resolved.size))[0], ignored, letterbox)
+    return Prepared(pixels, pixel_mask([letterbox.box], size)[0], ignored, letterbox)
 
 
 def prepared_row(image: ImageInput, recipe: ImageRecipe | KeepsRecipes) -> Row:
@@ -103,15 +106,6 @@ def _as_displayed(image: NDArray[Any] | Image.Image, recipe: ImageRecipe) -> Ima
         image.load()
         is_turned = recipe.exif == "apply" and image.getexif().get(ExifTags.Base.Orientation, 1) != 1
         return ImageOps.exif_transpose(image) if is_turned else image
-
-
-def _ignored(letterbox: Letterbox, patch: int, threshold: float, name: str) -> NDArray[np.bool_]:
-    size = (letterbox.size, letterbox.size)
-    token_ignore_mask(np.empty((0, 4), np.int64), size, patch, threshold)  # checks both
-    ignored: NDArray[np.bool_] = token_padding([letterbox.box], size, patch)[0] >= threshold
-    if ignored.all():
-        raise all_tokens_ignored(name, letterbox.box, patch, threshold)
-    return ignored
 
 
 def _values(canvas: Planes, normalize: Normalize, dtype: np.dtype[Any]) -> Array:

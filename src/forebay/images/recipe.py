@@ -432,17 +432,3 @@ def image_recipe(source: ImageRecipe | KeepsRecipes) -> ImageRecipe:
         changed = ", ".join(differing_fields(stored, recipe))
         raise RecipeInvalid(f"the recipe of layer '{stored.layer}' has changed (differs in: {changed})")
     return recipe
-
-
-def all_tokens_ignored(sample: str, box: Sequence[int], patch: int, threshold: float, images: int = 1) -> RecipeInvalid:
-    more = f" (and of {images - 1:,} more)" if images > 1 else ""
-    hint = "exclude such images (selection=collate.large_enough()), choose a smaller patch, or raise the threshold"
-    return RecipeInvalid(
-        f"all tokens of the image '{sample}'{more} are ignored: with content of {box[2]} × {box[3]} pixels, "
-        f"{threshold:.0%} or more of every patch of {patch} × {patch} is padding",
-        hint=hint,
-        sample=sample,
-        box=tuple(box),
-        patch=patch,
-        images=images,
-    )

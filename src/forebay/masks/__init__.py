@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from forebay.masks.rectangle import (
         flip_rectangles as flip_rectangles, latent_weights as latent_weights, pixel_mask as pixel_mask,
-        resize_rectangles as resize_rectangles, token_ignore_mask as token_ignore_mask, token_padding as token_padding,
+        token_ignore_mask as token_ignore_mask, token_padding as token_padding,
     )
     from forebay.masks.spans import (
         Spans as Spans, causal_spans as causal_spans, dense_mask as dense_mask, document_spans as document_spans,

@@ -1,4 +1,4 @@
-"""Pixel masks, token masks, flipped and resized boxes and latent weights from letterbox rectangles.
+"""Pixel masks, token masks, flipped boxes and latent weights from letterbox rectangles.
 
 A letterboxed image stores one rectangle, the four integers `(left, top, width, height)` of its content. All masks are
 derived from it, for a batch `[images, 4]` at once. In every mask True = PAD:
@@ -94,23 +94,6 @@ def flip_rectangles(rectangles: ArrayLike, size: Size) -> Rectangles:
     return flipped
 
 
-def resize_rectangles(rectangles: ArrayLike, size: Size, new_size: Size) -> Rectangles:
-    """Return the content boxes after the whole image is resized: the new pixels whose center falls on content.
-
-    0 1 1 1 1 0     to half     0 1 0        the mask of the result is the mask, resized nearest-exact
-    """
-    left, top, width, height = _checked(rectangles, size).T
-    x0, x1 = (_nearest_edge(edge, size[1], new_size[1]) for edge in (left, left + width))
-    y0, y1 = (_nearest_edge(edge, size[0], new_size[0]) for edge in (top, top + height))
-    return np.stack((x0, y0, x1 - x0, y1 - y0), axis=1)
-
-
-def _nearest_edge(edge: NDArray[np.int64], length: int, new_length: int) -> NDArray[np.int64]:
-    # The first new pixel whose center (x + ½) is at or past edge · new_length / length, in integers.
-    nearest: NDArray[np.int64] = -((length - 2 * edge * new_length) // (2 * length))
-    return nearest
-
-
 def _cell_content(rectangles: Rectangles, size: Size, grid: Size) -> NDArray[np.float64]:
     """Count the content pixels in each cell of the grid: overlap of heights × overlap of widths."""
     left, top, width, height = rectangles.T[:, :, None]
@@ -140,6 +123,6 @@ def _checked(rectangles: ArrayLike, size: Size) -> Rectangles:
         image = int(outside.argmax())
         raise ValueError(
             f"rectangle {image} is {tuple(boxes[image].tolist())} but the image is {size[1]} × {size[0]}; "
-            "pass (left, top, width, height) in pixels of this size, or resize_rectangles first"
+            "pass (left, top, width, height) in pixels of this size"
         )
     return boxes

@@ -8,7 +8,7 @@ The compiled loops paint planes of uint8 or float32. Canvases of 16-bit floats a
 as such planes, image by image, and then copied: one more pass over memory.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -18,22 +18,18 @@ from torch import Tensor
 
 from forebay import kernels
 from forebay.columns import Array
-from forebay.fields import checked_whole
 from forebay.images import ImageRecipe
 from forebay.images.geometry import Scaling
-from forebay.images.recipe import all_tokens_ignored
-from forebay.masks.documents import Bools
-from forebay.masks.rectangle import IGNORE_THRESHOLD, Size, token_ignore_mask, token_padding
+from forebay.images.token_masks import Name, TokenMasks
+from forebay.masks.rectangle import Size, pixel_mask
 from forebay.order.coins import Coins
 from forebay.torch.batches import Batch, Buffers, to_tensor, wrap
 from forebay.torch.images.canvases import Canvases, JointTransform, transformed
 
 Planes = NDArray[np.uint8]  # (3, height, width)
 Boxes = NDArray[np.int32]  # (images, 4)
-Shares = NDArray[np.float64]
 Color = tuple[int, int, int]
 Channels = Literal["first", "last"]
-Name = Callable[[int], str]  # image of the batch -> sample id
 _SERIAL_VALUES = 1 << 15  # as many as torch copies without its own threads, which would compete with the loader's
 
 
@@ -86,49 +82,6 @@ def _copy(canvas: Tensor, planes: Tensor) -> None:
         canvas[:, start : start + step].copy_(planes[:, start : start + step])
 
 
-def fill_pixel_masks(out: Bools, boxes: Boxes) -> None:
-    """Write masks `[images, height, width]`, True = PAD."""
-    for mask, (left, top, width, height) in zip(out, boxes.tolist(), strict=True):
-        mask[:] = True
-        mask[top : top + height, left : left + width] = False
-
-
-class TokenMasks:
-    """Masks of tokens: patches of `patch` × `patch` pixels, ignored where the padded share reaches `threshold`."""
-
-    def __init__(self, size: int, patch: int, threshold: float = IGNORE_THRESHOLD) -> None:
-        self.patch, self.threshold = checked_whole("patch", patch), threshold
-        token_ignore_mask(np.empty((0, 4), np.int64), (size, size), patch, threshold)  # checks both
-
-    def of_boxes(self, boxes: Boxes, size: Size, name: Name) -> Bools:
-        """Return masks `[images, height/patch, width/patch]`, True = ignored; `name` names an image in an error."""
-        return self._ignored(token_padding(boxes, size, self.patch), boxes, name)
-
-    def all_ignored(self, boxes: Boxes, size: Size) -> Bools:
-        """Return for each image whether all its tokens are ignored, `[images]`; equal boxes are computed once."""
-        some, member = np.unique(boxes, axis=0, return_inverse=True)
-        ignored = (token_padding(some, size, self.patch) >= self.threshold).all(axis=(1, 2))
-        by_image: Bools = np.asarray(ignored)[member.reshape(-1)]
-        return by_image
-
-    def of_masks(self, masks: Bools, boxes: Boxes, name: Name) -> Bools:
-        """Return token masks as `of_boxes`, from pixel masks that need not be rectangles."""
-        patch, (count, height, width) = self.patch, masks.shape
-        if height % patch or width % patch:
-            raise ValueError(
-                f"transforms made canvases of {height} × {width} pixels, which do not divide into patches of {patch}; "
-                "crop to a multiple of the patch"
-            )
-        cells = masks.reshape(count, height // patch, patch, width // patch, patch)
-        return self._ignored(cells.sum(axis=(2, 4), dtype=np.int64) / (patch * patch), boxes, name)
-
-    def _ignored(self, padding: Shares, boxes: Boxes, name: Name) -> Bools:
-        ignored: Bools = padding >= self.threshold
-        for image in np.flatnonzero(ignored.all(axis=(1, 2))).tolist():
-            raise all_tokens_ignored(name(image), boxes[image].tolist(), self.patch, self.threshold)
-        return ignored
-
-
 class CanvasMaker:
     """Makes `pixels`, `box` and the masks that were asked for, from content and boxes."""
 
@@ -153,9 +106,7 @@ class CanvasMaker:
             return self._transformed(contents, boxes, coins, buffers, name)
         batch: Batch = {"pixels": self._painter.paint(contents, boxes, self._size, buffers)}
         if self._with_pixel_mask:
-            mask = buffers.empty((len(boxes), *self._size), np.dtype(np.bool_))
-            fill_pixel_masks(mask, boxes)
-            batch["pixel_mask"] = wrap(mask)
+            batch["pixel_mask"] = to_tensor(pixel_mask(boxes, self._size), buffers)
         if self._tokens is not None:
             batch["token_mask"] = to_tensor(self._tokens.of_boxes(boxes, self._size, name), buffers)
         return batch | {"box": to_tensor(boxes, buffers)}
@@ -165,9 +116,8 @@ class CanvasMaker:
     ) -> Batch:
         """Paint canvases of bytes, apply the transforms to them, and paint the result."""
         pixels = self._bytes.paint(contents, boxes, self._size, Buffers(0, pinned=False))
-        mask = np.empty((len(boxes), *self._size), np.bool_)
-        fill_pixel_masks(mask, boxes)
-        canvases = Canvases(pixels, torch.from_numpy(mask), torch.from_numpy(boxes), self._pad_color)
+        mask = torch.from_numpy(pixel_mask(boxes, self._size))
+        canvases = Canvases(pixels, mask, torch.from_numpy(boxes), self._pad_color)
         changed = transformed(canvases, self._transforms, coins)
         if not self._with_pixel_mask:
             _check_filled(changed, name)

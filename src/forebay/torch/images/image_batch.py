@@ -35,14 +35,14 @@ from forebay.feeding.stream import SelectionRule, Stream
 from forebay.fields import checked_whole
 from forebay.images import ImageRecipe, image_recipe
 from forebay.images.geometry import Normalize, Scaling, fit_many
-from forebay.images.recipe import all_tokens_ignored
+from forebay.images.token_masks import TokenMasks
 from forebay.masks.rectangle import IGNORE_THRESHOLD, flip_rectangles
 from forebay.order.coins import Coins, sample_keys
 from forebay.order.selected_rows import Selection
 from forebay.read.cache import Cache
 from forebay.torch.batches import Batch, Buffers, plain_batch
 from forebay.torch.collate import Collate, caches_of
-from forebay.torch.images.canvas_maker import Boxes, CanvasMaker, Channels, Planes, TokenMasks, mirrored
+from forebay.torch.images.canvas_maker import Boxes, CanvasMaker, Channels, Planes, mirrored
 from forebay.torch.images.canvases import JointTransform
 from forebay.torch.images.crops import AspectBucket
 from forebay.torch.images.image_tags import TagReader, TagStyle, sample_id
@@ -163,7 +163,7 @@ class ImageBatch(Collate):
         if count:
             row = cache[first]
             name = bytes(row["id"]).decode("utf-8", "backslashreplace")
-            raise all_tokens_ignored(name, row["box"].tolist(), tokens.patch, tokens.threshold, count)
+            raise tokens.error(name, row["box"].tolist(), count)
 
     def large_enough(self, within: SelectionRule | None = None) -> Where:
         """Return a `selection` of the rows that keep at least one token, optionally within another rule."""

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from forebay.errors import choice_error
 from forebay.images import ImageRecipe, KeepsRecipes, image_recipe
 from forebay.images.geometry import Normalize, Scaling, fit
+from forebay.images.token_masks import TokenMasks
 from forebay.masks.rectangle import IGNORE_THRESHOLD
 from forebay.torch.batches import Batch
-from forebay.torch.images.canvas_maker import TokenMasks
 
 PRECISION_BITS = 22
 

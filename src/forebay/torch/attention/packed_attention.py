@@ -110,14 +110,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, backend: 
     Inside `torch.compile` this is part of the caller's graph.
     """
     _check_mask(query, mask)
-    if torch.compiler.is_compiling():
-        if backend == "flex" or (backend == "auto" and flex_can_run(query, key, value, mask)):
-            return _attend(query, key, value, mask)
+    if backend == "dense" or (backend == "auto" and not flex_can_run(query, key, value, mask)):
         return attend_dense(query, key, value, mask)
-    if backend == "flex":
-        return attend_flex(query, key, value, mask)
-    attended = _flex_if_possible(query, key, value, mask) if backend == "auto" else None
-    return attend_dense(query, key, value, mask) if attended is None else attended
+    if torch.compiler.is_compiling():
+        return _attend(query, key, value, mask)
+    return (attend_flex if backend == "flex" else _attend_flex_or_dense)(query, key, value, mask)
 
 
 _attend_uncompiled = no_compile(attend)
@@ -156,21 +153,20 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> Tenso
 
 
 @no_compile
-def _flex_if_possible(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> Tensor | None:
-    """Attend with FlexAttention; after a kernel failed to compile, warn once and leave it to SDPA."""
-    if _broken_flex or not flex_can_run(query, key, value, mask):
-        return None
-    try:
-        return attend_flex(query, key, value, mask)
-    except (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit) as error:
-        _broken_flex.append(f"{type(error).__name__}: {error}")
-        warnings.warn(
-            f"FlexAttention did not compile ({type(error).__name__}: {str(error)[:200]}); using SDPA instead, with "
-            "equal results but slower on long rows. Pass backend='flex' to see the whole error",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None
+def _attend_flex_or_dense(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> Tensor:
+    """Attend with FlexAttention; after a kernel failed to compile, warn once and use SDPA."""
+    if not _broken_flex:
+        try:
+            return attend_flex(query, key, value, mask)
+        except (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit) as error:
+            _broken_flex.append(f"{type(error).__name__}: {error}")
+            warnings.warn(
+                f"FlexAttention did not compile ({_broken_flex[0][:200]}); using SDPA instead, with equal results but "
+                "slower on long rows. Pass backend='flex' to see the whole error",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    return attend_dense(query, key, value, mask)
 
 
 def flex_can_run(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> bool:

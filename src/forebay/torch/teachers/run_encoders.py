@@ -12,7 +12,8 @@ No document can see another one, whatever attention the model has, and positions
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +28,8 @@ from forebay.teachers.model_families import VAES, vae_class
 from forebay.teachers.protocol import Batch, config_of, model_folder, tokenizer_of, unusable
 from forebay.torch.batches import to_device, to_numpy
 from forebay.torch.teachers.loading import LOADING_ERRORS, NO_CODE, class_named, input_like, load_model
+
+Value = TypeVar("Value")
 
 
 class Tokens:
@@ -172,14 +175,10 @@ class LoadedLanguageModel:
         documents = [document for row in rows for document in row]
         self._check(documents)
         values = self._run(documents)
-        counts = np.cumsum([0, *(len(row) for row in rows)]).tolist()
         columns: dict[str, Ragged] = {}
         for output in self._teacher.outputs():
             empty = np.zeros((0, *output.shape), np.int64 if output.dtype == "uint32" else np.float32)
-            each = [
-                np.concatenate([empty, *(values[at][output.name] for at in range(counts[row], counts[row + 1]))])
-                for row in range(len(rows))
-            ]
+            each = [np.concatenate([empty, *(one[output.name] for one in row)]) for row in by_row(values, rows)]
             columns[output.name] = Ragged.of(each, each[0].dtype, output.shape)
         return columns
 
@@ -202,8 +201,7 @@ class LoadedLanguageModel:
     def _run(self, documents: Sequence[_Sequence]) -> list[dict[str, Array]]:
         """Return the values of every document."""
         values: list[dict[str, Array]] = [{} for _ in documents]
-        for group in document_groups([len(document.tokens) for document in documents]):
-            tokens, real = padded([documents[at].tokens for at in group])
+        for group, tokens, real in document_batches([document.tokens for document in documents]):
             tokens, mask = tokens.to(self._device), real.long().to(self._device)
             logits = self._model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
             for row, at in enumerate(group):
@@ -246,23 +244,25 @@ def _candidate_rows(batch: Batch) -> list[list[_Sequence]]:
     return rows
 
 
-def document_groups(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the documents that run together, longest first: with padding, at most as many tokens as all have."""
-    most_tokens = sum(lengths)
-    group: list[int] = []
-    for at in sorted(range(len(lengths)), key=lambda at: -lengths[at]):
-        if group and lengths[group[0]] * (len(group) + 1) > most_tokens:
-            yield group
-            group = []
-        group.append(at)
-    if group:
-        yield group
+def document_batches(documents: Sequence[Array]) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
+    """Yield the documents that run together, longest first: with padding, at most as many tokens as all have.
+
+    Yields their numbers, ids `(documents, longest)` padded at the end, and a mask, True where a token is not padding.
+    """
+    most_tokens = sum(map(len, documents))
+    numbers = sorted(range(len(documents)), key=lambda number: -len(documents[number]))
+    while numbers:
+        longest = len(documents[numbers[0]])
+        count = most_tokens // longest if longest else len(numbers)
+        group, numbers = numbers[:count], numbers[count:]
+        ids = torch.zeros(len(group), longest, dtype=torch.int64)
+        real = torch.zeros_like(ids, dtype=torch.bool)
+        for row, tokens in enumerate(documents[number] for number in group):
+            ids[row, : len(tokens)], real[row, : len(tokens)] = torch.from_numpy(tokens.astype(np.int64)), True
+        yield group, ids, real
 
 
-def padded(documents: Sequence[Array]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids `(documents, longest)`, padded at the end, and a mask, True where a token is not padding."""
-    ids = torch.zeros(len(documents), max(map(len, documents)), dtype=torch.int64)
-    real = torch.zeros_like(ids, dtype=torch.bool)
-    for row, tokens in enumerate(documents):
-        ids[row, : len(tokens)], real[row, : len(tokens)] = torch.from_numpy(tokens.astype(np.int64)), True
-    return ids, real
+def by_row(values: Sequence[Value], rows: Sequence[Sequence[object]]) -> list[Sequence[Value]]:
+    """Return the values of all documents as one list for each row of documents."""
+    ends = accumulate(map(len, rows), initial=0)
+    return [values[start:stop] for start, stop in pairwise(ends)]

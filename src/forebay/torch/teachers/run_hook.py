@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from inspect import signature
-from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +27,7 @@ from forebay.teachers.hook import Hook, ImageInput, LatentInput
 from forebay.teachers.protocol import Batch, TimeDirection, tokenizer_of, unusable
 from forebay.torch.batches import to_device, to_numpy
 from forebay.torch.teachers.loading import class_named, input_like, load_model
-from forebay.torch.teachers.run_encoders import Tokens, document_groups, packed_documents, padded
+from forebay.torch.teachers.run_encoders import Tokens, by_row, document_batches, packed_documents
 
 
 class _AllHooksRan(Exception):
@@ -233,8 +232,7 @@ class LoadedHook:
         rows = packed_documents(batch)
         documents = [tokens for row in rows for tokens in row]
         values_of: dict[str, list[Tensor]] = {one.name: [torch.empty(0)] * len(documents) for one in self._points}
-        for group in document_groups([len(tokens) for tokens in documents]):
-            ids, real = padded([documents[at] for at in group])
+        for group, ids, real in document_batches(documents):
             arguments = {**self._fixed, argument: ids.to(self._like.device)}
             if mask:
                 arguments[mask] = real.long().to(self._like.device)
@@ -260,8 +258,7 @@ class LoadedHook:
     def _by_row(
         self, pooling: str, values: Sequence[Tensor], rows: Sequence[Sequence[Array]], batch: Batch
     ) -> Array | Ragged:
-        counts = np.cumsum([0, *(len(row) for row in rows)]).tolist()
-        each = [values[start:stop] for start, stop in pairwise(counts)]
+        each = by_row(values, rows)
         inner = tuple(values[0].shape[1 if pooling == "none" else 0 :]) if values else ()
         if pooling != "none":
             stacked = [

@@ -169,3 +169,10 @@ class DatasetCache(tinyflux.DatasetCache):
         encodings = EncodingCache.build(zoo, images, prompts)
         lune = None if zoo.lune is None else LuneFeatureCache.build(zoo, prompts)
         return cls(encodings, lune, SolFeatureCache.build(zoo, prompts), name=name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """A switch of a trainer: whether Sol's maps weight the velocity loss, by `forebay.torch.distill.loss_weights`."""
+
+    use_spatial_weighting: bool = False

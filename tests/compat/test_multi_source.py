@@ -77,17 +77,6 @@ def taught(folder: Path, *layers: tuple[str, object]) -> fb.Cache:
     return fb.open_cache(folder / "cache")
 
 
-def test_features_come_on_the_device_asked_for_without_gradients(tmp_path: Path) -> None:
-    multi = MultiSourceCache(device="meta")  # the one further device that is everywhere
-    multi.add(taught(tmp_path, ("lune", Spoken(absent=ABSENT))), dataset_id=0)
-    found = multi.get("lune", [3, 4], 0, torch.full((2,), 0.3, requires_grad=True))
-    assert found is not None
-    timed = found["lune"]
-    assert timed.values.device.type == timed.present.device.type == "meta"
-    assert timed.values.shape == (2, 6)
-    assert not timed.values.requires_grad
-
-
 def test_samples_of_several_data_sets_are_looked_up_in_their_own_cache(tmp_path: Path) -> None:
     sol = TeacherRecipe(teacher=GeometricSol())
     both = taught(tmp_path / "both", ("lune", Spoken(absent=ABSENT)), ("sol", sol))

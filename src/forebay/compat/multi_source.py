@@ -36,8 +36,7 @@ class MultiSourceCache:
     whose layer has other weights, buckets, time direction or types is an error.
     """
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.device = torch.device(device)
+    def __init__(self) -> None:
         self._caches: dict[int, Cache] = {}
 
     def add(self, source: Any, dataset_id: int) -> None:
@@ -74,7 +73,7 @@ class MultiSourceCache:
         numbers = Coins(0, 0, np.arange(len(located.rows), dtype=np.uint64))  # the row of each coin is its sample
         columns = RowReader(list(self._caches.values()), [view]).read(located, numbers)
         present = torch.from_numpy(columns[presence_name(layer)])
-        return {name: TeacherRows(to_tensor(columns[name]), present).to(self.device) for name in timed[0].columns}
+        return {name: TeacherRows(to_tensor(columns[name]), present) for name in timed[0].columns}
 
     def get_lune(self, local_indices: Numbers, dataset_ids: Numbers, timesteps: Numbers) -> Tensor | None:
         """Return the layer `lune` at t, (rows, 1280) float32; absent rows are NaN. `get` also returns the mask."""

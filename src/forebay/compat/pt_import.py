@@ -179,12 +179,10 @@ class OldCacheSource(Source):
 
     def look(self, path: str) -> SourceFile:
         status = os.stat(self.path)
-        etag = f"{status.st_size}.{status.st_mtime_ns}"
-        name = os.path.basename(self.path)
-        return SourceFile(path=name, size=status.st_size, mtime_ns=status.st_mtime_ns, etag=etag)
+        return SourceFile(path=os.path.basename(self.path), size=status.st_size, mtime_ns=status.st_mtime_ns)
 
     def weight(self, file: SourceFile) -> int:
-        _, parts = _opened(self.path, file.etag)
+        _, parts = _opened(self.path, file)
         return len(next(tensors[PARTS[part][0]] for part, tensors in parts.items()))
 
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
@@ -231,7 +229,7 @@ class ImportedRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, for
     def make(self, rows: Columns) -> Rows:
         ids = [rows["id"][row].tobytes().decode() for row in range(len(rows["id"]))]
         numbers = torch.tensor([int(name) for name in ids], dtype=torch.int64)
-        _, parts = _opened(self.path, OldCacheSource(self.path).look(self.path).etag)
+        _, parts = _opened(self.path, OldCacheSource(self.path).look(self.path))
         columns = {column: parts[self.part][tensor][numbers] for column, tensor in self.tensors.items()}
         failures: dict[int, Failure] = {}  # one per row, even if several of its tensors are bad
         for column, values in columns.items():
@@ -266,7 +264,7 @@ def _layer_recipe(path: str, layer: str, parts: Parts, direction: TimeDirection)
 
 
 @lru_cache(maxsize=1)
-def _opened(path: str, etag: str) -> tuple[str, Parts]:
+def _opened(path: str, file: SourceFile) -> tuple[str, Parts]:
     """Return the parts of a file; its tensors are mapped, so keeping them takes no memory."""
     return read_parts(path)
 
@@ -281,7 +279,7 @@ def import_pt_cache(
     if not os.path.isfile(old):
         raise SourceNotFound(f"no source at '{os.fspath(old)}': there is no such file", hint="check the path")
     source = OldCacheSource(os.path.abspath(old))
-    _, parts = _opened(source.path, source.files()[0].etag)  # first: an unreadable file leaves no cache behind
+    _, parts = _opened(source.path, source.look(source.path))  # first: an unreadable file leaves no cache behind
     base = api.build(root, source, RawRecipe(chunk_rows=CHUNK_ROWS), workers=0)
     layers = {
         layer: api.build(root, None, _layer_recipe(source.path, layer, parts, time_direction), layer=layer, workers=0)

@@ -11,7 +11,6 @@ compute_lune_loss, compute_sol_loss   `forebay.torch.distill`; rows that are NaN
 """
 
 import os
-from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
@@ -34,7 +33,7 @@ from forebay.torch.distill.losses import feature_loss as compute_lune_loss
 from forebay.torch.distill.losses import sol_loss as compute_sol_loss
 
 __all__ = [
-    "DatasetCache", "EncodingCache", "LuneFeatureCache", "MultiSourceCache", "SolFeatureCache", "TrainerConfig",
+    "DatasetCache", "EncodingCache", "LuneFeatureCache", "MultiSourceCache", "SolFeatureCache",
     "compute_lune_loss", "compute_sol_loss",
 ]  # fmt: skip
 Path = str | os.PathLike[str]
@@ -186,10 +185,3 @@ class DatasetCache:
 
     def __len__(self) -> int:
         return len(self.cache)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerConfig:
-    """The document's switch: whether Sol's maps weight the velocity loss, through `loss_weights`."""
-
-    use_spatial_weighting: bool = False

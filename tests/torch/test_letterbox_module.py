@@ -88,9 +88,9 @@ def as_in_training(image: np.ndarray, recipe: fb.ImageRecipe = RECIPE) -> Arrays
     box = np.array([prepared.letterbox.box], np.int32)
     return {
         "pixels": prepared.pixels[None],
-        "pixel_mask": prepared.pixel_mask[None],
         "box": box,
         "original_size": np.array([prepared.letterbox.image], np.int32),
+        "pixel_mask": prepared.pixel_mask[None],
         "token_mask": token_padding(box, (SIZE, SIZE), PATCH) >= 0.9,
     }
 

@@ -29,6 +29,7 @@ from forebay.images.geometry import Normalize, Scaling, fit
 from forebay.images.token_masks import TokenMasks
 from forebay.masks.rectangle import IGNORE_THRESHOLD
 from forebay.torch.batches import Batch
+from forebay.torch.images.device_pixels import masks_on_device, normalize_on_device
 
 PRECISION_BITS = 22
 
@@ -106,7 +107,7 @@ class LetterboxModule(nn.Module):
         torch.onnx.export(Tagger(), (example,), "tagger.onnx", dynamo=True, dynamic_shapes=dynamic)
 
     Images are uint8 `[height, width, 3]`, or `[images, 3, height, width]` of one size. The options are those of an
-    `ImageBatch`. The result has `pixels` `[images, 3, size, size]`, `pixel_mask` (True = PAD), `box`, `original_size`
+    `ImageBatch`. The result has `pixels` `[images, 3, size, size]`, `box`, `original_size`, `pixel_mask` (True = PAD)
     and, with a `patch`, `token_mask` (True = ignored).
 
     Apply EXIF orientation, alpha and 16-bit conversion before, as `forebay.images.prepare` does. The effects of "jpeg"
@@ -133,10 +134,8 @@ class LetterboxModule(nn.Module):
         self.size, self.resample, self.pad_color = stored.size, stored.resample, stored.pad_color
         self.dtype, self.patch = dtype, patch
         self._tokens = None if patch is None else TokenMasks(stored.size, patch, threshold)
-        self._least_padded = 0 if patch is None else _least_padded(patch, threshold)
-        # Not registered as buffers: `model.half()` would round them.
-        scaling = Scaling.of(normalize)
-        self._scale, self._shift = scaling.scale.tolist(), scaling.shift.tolist()
+        self.normalize, self.threshold = normalize, threshold
+        Scaling.of(normalize)  # raises for a wrong one
 
     def forward(self, image: Tensor) -> Batch:
         planes = _planes(image)
@@ -150,14 +149,11 @@ class LetterboxModule(nn.Module):
         content = down.inside[:, None] & across.inside[None, :]
         pixels = torch.where(content, _resized(planes, across.weights.mT, down.weights, box), self._pad(planes.device))
         batch = {
-            "pixels": self._values(pixels),
-            "pixel_mask": _for_each(images, ~content),
+            "pixels": self._values(pixels.to(torch.uint8)),
             "box": _for_each(images, box.int()),
             "original_size": _for_each(images, sides.int()),
         }
-        if self.patch is not None:
-            batch["token_mask"] = _for_each(images, self._ignored(across.inside, down.inside, self.patch))
-        return batch
+        return masks_on_device(batch, self.patch, self.threshold)
 
     def _line(self, length: int, start: Tensor, fitted: Tensor) -> "_Line":
         offsets = torch.arange(self.size, device=start.device) - start
@@ -166,16 +162,7 @@ class LetterboxModule(nn.Module):
         return _Line((offsets >= 0) & (offsets < fitted), resize_weights(length, fitted, nearest, self.resample))
 
     def _values(self, pixels: Tensor) -> Tensor:
-        if self.dtype == torch.uint8:
-            return pixels.to(torch.uint8)
-        scale, shift = (
-            torch.tensor(values, dtype=torch.float32, device=pixels.device) for values in (self._scale, self._shift)
-        )
-        return (pixels.float() * scale + shift).to(self.dtype)
-
-    def _ignored(self, across: Tensor, down: Tensor, patch: int) -> Tensor:
-        columns, rows = (inside.reshape(-1, patch).sum(dim=1) for inside in (across, down))
-        return patch * patch - rows[:, None] * columns[None, :] >= self._least_padded
+        return pixels if self.dtype == torch.uint8 else normalize_on_device(pixels, self.normalize, self.dtype)
 
     def _pad(self, device: torch.device) -> Tensor:
         return torch.tensor(self.pad_color, dtype=torch.float64, device=device)[:, None, None]
@@ -240,9 +227,3 @@ def _check_dtype(dtype: torch.dtype, normalize: Normalize) -> None:
         raise ValueError(f"dtype must be torch.uint8 or a float type (got {dtype})")
     if dtype == torch.uint8 and normalize is not None:
         raise ValueError(f"normalize needs a float dtype (got {normalize!r} with uint8)")
-
-
-def _least_padded(patch: int, threshold: float) -> int:
-    """Return the fewest padded pixels with which a patch is ignored; integers compare exactly on every device."""
-    pixels = patch * patch
-    return next(padded for padded in range(pixels + 1) if padded / pixels >= threshold)

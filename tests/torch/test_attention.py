@@ -145,12 +145,6 @@ def test_a_layer_needs_the_lengths_or_the_mask_of_its_batch():
             attend(*heads(ROWS), mask, backend)
 
 
-@pytest.mark.parametrize("carry", [Tensor.tolist, Tensor.numpy])
-def test_lengths_may_be_lists_or_arrays(carry):
-    module, x = PackedSelfAttention(16, 2, backend="dense"), torch.randn(3, 140, 16)
-    assert torch.equal(module(x, carry(ROWS.seq_lens)), module(x, ROWS.seq_lens))
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_flex_trains_on_the_gpu_with_the_gradients_of_sdpa():

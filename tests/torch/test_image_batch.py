@@ -521,6 +521,7 @@ def test_with_a_gpu_all_tensors_of_a_batch_are_pinned(caches: dict[str, fb.Cache
         ({"normalize": (0.5, 0.5), "dtype": torch.float32}, "three numbers each"),
         ({"normalize": ((1, 1), (1, 1, 1)), "dtype": torch.float32}, "three numbers each"),
         ({"channels": "middle"}, "'first' or 'last'"),
+        ({"masks": "gpu"}, "masks must be 'host' or None"),
         ({"flip": 1.5}, "from 0 to 1"),
         ({"tags": "names"}, "'multi_hot', 'indices' or None"),
         ({"patch": 10}, "does not divide into patches of 10"),

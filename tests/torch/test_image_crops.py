@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 from tests.helpers.image_caches import PAD, SIZE, SIZES, TAGS, image_cache, picture_tags, write_pictures
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 import forebay as fb
 from forebay.columns import Columns
@@ -127,23 +126,6 @@ def assert_equal(found, expected) -> None:
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def test_crops_are_the_same_after_a_resume_with_workers_and_by_any_number_of_threads(cache: fb.Cache):
-    def loader(threads: int = 2) -> Loader:
-        collate = ImageBatch(cache, flip=0.5, transforms=[RandomResizedCrop(16)])
-        return Loader(cache, global_batch_size=6, seed=4, collate=collate, threads=threads)
-
-    whole = loader()
-    two_epochs = batches(whole) + batches(whole)
-    stopped, rest = loader(0), loader(1)
-    first = batches(islice(stopped, 4))
-    rest.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
-    assert_equal(first + batches(rest) + batches(rest), two_epochs)
-    collate = ImageBatch(cache, flip=0.5, transforms=[RandomResizedCrop(16)], seed=4)
-    by_worker = next(iter(DataLoader(CacheDataset(cache), 6, collate_fn=collate, num_workers=1)))
-    plain = next(iter(DataLoader(CacheDataset(cache), 6, collate_fn=collate)))
-    assert torch.equal(by_worker["pixels"], plain["pixels"])
 
 
 def test_every_image_is_in_the_bucket_of_its_shape(cache: fb.Cache):
@@ -295,11 +277,6 @@ def test_folders_are_classes(tmp_path: Path):
     cache = fb.open_cache(tmp_path / "cache")
     batch = next(iter(Loader(cache, global_batch_size=6, shuffle=None, collate=ImageBatch(cache, classes="tags"))))
     assert batch["label"].tolist() == [0, 0, 0, 1, 1, 1]
-
-
-def test_a_mask_place_other_than_the_host_is_rejected(cache: fb.Cache):
-    with pytest.raises(ValueError, match="masks must be 'host' or None"):
-        ImageBatch(cache, masks="gpu")  # type: ignore[arg-type]
 
 
 def test_a_bucket_larger_than_the_stored_canvas_is_rejected(cache: fb.Cache):

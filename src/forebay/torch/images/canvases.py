@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from forebay.images.token_masks import Name
 from forebay.masks.rectangle import Size
 from forebay.order.coins import Coins
 
@@ -141,6 +142,19 @@ def _check(canvases: Canvases, count: int, name: str) -> None:
         raise ValueError(
             f"the transform {name} left content of image {image} outside its box {canvases.box[image].tolist()}; "
             "move pixels, mask and box together: use the methods of Canvases, or change all three"
+        )
+
+
+def check_filled(canvases: Canvases, name: Name) -> None:
+    """Raise if padding is inside a box: without a pixel mask, nothing in the batch would say where.
+
+    `transformed` has checked that no content is outside its box, so it is enough to count.
+    """
+    content = (~canvases.mask).sum(dim=(1, 2))
+    for image in torch.nonzero(content != canvases.box[:, 2:].to(torch.int64).prod(dim=1)).flatten().tolist():
+        raise ValueError(
+            f"transforms left padding inside the box {canvases.box[image].tolist()} of '{name(image)}', so its mask "
+            "does not follow from the box; pass masks='host' to ImageBatch, or cut the box to the content"
         )
 
 

@@ -35,17 +35,17 @@ from forebay.feeding.stream import SelectionRule, Stream
 from forebay.fields import checked_whole
 from forebay.images import ImageRecipe, image_recipe
 from forebay.images.geometry import Normalize, Scaling, fit_many
-from forebay.images.token_masks import TokenMasks
-from forebay.masks.rectangle import IGNORE_THRESHOLD, flip_rectangles
+from forebay.images.token_masks import Name, TokenMasks
+from forebay.masks.rectangle import IGNORE_THRESHOLD, flip_rectangles, pixel_mask
 from forebay.order.coins import Coins, sample_keys
 from forebay.order.selected_rows import Selection
 from forebay.read.cache import Cache
-from forebay.torch.batches import Batch, Buffers, plain_batch
+from forebay.torch.batches import Batch, Buffers, plain_batch, to_tensor
 from forebay.torch.collate import Collate, caches_of
-from forebay.torch.images.canvas_maker import Boxes, CanvasMaker, Channels, Planes, mirrored
-from forebay.torch.images.canvases import JointTransform
+from forebay.torch.images.canvases import Canvases, JointTransform, check_filled, transformed
 from forebay.torch.images.crops import AspectBucket
 from forebay.torch.images.image_tags import TagReader, TagStyle, sample_id
+from forebay.torch.images.painter import Boxes, Channels, Painter, Planes, mirrored
 
 _DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
 _SHARED = ("size", "pad_color", "storage")  # fields that a cache's recipe must share, besides tags
@@ -104,10 +104,11 @@ class ImageBatch(Collate):
         self.moves_pixels = flip > 0 or any(getattr(each, "moves_pixels", True) for each in transforms)
         self._tags = TagReader(self.recipe, tags, vocabulary, classes, orientation if flip else {})
         self.vocabulary, self.classes = self._tags.vocabulary, self._tags.classes
-        tokens = None if patch is None else TokenMasks(self.recipe.size, patch, threshold)
-        self._token_masks = None if transforms else tokens  # transforms change the share of padding
-        scaling = Scaling.of(normalize)
-        self._canvases = CanvasMaker(self.recipe, scaling, dtype, channels, tokens, transforms, masks == "host")
+        self._transforms, self._masks_on_host = tuple(transforms), masks == "host"
+        self._token_masks = None if patch is None else TokenMasks(self.recipe.size, patch, threshold)
+        self._size, scaling = (self.recipe.size, self.recipe.size), Scaling.of(normalize)
+        self._painter = Painter(self.recipe.pad_color, scaling, dtype, channels)
+        self._byte_painter = Painter(self.recipe.pad_color, scaling, torch.uint8, "first")  # for transforms
         self._buffers = Buffers(_REUSED_BYTES, pinned=False)
         # In shared memory, so that persistent workers see the next epoch. torch declares no types here.
         self._epoch: Tensor = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
@@ -152,7 +153,7 @@ class ImageBatch(Collate):
         A cache with a key is not checked here, since opening a chunk of it hashes all of the chunk.
         """
         tokens, count, first = self._token_masks, 0, -1
-        if tokens is None or cache.generation.tagged:
+        if tokens is None or self._transforms or cache.generation.tagged:
             return
         for start, boxes in zip(cache.chunk_starts.tolist(), cache.chunks(["box"]), strict=False):
             ignored = self._all_ignored(boxes)
@@ -171,9 +172,9 @@ class ImageBatch(Collate):
 
     def _all_ignored(self, columns: Columns) -> NDArray[np.bool_]:
         boxes = np.asarray(columns["box"])
-        if self._token_masks is None:
+        if self._token_masks is None or self._transforms:  # which change the share of padding
             return np.zeros(len(boxes), np.bool_)
-        return self._token_masks.all_ignored(boxes, (self.recipe.size, self.recipe.size))
+        return self._token_masks.all_ignored(boxes, self._size)
 
     def __call__(self, rows: Sequence[Mapping[str, Array | Tensor]]) -> Batch:
         """Make a batch of stored rows, from a `CacheDataset` or `forebay.CachedImages`."""
@@ -195,10 +196,43 @@ class ImageBatch(Collate):
         stored = np.asarray(table["box"])
         contents = self._contents(table[self.recipe.stored_column], stored, flipped)
         boxes = stored.copy()
-        boxes[flipped] = flip_rectangles(stored[flipped], (self.recipe.size, self.recipe.size))
-        batch = self._canvases.make(contents, boxes, coins, buffers, partial(sample_id, table))
+        boxes[flipped] = flip_rectangles(stored[flipped], self._size)
+        name = partial(sample_id, table)
+        if self._transforms:
+            batch = self._transformed(contents, boxes, coins, buffers, name)
+        else:
+            batch = self._letterboxed(contents, boxes, buffers, name)
         facts = {"original_size": np.asarray(table["original_size"]), "flipped": flipped}
         return batch | plain_batch(facts | self._tags.read(table, flipped), buffers)
+
+    def _letterboxed(self, contents: Iterable[Planes], boxes: Boxes, buffers: Buffers, name: Name) -> Batch:
+        """Paint contents, which are consumed one by one; their masks follow from the boxes."""
+        batch: Batch = {"pixels": self._painter.paint(contents, boxes, self._size, buffers)}
+        if self._masks_on_host:
+            batch["pixel_mask"] = to_tensor(pixel_mask(boxes, self._size), buffers)
+        if self._token_masks is not None:
+            batch["token_mask"] = to_tensor(self._token_masks.of_boxes(boxes, self._size, name), buffers)
+        return batch | {"box": to_tensor(boxes, buffers)}
+
+    def _transformed(
+        self, contents: Iterable[Planes], boxes: Boxes, coins: Coins, buffers: Buffers, name: Name
+    ) -> Batch:
+        """Paint canvases of bytes, apply the transforms to them, and paint the result."""
+        pixels = self._byte_painter.paint(contents, boxes, self._size, Buffers(0, pinned=False))
+        mask = torch.from_numpy(pixel_mask(boxes, self._size))
+        canvases = Canvases(pixels, mask, torch.from_numpy(boxes), self.recipe.pad_color)
+        canvases = transformed(canvases, self._transforms, coins)
+        height, width = canvases.size
+        padded, box = canvases.mask.contiguous().numpy(), canvases.box.contiguous().numpy()
+        whole = np.broadcast_to(np.array([0, 0, width, height], np.int32), (len(boxes), 4))
+        batch: Batch = {"pixels": self._painter.paint(canvases.pixels.numpy(), whole, canvases.size, buffers)}
+        if self._masks_on_host:
+            batch["pixel_mask"] = to_tensor(padded, buffers)
+        else:
+            check_filled(canvases, name)
+        if self._token_masks is not None:
+            batch["token_mask"] = to_tensor(self._token_masks.of_masks(padded, box, name), buffers)
+        return batch | {"box": to_tensor(box, buffers)}
 
     def _contents(self, stored: Iterable[Array], boxes: Boxes, flipped: NDArray[np.bool_]) -> Iterator[Planes]:
         for row, (_, _, width, height), flip in zip(stored, boxes.tolist(), flipped.tolist(), strict=True):

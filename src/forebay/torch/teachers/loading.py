@@ -3,17 +3,18 @@
 The libraries leave weights that a file lacks at random values and only log it; here that is an error.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
 from forebay.errors import LibraryMissing
-from forebay.teachers.protocol import model_folder, unusable, weights_file
+from forebay.teachers.protocol import SUFFIX, model_folder, unusable, weights_file
 from forebay.torch.teachers.devices import device_named
 
 try:
@@ -42,8 +43,8 @@ def input_like(module: nn.Module) -> torch.Tensor:
 
 def load_model(cls: Any, model: str, weights: str | None, device: str, dtype: str) -> Any:
     """Load a model of a class, from a folder or the hub, with its own weights or others for its configuration."""
-    compute = DTYPES[dtype]
-    loaded = _own_weights(cls, model, compute) if weights is None else _other_weights(cls, model, weights, compute)
+    with _folder(cls, model, weights) as folder:
+        loaded = _loaded(cls, folder, weights or model, DTYPES[dtype])
     # `nn.Module.to` only moves: the libraries keep layers such as T5's `wo` in float32, because these overflow in
     # float16. If they were cast too, T5 would clamp, and its outputs would be finite and wrong.
     return nn.Module.to(loaded.eval().requires_grad_(False), device_named(device))
@@ -60,61 +61,33 @@ def class_named(architecture: str, model: str) -> type[nn.Module]:
     raise unusable(model, f"neither transformers nor diffusers has a model class '{architecture}'")
 
 
-def _own_weights(cls: Any, model: str, dtype: torch.dtype) -> Any:
-    dtype_option = {"torch_dtype": dtype} if issubclass(cls, diffusers.ModelMixin) else {"dtype": dtype, **NO_CODE}
+@contextmanager
+def _folder(cls: Any, model: str, weights: str | None) -> Iterator[str]:
+    """Yield the folder of a model; for other weights, one that links them and the model's configuration."""
+    if weights is None:
+        yield model_folder(model)
+        return
+    stem = "diffusion_pytorch_model" if issubclass(cls, diffusers.ModelMixin) else "model"
+    links = {"config.json": os.path.join(model_folder(model), "config.json"), stem + SUFFIX: weights_file(weights)}
+    with TemporaryDirectory() as folder:
+        for name, path in links.items():
+            os.symlink(os.path.realpath(path), os.path.join(folder, name))
+        yield folder
+
+
+def _loaded(cls: Any, folder: str, name: str, dtype: torch.dtype) -> Any:
+    options: dict[str, Any] = {"dtype": dtype, "ignore_mismatched_sizes": True, **NO_CODE}  # `_check` raises for them
+    if issubclass(cls, diffusers.ModelMixin):
+        options = {"torch_dtype": dtype}
     try:
         with _quietly():
             loaded, report = cls.from_pretrained(
-                model_folder(model),
-                use_safetensors=True,
-                local_files_only=True,
-                output_loading_info=True,
-                **dtype_option,
+                folder, use_safetensors=True, local_files_only=True, output_loading_info=True, **options
             )
     except LOADING_ERRORS as error:
-        raise unusable(model, f"loading it fails: {_first_lines(error)}") from error
-    _check(model, report["missing_keys"], report["unexpected_keys"], report.get("mismatched_keys", ()))
+        raise unusable(name, f"loading it fails: {_first_lines(error)}") from error
+    _check(name, report["missing_keys"], report["unexpected_keys"], report.get("mismatched_keys", ()))
     return loaded
-
-
-def _other_weights(cls: Any, model: str, weights: str, dtype: torch.dtype) -> Any:
-    try:
-        loaded = _without_weights(cls, model_folder(model))
-    except LOADING_ERRORS as error:
-        raise unusable(model, f"no model can be made of its configuration: {_first_lines(error)}") from error
-    try:
-        state: Mapping[str, torch.Tensor] = load_file(weights_file(weights))
-    except (OSError, SafetensorError) as error:
-        raise unusable(weights, f"it cannot be read: {_first_lines(error)}") from error
-    expected = loaded.state_dict()
-    differ = [key for key in expected.keys() & state.keys() if expected[key].shape != state[key].shape]
-    tied = {expected[key].data_ptr() for key in expected.keys() & state.keys()}  # a file has weights of two names once
-    missing = [key for key in expected.keys() - state.keys() if expected[key].data_ptr() not in tied]
-    _check(weights, missing, state.keys() - expected.keys(), differ)
-    loaded.load_state_dict(state, strict=False)
-    return _cast(loaded, dtype)
-
-
-def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Cast weights as `from_pretrained` does: layers that the library keeps in float32 stay there.
-
-    transformers keeps some of them in float16 only, because they overflow; diffusers keeps all in any type.
-    """
-    wide = set(getattr(module, "_keep_in_fp32_modules_strict", None) or ())
-    if dtype == torch.float16 or isinstance(module, diffusers.ModelMixin):
-        wide |= set(getattr(module, "_keep_in_fp32_modules", None) or ())
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if tensor.is_floating_point() and not wide.intersection(name.split(".")):
-            tensor.data = tensor.data.to(dtype)
-    return module
-
-
-def _without_weights(cls: Any, folder: str) -> Any:
-    """Return a model of a configuration, with random weights."""
-    if issubclass(cls, diffusers.ModelMixin):
-        return cls.from_config(cls.load_config(folder, local_files_only=True))
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **NO_CODE)
-    return cls.from_config(config, **NO_CODE) if hasattr(cls, "from_config") else cls(config)
 
 
 @contextmanager

@@ -1,8 +1,5 @@
 """Block masks built from lengths, against `create_block_mask` on every index pair and the dense mask."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -142,30 +139,3 @@ def test_a_mask_is_built_whole_on_its_device(build, arguments):
     mask = build(*arguments, device="meta")
     assert mask.kv_indices.device.type == "meta"
     assert mask.mask_mod(*[torch.zeros(1, dtype=torch.int64, device="meta")] * 4).device.type == "meta"
-
-
-MEMORY_PROBE = """
-import re, torch
-from forebay.torch import document_block_mask
-lengths = torch.full((1, 131), 1000, dtype=torch.int32)
-document_block_mask(lengths[:, :1], 1000)
-
-def resident(field):
-    return int(re.search(field + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
-
-before = resident("VmRSS")
-mask = document_block_mask(lengths, 131072, kind="{kind}", window={window})
-assert mask.kv_indices.shape == (1, 1, 1024, 1024)
-print(resident("VmHWM") - before)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "window"), [pytest.param("causal", None, marks=pytest.mark.long), ("bidirectional", 5000)]
-)
-def test_a_row_of_131072_tokens_takes_less_than_200_megabytes(kind, window):
-    """Resident memory at its peak against before; the dense mask would take 17 GB."""
-    probe = MEMORY_PROBE.format(kind=kind, window=window)
-    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    assert int(run.stdout) < 200e6

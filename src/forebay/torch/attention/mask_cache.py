@@ -56,17 +56,6 @@ class BlockMaskStatistics:
         return self.hits / (self.hits + self.misses) if self.hits + self.misses else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _CachedMask:
-    mask: BlockMask
-    bytes: int
-    captured_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        return self.bytes + self.captured_bytes
-
-
 class BlockMaskCache:
     """Block masks by document lengths, mask parameters and device. The dtype of the model is not part of the key.
 
@@ -83,7 +72,7 @@ class BlockMaskCache:
             raise ValueError(f"max_entries and max_bytes must be at least 1 (got {max_entries} and {max_bytes})")
         self.max_entries, self.max_bytes = max_entries, max_bytes
         self._lock = threading.Lock()
-        self._entries: OrderedDict[Hashable, _CachedMask] = OrderedDict()
+        self._masks: OrderedDict[Hashable, BlockMask] = OrderedDict()
         self._hits = self._misses = self._evictions = 0
 
     @no_compile
@@ -93,10 +82,10 @@ class BlockMaskCache:
         """Return the mask that `build(*args, **kwargs)` makes, built once while it is cached."""
         key = mask_key(build, *args, **kwargs)
         with self._lock:
-            if key in self._entries:
+            if key in self._masks:
                 self._hits += 1
-                self._entries.move_to_end(key)
-                return self._entries[key].mask
+                self._masks.move_to_end(key)
+                return self._masks[key]
             self._misses += 1
         # Built outside the lock: other threads continue, and of two that build the same mask the first is cached.
         return self._add(key, build(*args, **kwargs))
@@ -104,23 +93,23 @@ class BlockMaskCache:
     def clear(self) -> None:
         """Remove all masks; the counters continue."""
         with self._lock:
-            self._entries.clear()
+            self._masks.clear()
 
     @property
     def statistics(self) -> BlockMaskStatistics:
         with self._lock:
-            masks = self._entries.values()
+            masks = self._masks.values()
             return BlockMaskStatistics(
                 self._hits,
                 self._misses,
                 self._evictions,
                 entries=len(masks),
-                bytes=sum(entry.bytes for entry in masks),
-                captured_bytes=sum(entry.captured_bytes for entry in masks),
+                bytes=sum(map(index_bytes, masks)),
+                captured_bytes=sum(map(captured_bytes, masks)),
             )
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._masks)
 
     def __repr__(self) -> str:
         numbers = self.statistics
@@ -130,19 +119,18 @@ class BlockMaskCache:
         return BlockMaskCache, (self.max_entries, self.max_bytes)
 
     def _add(self, key: Hashable, mask: BlockMask) -> BlockMask:
-        entry = _CachedMask(mask, index_bytes(mask), captured_bytes(mask))
         with self._lock:
-            if key in self._entries:
-                return self._entries[key].mask
-            if entry.total_bytes <= self.max_bytes:
-                self._evict_for(entry.total_bytes)
-                self._entries[key] = entry
+            if key in self._masks:
+                return self._masks[key]
+            if _total_bytes(mask) <= self.max_bytes:
+                self._evict_for(_total_bytes(mask))
+                self._masks[key] = mask
         return mask
 
     def _evict_for(self, needed: int) -> None:
-        total = sum(entry.total_bytes for entry in self._entries.values())
-        while self._entries and (len(self._entries) >= self.max_entries or total + needed > self.max_bytes):
-            total -= self._entries.popitem(last=False)[1].total_bytes
+        total = sum(map(_total_bytes, self._masks.values()))
+        while self._masks and (len(self._masks) >= self.max_entries or total + needed > self.max_bytes):
+            total -= _total_bytes(self._masks.popitem(last=False)[1])
             self._evictions += 1
 
 
@@ -194,3 +182,7 @@ def captured_bytes(mask: BlockMask) -> int:
     """Return the bytes of the tensors that `mask_mod` closes over."""
     contents = [cell.cell_contents for cell in getattr(mask.mask_mod, "__closure__", None) or ()]
     return sum(value.nbytes for value in contents if isinstance(value, Tensor))
+
+
+def _total_bytes(mask: BlockMask) -> int:
+    return index_bytes(mask) + captured_bytes(mask)

@@ -97,6 +97,8 @@ def test_samples_of_several_data_sets_are_looked_up_in_their_own_cache(tmp_path:
     assert lune[[0, 2]].isnan().all()
     with pytest.raises(ValueError, match="one per sample: 6"):
         multi.get_lune(local, ids, moments[:3])
+    with pytest.raises(TypeError, match="rows must be a list of integers"):  # a mask is no list of rows
+        multi.get_lune([True, False], [0, 0], 0.5)
     torch.set_default_dtype(torch.float64)
     try:
         again = multi.get_lune(local, ids, moments)
@@ -123,9 +125,7 @@ def test_where_no_data_set_has_a_teacher_there_is_none(tmp_path: Path) -> None:
     assert multi.get_sol([0, 1], [0, 0], [0.5, 0.5]) == (None, None)
     with pytest.raises(KeyError, match="no cache was added for data set 4"):
         multi.get_lune([0], [4], [0.5])
-    with pytest.raises(TypeError, match="local_indices must be whole numbers"):  # a mask is no list of rows
-        multi.get_lune([True, False], [0, 0], 0.5)
-    with pytest.raises(TypeError, match="dataset_ids must be whole numbers"):
+    with pytest.raises(KeyError, match=r"no cache was added for data set 0\.5"):
         multi.get_lune([0], [0.5], 0.5)
     with pytest.raises(ValueError, match="one local index and one dataset id per sample"):
         multi.get_lune([0, 1], [0, 0, 0], 0.5)

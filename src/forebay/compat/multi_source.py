@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from forebay.cache.catalog import presence_name
@@ -24,9 +23,7 @@ from forebay.teachers.feature_reader import Features, Timed
 from forebay.teachers.protocol import TimeDirection
 from forebay.teachers.recipe import T_BUCKETS, TeacherRecipe
 from forebay.torch.batches import to_array, to_tensor
-from forebay.torch.distill.teacher_rows import TeacherRows
-
-Numbers = Tensor | ArrayLike
+from forebay.torch.distill.teacher_rows import Numbers, TeacherRows
 
 
 class MultiSourceCache:
@@ -88,7 +85,7 @@ class MultiSourceCache:
         return (None, None) if columns is None else (columns["sol_stats"].values, columns["sol_spatial"].values)
 
     def _located(self, local_indices: Numbers, dataset_ids: Numbers) -> Located:
-        rows, datasets = _integers("local_indices", local_indices), _integers("dataset_ids", dataset_ids)
+        rows, datasets = to_array(local_indices), to_array(dataset_ids)
         if rows.ndim != 1 or datasets.shape not in ((), rows.shape):
             raise ValueError(
                 f"pass one local index and one dataset id per sample (got shapes {rows.shape} and {datasets.shape})"
@@ -100,13 +97,6 @@ class MultiSourceCache:
             raise KeyError(f"no cache was added for data set {min(unknown)}; known are: {known}")
         sources = np.array([order[each] for each in datasets.reshape(-1).tolist()], np.int64)
         return Located(rows, np.broadcast_to(sources, rows.shape))
-
-
-def _integers(name: str, numbers: Numbers) -> NDArray[np.int64]:
-    values = to_array(numbers)
-    if values.size and values.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be whole numbers (got {values.dtype})")
-    return values.astype(np.int64)
 
 
 def _is_timed(cache: Cache, layer: str) -> bool:

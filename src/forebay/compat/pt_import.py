@@ -223,9 +223,6 @@ class ImportedRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, for
     def dependencies(self) -> dict[str, str]:
         return {"old cache": file_hash(self.path)}
 
-    def versions(self) -> dict[str, str]:
-        return {"torch": str(torch.__version__)}
-
     def make(self, rows: Columns) -> Rows:
         ids = [rows["id"][row].tobytes().decode() for row in range(len(rows["id"]))]
         numbers = torch.tensor([int(name) for name in ids], dtype=torch.int64)

@@ -26,6 +26,7 @@ from tests.helpers.image_caches import (
     write_pictures,
 )
 from tests.helpers.layer_recipes import flip as flip_byte
+from tests.store.far_stores import FarFolder
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -34,6 +35,8 @@ from forebay.errors import ChunkCorrupt, RecipeInvalid
 from forebay.format.tensors import VARIABLE
 from forebay.images.geometry import Scaling
 from forebay.order.coins import Coins, sample_keys
+from forebay.store import LocalStore
+from forebay.store.tiered import TieredStore
 from forebay.torch import (
     CacheDataset,
     Canvases,
@@ -380,6 +383,17 @@ def test_with_a_key_making_a_loader_does_not_hash_the_whole_cache(
     unread = Loader(fb.open_cache(tmp_path / "cache"), global_batch_size=4, collate=collate)
     with pytest.raises(ChunkCorrupt, match="SHA-256"):
         list(unread)
+
+
+def test_making_a_loader_of_a_remote_cache_fetches_only_the_first_chunk(
+    caches: dict[str, fb.Cache], tmp_path: Path
+) -> None:
+    far = FarFolder(caches["raw"].root)
+    cache = fb.open_cache(TieredStore(LocalStore(tmp_path / "tier"), far, reserve_bytes=0))
+    loader = Loader(cache, global_batch_size=1, collate=ImageBatch(cache, patch=24), drop_last=False)
+    assert len(set(far.reads)) <= 1 < len(cache.chunk_numbers), "chunk 0 tells how large rows are"
+    with pytest.raises(RecipeInvalid, match=r"(?s)all tokens of the image '006\.png' are ignored"):
+        list(loader)
 
 
 def test_a_loader_gives_images_their_batches_with_the_columns_asked_for(caches: dict[str, fb.Cache]) -> None:

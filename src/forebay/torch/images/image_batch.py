@@ -150,10 +150,10 @@ class ImageBatch(Collate):
     def _check_rows(self, cache: Cache, selection: Selection | None) -> None:
         """Raise for rows with so little content that all their tokens are ignored, before a batch of them would.
 
-        A cache with a key is not checked here, since opening a chunk of it hashes all of the chunk.
+        Remote caches and those with a key are not checked here: opening a chunk fetches, or hashes, all of it.
         """
         tokens, count, first = self._token_masks, 0, -1
-        if tokens is None or self._transforms or cache.generation.tagged:
+        if tokens is None or self._transforms or cache.is_remote or cache.generation.tagged:
             return
         for start, boxes in zip(cache.chunk_starts.tolist(), cache.chunks(["box"]), strict=False):
             ignored = self._all_ignored(boxes)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from forebay import api
-from forebay.compat.multi_source import MultiSourceCache, Numbers
+from forebay.compat.multi_source import MultiSourceCache
 from forebay.compat.pt_import import import_pt_cache, read_parts
 from forebay.order.coins import Coins
 from forebay.read.cache import Cache
@@ -31,6 +31,7 @@ from forebay.teachers.protocol import TimeDirection
 from forebay.torch.batches import to_array, to_tensor
 from forebay.torch.distill.losses import feature_loss as compute_lune_loss
 from forebay.torch.distill.losses import sol_loss as compute_sol_loss
+from forebay.torch.distill.teacher_rows import Numbers
 
 __all__ = [
     "DatasetCache", "EncodingCache", "LuneFeatureCache", "MultiSourceCache", "SolFeatureCache",

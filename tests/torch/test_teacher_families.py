@@ -47,7 +47,7 @@ def test_a_unet_that_takes_other_inputs_is_refused_with_what_it_is(
     def load(**fields: object) -> None:
         Lune(**fields).load("cpu", "float32")
 
-    with pytest.raises(ModelUnusable, match="SDXL kind: pass pooled="):
+    with pytest.raises(ModelUnusable, match=r"SDXL kind\nhint: pass pooled="):
         load(unet=f"{sdxl}/unet")
     with pytest.raises(ModelUnusable, match="leave out pooled"):
         load(unet=tiny_models.unet, pooled="clip_pooled")

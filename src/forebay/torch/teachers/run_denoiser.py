@@ -47,22 +47,17 @@ class Denoiser:
     def _check_unet(self) -> None:
         """Raise for a UNet that takes other inputs than latents, t and text, unless they are those of SDXL."""
         config = self.module.config
-        conditions = {
-            "addition_embed_type": config.get("addition_embed_type"),
-            "encoder_hid_dim_type": config.get("encoder_hid_dim_type"),
-            "class_embed_type": config.get("class_embed_type"),
-            "num_class_embeds": config.get("num_class_embeds"),
-        }
-        extra = {name: value for name, value in conditions.items() if value is not None}
+        names = ("addition_embed_type", "encoder_hid_dim_type", "class_embed_type", "num_class_embeds")
+        extra = {name: config[name] for name in names if config.get(name) is not None}
         is_sdxl = extra == {"addition_embed_type": "text_time"}
-        if is_sdxl != bool(self.teacher.pooled) or (extra and not is_sdxl):
-            how = (
-                ", ".join(f"{name} is {value}" for name, value in extra.items()) or "it takes latents, t and text alone"
-            )
-            needs = "; it is of the SDXL kind: pass pooled='…', the column of its second encoder" if is_sdxl else ""
-            advice = "" if is_sdxl or not self.teacher.pooled else "; leave out pooled"
-            other = "" if is_sdxl or not extra else "; such UNets are not supported"
-            raise unusable(self.teacher.unet, f"{how}{needs}{advice}{other}")
+        if extra and not is_sdxl:
+            conditions = ", ".join(f"{name} is {value}" for name, value in extra.items())
+            raise unusable(self.teacher.unet, f"{conditions}; such UNets are not supported")
+        if is_sdxl and not self.teacher.pooled:
+            problem = "addition_embed_type is text_time; it is of the SDXL kind"
+            raise unusable(self.teacher.unet, problem, hint="pass pooled='…', the column of its second encoder")
+        if self.teacher.pooled and not is_sdxl:
+            raise unusable(self.teacher.unet, "it takes latents, t and text alone", hint="leave out pooled")
         crossed = config.get("only_cross_attention")  # of all blocks, or of each
         if isinstance(self.teacher, Sol) and (any(crossed) if isinstance(crossed, list | tuple) else crossed):
             raise unusable(self.teacher.unet, "its self-attention is cross-attention, which has no map for Sol")

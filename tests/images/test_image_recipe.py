@@ -14,7 +14,6 @@ from tests.helpers import bad_images
 import forebay as fb
 from forebay.errors import RecipeInvalid, RecipeMismatch
 from forebay.images import fit, paste
-from forebay.images.resize import letterbox_planes
 from forebay.images.tags import ImageUnreadable
 from forebay.masks.rectangle import pixel_mask
 from forebay.recipe import fields_of
@@ -205,7 +204,7 @@ def test_what_a_row_stores_is_the_packed_letterbox_and_nothing_of_the_file_besid
     recipe = fb.ImageRecipe(size=64, storage=storage)
     row = recipe.make_row(Sample("a", buffer.getvalue()))
     planes, fitted = recipe.letterboxed(buffer.getvalue())
-    again, refitted = letterbox_planes(Image.open(buffer), 64)
+    again, refitted = fb.images.letterbox(Image.open(buffer), 64)
     assert np.array_equal(row[recipe.stored_column], recipe.packed(planes))
     assert np.array_equal(planes, again)
     assert fitted == refitted == fit(60, 40, 64)

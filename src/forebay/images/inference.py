@@ -24,7 +24,7 @@ from forebay.columns import Array
 from forebay.images.decode import rgb, understood
 from forebay.images.geometry import Letterbox, Normalize, Scaling
 from forebay.images.recipe import ImageRecipe, KeepsRecipes, Row, image_recipe
-from forebay.images.resize import Planes, letterbox_planes, paste
+from forebay.images.resize import Planes, letterbox, paste
 from forebay.images.tags import ImageUnreadable
 from forebay.images.token_masks import TokenMasks
 from forebay.masks.rectangle import IGNORE_THRESHOLD, pixel_mask
@@ -62,12 +62,12 @@ def prepare(
     resolved, wanted = image_recipe(recipe), _checked_dtype(dtype, normalize)
     row = prepared_row(image, resolved)
     width, height = row["original_size"].tolist()
-    letterbox = Letterbox((width, height), resolved.size, tuple(row["box"].tolist()))
+    fitted = Letterbox((width, height), resolved.size, tuple(row["box"].tolist()))
     size = (resolved.size, resolved.size)
     tokens = None if patch is None else TokenMasks(resolved.size, patch, threshold)
-    ignored = None if tokens is None else tokens.of_boxes([letterbox.box], size, lambda _: _name(image))[0]
-    pixels = _values(paste(resolved.unpacked(row), letterbox, resolved.pad_color), normalize, wanted)
-    return Prepared(pixels, pixel_mask([letterbox.box], size)[0], ignored, letterbox)
+    ignored = None if tokens is None else tokens.of_boxes([fitted.box], size, lambda _: _name(image))[0]
+    pixels = _values(paste(resolved.unpacked(row), fitted, resolved.pad_color), normalize, wanted)
+    return Prepared(pixels, pixel_mask([fitted.box], size)[0], ignored, fitted)
 
 
 def prepared_row(image: ImageInput, recipe: ImageRecipe | KeepsRecipes) -> Row:
@@ -88,11 +88,11 @@ def prepared_row(image: ImageInput, recipe: ImageRecipe | KeepsRecipes) -> Row:
 
 def _row_of_pixels(image: NDArray[Any] | Image.Image, recipe: ImageRecipe) -> Row:
     upright = rgb(_as_displayed(image, recipe), recipe.policy)
-    content, letterbox = letterbox_planes(upright, recipe.size, recipe.resample)
+    content, fitted = letterbox(upright, recipe.size, recipe.resample)
     return {
         recipe.stored_column: np.ascontiguousarray(recipe.packed(content)).reshape(-1),
-        "box": np.array(letterbox.box, np.int32),
-        "original_size": np.array(letterbox.image, np.int32),
+        "box": np.array(fitted.box, np.int32),
+        "original_size": np.array(fitted.image, np.int32),
         "id": np.frombuffer(_name(image).encode(), np.uint8),
         "tags": np.empty(0, np.uint32),
         "metadata": np.frombuffer(b"{}", np.uint8),

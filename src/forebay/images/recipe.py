@@ -23,7 +23,7 @@ from forebay.fields import Size
 from forebay.images.color import Alpha, Color
 from forebay.images.decode import MAX_PIXELS, Exif, Policy, decode, set_up_worker
 from forebay.images.geometry import Letterbox
-from forebay.images.resize import Planes, Resample, letterbox, letterbox_planes
+from forebay.images.resize import Planes, Resample, letterbox
 from forebay.images.tags import ImageUnreadable, TagKey, Tags, shown_key, tags_in
 from forebay.recipe import (
     ChunkTarget,
@@ -303,7 +303,7 @@ class ImageRecipe(
     def letterboxed(self, content: bytes) -> tuple[Planes, Letterbox]:
         """Return the content `[3, height, width]` of an image file and its letterbox."""
         decoded = decode(content, self.policy)
-        return letterbox_planes(decoded.image, self.size, self.resample, decoded.size)
+        return letterbox(decoded.image, self.size, self.resample, decoded.size)
 
     def packed(self, content: Planes) -> Array:
         """Return content as it is stored: raw pixels, or JPEG."""
@@ -333,9 +333,9 @@ class ImageRecipe(
         content, metadata = _parts(sample)
         names = tags_in(metadata, self.tag_key, self._separator)
         written = _as_json(metadata)
-        packed, fitted = self._packed_content(content)
+        planes, fitted = self.letterboxed(content)
         row = {
-            self.stored_column: packed,
+            self.stored_column: self.packed(planes),
             "box": np.array(fitted.box, np.int32),
             "original_size": np.array(fitted.image, np.int32),
             "id": np.frombuffer(sample.id.encode("utf-8", "surrogateescape"), np.uint8),
@@ -343,15 +343,6 @@ class ImageRecipe(
             "metadata": np.frombuffer(written, np.uint8),
         }
         return _PreparedRow(row, len(names), len(content))
-
-    def _packed_content(self, content: bytes) -> tuple[Array, Letterbox]:
-        """Return an image file as it is stored, and its letterbox."""
-        if self.storage == "raw":
-            planes, fitted = self.letterboxed(content)
-            return planes.reshape(-1), fitted
-        decoded = decode(content, self.policy)
-        small, fitted = letterbox(decoded.image, self.size, self.resample, decoded.size)
-        return np.frombuffer(bytearray(self._as_jpeg(small)), np.uint8), fitted
 
     def _as_jpeg(self, image: Image.Image) -> bytes:
         """Encode an image, with color at full resolution, and without the comment of its file."""

@@ -79,27 +79,15 @@ def _agree(image: Image.Image, size: tuple[int, int], resample: Resample) -> boo
 
 def letterbox(
     image: Image.Image | Bands, size: int, resample: Resample = "bilinear", full: tuple[int, int] | None = None
-) -> tuple[Image.Image, Letterbox]:
-    """Return an RGB image at the size of its box, equal to Pillow's `resize`, and its letterbox.
+) -> tuple[Planes, Letterbox]:
+    """Return an RGB image at the size of its box, `[3, height, width]`, equal to Pillow's `resize`, and its letterbox.
 
     `full` is the size of the original, if the image was decoded smaller (a draft). The bands of a large image give the
     same pixels.
     """
     fitted = fit(*(full or image.size), size)
-    wanted, method = fitted.box[2:], Image.Resampling[resample.upper()]
     if isinstance(image, Bands):
-        return image.resized(wanted, method), fitted
-    return (image if image.size == wanted else image.resize(wanted, method)), fitted
-
-
-def letterbox_planes(
-    image: Image.Image | Bands, size: int, resample: Resample = "bilinear", full: tuple[int, int] | None = None
-) -> tuple[Planes, Letterbox]:
-    """Return what `letterbox` returns, with the pixels as planes."""
-    if isinstance(image, Bands):
-        small, fitted = letterbox(image, size, resample, full)
-        return as_planes(small), fitted
-    fitted = fit(*(full or image.size), size)
+        return as_planes(image.resized(fitted.box[2:], Image.Resampling[resample.upper()])), fitted
     return resized_planes(image, fitted.box[2:], resample), fitted
 
 
@@ -122,7 +110,7 @@ def model_planes(
     """
     image = Image.fromarray(np.ascontiguousarray(content.transpose(1, 2, 0)))
     if how == "letterbox":
-        return paste(*letterbox_planes(image, size, resample), pad_color)
+        return paste(*letterbox(image, size, resample), pad_color)
     shorter = min(image.size)
     width, height = (max(size, side * size // shorter) for side in image.size)
     resized = image.resize((width, height), Image.Resampling[resample.upper()])

@@ -38,11 +38,9 @@ class TeacherRows:
     @classmethod
     def of(cls, targets: "Targets") -> "TeacherRows":
         """Return rows as they are, or those of a tensor whose absent rows are NaN."""
-        return (
-            targets
-            if isinstance(targets, TeacherRows)
-            else cls(targets, ~targets.unsqueeze(-1).flatten(1).isnan().any(dim=1))
-        )
+        if isinstance(targets, TeacherRows):
+            return targets
+        return cls(targets, ~targets.unsqueeze(-1).flatten(1).isnan().any(dim=1))
 
     def where(self, mask: Tensor) -> "TeacherRows":
         """Return the rows, absent also where `mask` (rows,) is False: teacher dropout."""

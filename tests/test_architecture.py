@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tokens": WORDS | {"kernels", "hub", "format"},  # reads its constants as tensors
     "masks": {"exports", "kernels", "errors"},
     "order": {"kernels", "errors", "columns"},  # functions of numbers
-    "images": WORDS | {"masks"},
+    "images": WORDS | {"exports", "masks"},
     "chat": INDEX
     | {"exports", "kernels", "read", "tokens", "masks", "sources"},  # reads a built cache to pack it again
     "teachers": INDEX | {"exports", "read", "hub", "masks", "order"},  # reads a cache; `torch` runs the models

@@ -33,8 +33,9 @@ from forebay.errors import RecipeInvalid, choice_error
 from forebay.feeding.selection import Where
 from forebay.feeding.stream import SelectionRule, Stream
 from forebay.fields import checked_whole
-from forebay.images import ImageRecipe, image_recipe
+from forebay.images import ImageRecipe
 from forebay.images.geometry import Normalize, Scaling, fit_many
+from forebay.images.recipe import image_recipe
 from forebay.images.token_masks import Name, TokenMasks
 from forebay.masks.rectangle import IGNORE_THRESHOLD, flip_rectangles, pixel_mask
 from forebay.order.coins import Coins, sample_keys

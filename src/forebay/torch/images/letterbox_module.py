@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from forebay.errors import choice_error
-from forebay.images import ImageRecipe, KeepsRecipes, image_recipe
+from forebay.images import ImageRecipe
 from forebay.images.geometry import Normalize, Scaling, fit
+from forebay.images.recipe import KeepsRecipes, image_recipe
 from forebay.images.token_masks import TokenMasks
 from forebay.masks.rectangle import IGNORE_THRESHOLD
 from forebay.torch.batches import Batch

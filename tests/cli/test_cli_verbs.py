@@ -107,10 +107,11 @@ def test_status_draws_the_chunks_and_names_what_is_missing(tmp_path: Path):
     assert run("status", root, "--json").json["layers"][0]["missing_bytes"] is None
 
 
-def test_status_is_exit_code_1_for_a_suspect_chunk(tmp_path: Path):
+def test_status_of_a_suspect_chunk_is_damaged_with_exit_code_1(tmp_path: Path):
     root, _ = build_lines(tmp_path)
     chunk_path(root, 1).write_bytes(b"short")
     shown = run("status", root, code=1).out
+    assert shown.startswith(f"{root} · generation 0 · damaged\n")
     assert "raw  █!█" in shown
     assert re.search(r"suspect\s+1\b", shown)
 
@@ -242,8 +243,7 @@ def test_a_source_that_is_gone_is_no_trouble_once_all_of_it_is_built_and_fills_n
 
 def test_repair_takes_from_a_copy_and_fails_without_source_or_copy(tmp_path: Path):
     root, source = build_lines(tmp_path)
-    copied = run("copy", root, tmp_path / "backup").out
-    assert f"next: forebay verify {tmp_path / 'backup'}" in copied
+    run("copy", root, tmp_path / "backup")
     source.unlink()
     flip(chunk_path(root, 3), 4200)
     assert "failed" in run("repair", root, "--workers", 0, code=1).out

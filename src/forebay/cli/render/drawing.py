@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from forebay.cache.reports import CleanReport, CopyReport, DropReport
+from forebay.cache.reports import CleanReport, DropReport
 from forebay.preview.console import facts, listing, next_command, title
 from forebay.preview.words import command_line, counted, human_bytes, human_time, in_ranges, printable
 from forebay.records import Record
@@ -17,7 +17,6 @@ from forebay.records import Record
 NAMES = ("root", "destination", "path")  # fields whose value is the title, the first that a record has
 SHOWN_ITEMS = 20
 NEXT: dict[type[Any], Callable[[Any], str]] = {
-    CopyReport: lambda report: command_line("verify", report.destination),
     DropReport: lambda report: command_line("clean", report.root, "--keep-generations", "1"),
     CleanReport: lambda report: (
         command_line("clean", report.root, "--keep-generations", "1") if report.kept_bytes else ""
@@ -63,6 +62,8 @@ def shown_value(name: str, value: Any) -> str:
     ('0.38', '105.0 kB')
     >>> shown_value("chunks", 1200), shown_value("missing", (1, 2, 5)), shown_value("by_kind", {"prompt": 3})
     ('1,200', '1–2, 5', 'prompt 3')
+    >>> shown_value("ranks_per_node", 8)
+    '8'
     """
     if isinstance(value, Mapping):
         return ", ".join(f"{printable(str(key))} {shown_value(name, one)}" for key, one in value.items() if one)
@@ -70,7 +71,7 @@ def shown_value(name: str, value: Any) -> str:
         return _shown_items(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return printable(str(value))
-    if "_per_" in name and ("bytes" not in name or value < 1000):
+    if "_per_" in name and isinstance(value, float) and ("bytes" not in name or value < 1000):
         return f"{value:,.2f}"
     if "bytes" in name or name == "bandwidth":
         return human_bytes(value) + ("/s" if name == "bandwidth" else "")

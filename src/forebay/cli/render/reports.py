@@ -248,7 +248,7 @@ def _todo(run: DryRun) -> str:
 def draw_import(report: ImportReport) -> RenderableType:
     head = title(report.root, counted(report.rows, "row"), f"from {printable(report.old)}")
     layers = [(layer, _import_counts(built)) for layer, built in report.layers.items()]
-    return Group(head, facts(layers), next_command(command_line("verify", report.root)))
+    return Group(head, facts(layers), next_command(command_line("peek", report.root)))
 
 
 def _import_counts(built: BuildReport) -> str:

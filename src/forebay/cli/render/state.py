@@ -36,7 +36,9 @@ NAMED_FILES = 5  # in the suggested command; the next `status` names the others
 @draw.register
 def draw_status(status: Status) -> RenderableType:
     published = "nothing published yet" if status.generation is None else f"generation {status.generation}"
-    parts: list[RenderableType] = [title(status.root, published, "complete" if status.complete else "unfinished")]
+    is_damaged = any(layer.suspect or layer.lost for layer in status.layers)
+    state = "damaged" if is_damaged else "complete" if status.complete else "unfinished"
+    parts: list[RenderableType] = [title(status.root, published, state)]
     for layer in status.layers:
         at_work = any(one.layer == layer.layer and one.state == "working" for one in status.builders)
         parts += [_LayerLine(layer), facts(_layer_facts(layer, at_work))]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from tests.helpers.photographs import write_photographs
 
 import forebay as fb
 from forebay.masks import pixel_mask
-from forebay.preview.draw import Picture
 from forebay.preview.pictures import draw_sheet
 from forebay.preview.sheets import IGNORED, Framed, contact_sheet
 from forebay.torch import ImageBatch, Loader
@@ -32,7 +32,7 @@ def main(folder: str) -> None:
         guessed(cache).save(f"{folder}/image-guess.png")
 
 
-def flipped(cache: fb.Cache) -> Picture:
+def flipped(cache: fb.Cache) -> Image.Image:
     """Two images as they are, and the same flipped: pixels, box and tags together."""
     names = fb.images.Tags(tuple(cache.recipe("images").fields["tags"]))
     framed = []
@@ -45,7 +45,7 @@ def flipped(cache: fb.Cache) -> Picture:
     return contact_sheet([framed[at] for at in (0, 2, 1, 3)], patch=PATCH)
 
 
-def guessed(cache: fb.Cache) -> Picture:
+def guessed(cache: fb.Cache) -> Image.Image:
     """What a mask made by looking for the color of the padding hides, and what the box says."""
     batch, framed = read(cache), []
     for name in ("fog.png", "sticker.png"):

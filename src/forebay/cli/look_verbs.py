@@ -122,8 +122,8 @@ def peek(cache: str, count: int | None, chosen: tuple[int, ...], sheet: str | No
     """Show rows: text, images, or the first values of arrays.
 
     Packed tokens are shown as documents and padding; --column shows the ids, --json every token and the whole text.
-    --source adds the names of documents. Images are drawn in shades; --png draws them to a file, with boxes outlined
-    and ignored tokens in red. `forebay view` draws teacher features.
+    --source adds the names of documents. --png draws images to a file, with boxes outlined and ignored tokens in red.
+    `forebay view` draws teacher features.
 
     \b
     Example: forebay peek caches/edu --row 17

@@ -1,16 +1,14 @@
-"""Draw the mask of a packed row as PNG or in a notebook: one color per document. numpy only.
+"""Draw the mask of a packed row as a picture: one color per document.
 
-`packed_row` returns a `Picture`: `picture.save("mask.png")`, or leave it as the last line of a notebook cell.
+`packed_row` returns a picture of Pillow: `picture.save("mask.png")`, or leave it as the last line of a notebook cell.
 `fb.contact_sheet` draws images with their boxes and ignored tokens.
 """
 
-import struct
-import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from PIL import Image
 
 from forebay.masks.documents import document_ids, padding_mask
 from forebay.masks.spans import Spans, document_spans
@@ -21,38 +19,6 @@ PADDING = (190, 190, 186)
 DOCUMENTS = ((86, 140, 201), (233, 150, 71), (106, 176, 106), (190, 112, 168), (214, 190, 80), (94, 178, 184))
 GRID = (120, 120, 120)
 FULL_BLOCK_SHADE = 0.72
-_UP = 2  # a filter of PNG: each line is stored as its difference to the one above
-
-
-def encode_png(canvas: NDArray[np.generic]) -> bytes:
-    """Return a picture `[3, height, width]` of bytes as a PNG."""
-    pixels = np.ascontiguousarray(canvas.transpose(1, 2, 0), np.uint8)
-    height, width, _ = pixels.shape
-    lines = np.full((height, 1 + 3 * width), _UP, np.uint8)
-    lines[:, 1:] = np.diff(pixels.reshape(height, -1), axis=0, prepend=np.uint8(0))
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(lines.tobytes(), 3)), (b"IEND", b""))
-    body = b"".join(
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in parts
-    )
-    return b"\x89PNG\r\n\x1a\n" + body
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A finished drawing, which a notebook displays."""
-
-    pixels: Pixels
-
-    def png(self) -> bytes:
-        return encode_png(self.pixels.transpose(2, 0, 1))
-
-    def save(self, path: str) -> None:
-        with open(path, "wb") as file:
-            file.write(self.png())
-
-    def _repr_png_(self) -> bytes:
-        return self.png()
 
 
 def packed_row(
@@ -63,7 +29,7 @@ def packed_row(
     spans: Spans | None = None,
     block_size: int | None = None,
     pixels: int = 480,
-) -> Picture:
+) -> Image.Image:
     """Draw the mask of one packed row, queries down and keys across: causal documents, or `spans` if passed.
 
     A row of a cache, as in `packed_row(cache[5])`, is drawn as it is, as are the lengths of one row.
@@ -80,11 +46,11 @@ def packed_row(
     first, stop = seen.first[row, token][:, None], seen.stop[row, token][:, None]
     canvas = np.where(((token >= first) & (token < stop))[:, :, None], colors[token][:, None], UNSEEN)
     if block_size is None:
-        return Picture(canvas.astype(np.uint8))
+        return Image.fromarray(canvas.astype(np.uint8))
     shaded = np.where(_in_full_block(seen, row, token, block_size)[:, :, None], canvas * FULL_BLOCK_SHADE, canvas)
     drawing = shaded.astype(np.uint8)
     _rule(drawing, seen.sequence_length, block_size)
-    return Picture(drawing)
+    return Image.fromarray(drawing)
 
 
 def _lengths_of(packed: Mapping[str, ArrayLike]) -> tuple[int, NDArray[np.int64]]:

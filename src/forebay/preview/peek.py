@@ -31,7 +31,7 @@ from forebay.tokens import Vocabulary
 from forebay.tokens.encoders import decode
 
 if TYPE_CHECKING:
-    from forebay.preview.draw import Picture
+    from PIL.Image import Image
 
 # A compressed file is read from its beginning, which takes too long for deep parts.
 DEEPEST_IN_STREAM = 256 * 1024 * 1024
@@ -241,7 +241,7 @@ def peek(
     columns: Sequence[str] | None = None,
     source: Source | None = None,
 ) -> Peek | PackedPeek | ImagePeek:
-    """The first `rows` rows, or those of a list: tokens as text, images in characters, arrays by their first values.
+    """The first `rows` rows, or those of a list: tokens as text, facts about images, first values of arrays.
 
     `columns` shows only these, as values. `source` is read for the names of documents in packed tokens.
     """
@@ -252,12 +252,10 @@ def peek(
     return peek_images(opened, numbers) if columns is None and kind == IMAGES else _peeked(opened, numbers, columns)
 
 
-def contact_sheet(
-    cache: Cache | Root, rows: int | Sequence[int] = SHEET_ROWS, *, patch: int | None = None
-) -> "Picture":
+def contact_sheet(cache: Cache | Root, rows: int | Sequence[int] = SHEET_ROWS, *, patch: int | None = None) -> "Image":
     """The first `rows` images of a cache, or those of a list, with their boxes and the tokens that a model ignores.
 
-    `patch` is the side of a token, 16 where that divides the canvas. A notebook shows the picture; `save` writes a PNG.
+    `patch` is the side of a token, 16 where that divides the canvas. A notebook shows it; `save` writes a file.
     """
     opened, numbers = _opened(cache, rows)
     return sheet_of(opened, numbers, patch)[0]

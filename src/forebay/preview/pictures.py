@@ -20,7 +20,7 @@ from forebay.read.cache import Cache
 from forebay.teachers.recipe import T_BUCKETS
 
 if TYPE_CHECKING:
-    from forebay.preview.draw import Picture
+    from PIL.Image import Image
 
 KIND = "images"
 USUAL_PATCH = 16
@@ -29,7 +29,7 @@ MOST_ON_A_SHEET = 600  # a sheet is drawn in memory
 
 
 def peek_images(cache: Cache, rows: list[int]) -> ImagePeek:
-    """Rows of an image cache, drawn in characters."""
+    """Rows of an image cache: names, sizes, tags and metadata."""
     reader = ImageReader(cache)
     shown = tuple(image for image, _ in reader.read(rows))
     return ImagePeek(**cache_rows(cache), size=reader.recipe.size, shown=shown)
@@ -44,11 +44,11 @@ def draw_sheet(cache: Cache, rows: list[int], path: str, patch: int | None) -> I
     """Draw rows of an image cache to a PNG, with the tokens that a model with this patch size ignores."""
     check_output(path, PNG)
     picture, drawn = sheet_of(cache, rows, patch)
-    picture.save(path)
+    picture.save(path, "PNG")
     return ImageSheet(**cache_rows(cache), path=path, patch=drawn, drawn=tuple(rows))
 
 
-def sheet_of(cache: Cache, rows: list[int], patch: int | None) -> tuple["Picture", int | None]:
+def sheet_of(cache: Cache, rows: list[int], patch: int | None) -> tuple["Image", int | None]:
     """The contact sheet of some rows, and the patch whose tokens are drawn on it."""
     if (kind := cache.recipe(cache.generation.base).kind) != KIND:
         raise ValueError(f"'{cache.root}' holds {kind}, not images; fb.peek shows its rows")
@@ -60,7 +60,7 @@ def sheet_of(cache: Cache, rows: list[int], patch: int | None) -> tuple["Picture
     drawn = chosen_patch(reader.recipe.size, patch)
     sheets: Any = import_module("forebay.preview.sheets")  # needs pillow
     framed = (sheets.Framed(canvas, image.box, _caption(image)) for image, canvas in reader.read(rows))
-    return cast("Picture", sheets.contact_sheet(framed, patch=drawn)), drawn
+    return cast("Image", sheets.contact_sheet(framed, patch=drawn)), drawn
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,6 @@ class ImageReader:
             padding=1 - width * height / self.recipe.size**2,
             tags=self._tags.named(columns["tags"].tolist()),
             metadata=metadata,
-            picture=import_module("forebay.preview.sheets").shaded(canvas, letterbox.box),  # needs pillow
         ), canvas
 
     @cached_property

@@ -82,15 +82,12 @@ class PackedPeek(CacheRows, frozen=True, kw_only=True):
 
 
 class PeekedImage(RowPosition, frozen=True, kw_only=True):
-    """One image; `picture` draws it in a few lines of characters, with dots for padding."""
-
     id: str
     original_size: tuple[int, int]  # width, height, as displayed
     box: tuple[int, int, int, int]  # left, top, width, height on the canvas
     padding: float  # share of the canvas
     tags: tuple[str, ...]
     metadata: dict[str, Any]  # without the tags
-    picture: tuple[str, ...]
 
 
 class ImagePeek(CacheRows, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Show images as a contact sheet, or as a few lines of text.
+"""Draw stored images: one as a PNG, several as a contact sheet.
 
 ┌────────────┐     the padding, red where a token is ignored
 │▒▒▒▒▒▒▒▒▒▒▒▒│
@@ -9,15 +9,11 @@
 └────────────┘
 cats/a.jpg         the caption: lines of any text
 cat, outdoors
-
-································
-▒▒▒▒▒▒▓▓▓▓████████▓▓▓▓▒▒▒▒▒▒░░░░
-▒▒▒▒▓▓▓▓██████████▓▓▓▓▒▒▒▒░░░░░░
-································
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from io import BytesIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +21,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from forebay.images.geometry import Box
 from forebay.images.resize import Planes
-from forebay.masks.rectangle import IGNORE_THRESHOLD, latent_weights, token_padding
-from forebay.preview.draw import Picture
+from forebay.masks.rectangle import IGNORE_THRESHOLD, token_padding
 
 CELL = 224
 MARGIN = 10
@@ -51,7 +46,7 @@ class Framed:
 
 def contact_sheet(
     images: Iterable[Framed], *, patch: int | None, threshold: float = IGNORE_THRESHOLD, columns: int = 6
-) -> Picture:
+) -> Image.Image:
     """Draw images side by side, `columns` in a row; without a `patch`, no tokens are drawn."""
     cells = [(_drawn(image, patch, threshold), image.caption) for image in images]
     columns = min(columns, max(1, len(cells)))
@@ -64,20 +59,33 @@ def contact_sheet(
         sheet.paste(drawn, (left, top))
         for line, text in enumerate(caption):
             pen.text((left, top + CELL + 1 + line * LINE), _fitting(text, font), fill=INK, font=font)
-    return Picture(np.asarray(sheet))
+    return sheet
 
 
 def _drawn(image: Framed, patch: int | None, threshold: float) -> Image.Image:
     """Draw one canvas at the size of a cell; small ones are enlarged without smoothing."""
     size = image.canvas.shape[1]
     way = Image.Resampling.NEAREST if size < CELL else Image.Resampling.BILINEAR
-    drawn = Image.fromarray(np.ascontiguousarray(image.canvas.transpose(1, 2, 0))).resize((CELL, CELL), way)
+    drawn = _picture(image.canvas).resize((CELL, CELL), way)
     if patch is not None:
         drawn = _tinted(drawn, token_padding([image.box], (size, size), patch)[0] >= threshold)
     left, top, width, height = (side * CELL / size for side in image.box)
     right, bottom = max(left, left + width - 1), max(top, top + height - 1)  # content may be thinner than a pixel here
     ImageDraw.Draw(drawn).rectangle((left, top, right, bottom), outline=OUTLINE, width=2)
     return drawn
+
+
+def _picture(canvas: Planes) -> Image.Image:
+    return Image.fromarray(np.ascontiguousarray(canvas.transpose(1, 2, 0)))
+
+
+def png_of(canvas: Planes, widest: int = 0) -> bytes:
+    """Return a canvas `[3, height, width]` as a PNG, reduced to at most `widest` pixels if that is not 0."""
+    picture, stream = _picture(canvas), BytesIO()
+    if widest:
+        picture = picture.reduce(-(-picture.width // widest))
+    picture.save(stream, "PNG", compress_level=3)
+    return stream.getvalue()
 
 
 def _tinted(drawn: Image.Image, ignored: NDArray[np.bool_]) -> Image.Image:
@@ -107,19 +115,3 @@ def _shortened(text: str, count: int) -> str:
     'photo….jpg'
     """
     return f"{text[: count - count // 2]}…{text[-(count // 2) :]}"
-
-
-LINES, CHARS = 16, 32  # a character is about twice as high as it is wide
-SHADES = " ░▒▓█"  # from dark to bright
-PADDING = "·"
-MOSTLY = 0.1  # a character with a smaller share of content is padding
-
-
-def shaded(canvas: Planes, box: Box) -> tuple[str, ...]:
-    """Return a canvas `[3, size, size]` as `LINES` of `CHARS` characters."""
-    size = canvas.shape[1]
-    gray = Image.fromarray(np.ascontiguousarray(canvas.transpose(1, 2, 0))).convert("L")
-    levels = np.asarray(gray.resize((CHARS, LINES), Image.Resampling.BOX)).astype(np.int64) * len(SHADES) // 256
-    content = latent_weights([box], (size, size), (LINES, CHARS))[0]
-    characters = np.where(content < MOSTLY, PADDING, np.array(list(SHADES))[levels])
-    return tuple("".join(line) for line in characters)

@@ -1,13 +1,12 @@
 """Images as training sees them: pixels as PNG, boxes, ignored tokens, and masks."""
 
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from forebay.columns import Array
 from forebay.masks import rectangle
-from forebay.preview.draw import encode_png
 from forebay.preview.pictures import ImageReader, chosen_patch
 from forebay.preview.row_records import PeekedImage
 from forebay.records import Record
@@ -77,19 +76,8 @@ def image_png(shown: ShownCache, query: Query) -> bytes:
     """The canvas of a row as a PNG, at most `side` pixels wide where that is passed."""
     cache = shown.at()
     ((_, canvas),) = ImageReader(cache).read([query.whole("row", 0)])
-    side = query.whole("side", 0, 8192)
-    return encode_png(_smaller(canvas, side) if side else canvas)
-
-
-def _smaller(canvas: NDArray[np.uint8], side: int) -> Array:
-    """Return a canvas at most `side` wide, whose pixels are means of squares."""
-    step = -(-canvas.shape[1] // side)
-    if step <= 1:
-        return canvas
-    width = canvas.shape[1] // step
-    squares = canvas[:, : width * step, : width * step].reshape(3, width, step, width, step)
-    means: Array = squares.mean(axis=(2, 4)).round().astype(np.uint8)
-    return means
+    sheets: Any = import_module("forebay.preview.sheets")  # needs pillow
+    return cast(bytes, sheets.png_of(canvas, query.whole("side", 0, 8192)))
 
 
 def _patch(query: Query, size: int) -> int | None:

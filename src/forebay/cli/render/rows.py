@@ -8,9 +8,9 @@ row 0 (chunk 0, row 0) · ██████████████████
   ░ 2 tokens of padding
 
 row 0 (chunk 0, row 0) · cats/a.jpg
-  ················   as displayed  640 × 480
-  ▒▒▒▓▓▓███▓▓▒▒▒░░   on 448 × 448  448 × 336 at 0, 56
-  ················   tags          cat, outdoors
+  as displayed  640 × 480
+  on 448 × 448  448 × 336 at 0, 56
+  tags          cat, outdoors
 """
 
 import json
@@ -19,12 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from forebay.cli.render.drawing import draw
-from forebay.preview.console import facts, title
+from forebay.preview.console import facts, next_command, title
 from forebay.preview.row_records import (
     Cell,
     ImagePeek,
@@ -37,7 +35,7 @@ from forebay.preview.row_records import (
     PeekedRow,
     Viewing,
 )
-from forebay.preview.words import counted, printable
+from forebay.preview.words import command_line, counted, printable
 
 TEXT_LINES = 8
 TEXT_CHARS = 600
@@ -193,14 +191,8 @@ SHOWN_METADATA = 300
 @draw.register
 def draw_images(peek: ImagePeek) -> RenderableType:
     head = title(peek.root, f"generation {peek.generation}", counted(peek.rows, "row"))
-    return Group(head, *(part for image in peek.shown for part in _image(image, peek.size)))
-
-
-def _image(image: PeekedImage, size: int) -> Iterator[RenderableType]:
-    yield title(_row_name(image), printable(image.id))
-    grid = Table.grid(padding=(0, 1))
-    grid.add_row(Text("\n".join(image.picture), no_wrap=True), _facts(image, size))
-    yield Padding(grid, (0, 0, 0, 2), expand=False)
+    images = (part for image in peek.shown for part in (title(_row_name(image), image.id), _facts(image, peek.size)))
+    return Group(head, *images, next_command(command_line("peek", peek.root, "--png", "sheet.png")))
 
 
 def _facts(image: PeekedImage, size: int) -> RenderableType:

@@ -6,7 +6,11 @@ from typing import Any
 import numpy as np
 
 import forebay as fb
+import forebay.torch
+from forebay import chat
 from forebay.torch import StoredBatch
+
+BASES = {"RecipeHooks", "View"}
 
 
 def test_public_objects_have_a_repr_of_one_line(tmp_path: Path) -> None:
@@ -27,3 +31,10 @@ def test_public_objects_have_a_repr_of_one_line(tmp_path: Path) -> None:
         assert "\n" not in repr(shown)
         assert len(repr(shown)) < 500
     assert all("<table>" in record._repr_html_() for record in (*reports, cache))
+
+
+def test_every_public_class_has_a_repr_of_its_own() -> None:
+    public = [getattr(module, name) for module in (fb, forebay.torch, chat) for name in module.__all__]
+    own = {one for one in public if isinstance(one, type) and one.__module__.startswith("forebay.")}
+    plain = {one.__name__ for one in own if one.__repr__ is object.__repr__ and not getattr(one, "_is_protocol", False)}
+    assert plain - BASES == set()

@@ -143,6 +143,9 @@ class ChatTemplate:
                 f"pass the folder of the tokenizer, with that file in it, or template_arguments={{'{unnamed[0]}': …}}",
             )
 
+    def __repr__(self) -> str:
+        return f"<ChatTemplate {self.source.name!r}>"
+
     def render(self, messages: Sequence[Mapping[str, Any]], tools: list[Any] | None, *, prompt: bool = False) -> str:
         """Return the text of messages, with the generation prompt behind them if `prompt`.
 

@@ -194,6 +194,9 @@ class Present:
             raise ValueError('Present needs the names of layers: Present("latents", "clip")')
         self.layers, self.within = layers, within
 
+    def __repr__(self) -> str:
+        return f"<Present: rows {self.digest}>"
+
     @property
     def digest(self) -> str:
         return f"present in {', '.join(self.layers)}" + (f", within {self.within.digest}" if self.within else "")

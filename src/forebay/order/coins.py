@@ -43,6 +43,9 @@ class Coins:
     def __len__(self) -> int:
         return self._count
 
+    def __repr__(self) -> str:
+        return f"<Coins of {self._count:,} rows, seed {self.seed}>"
+
     @property
     def rows(self) -> Words:
         if callable(self._rows):

@@ -45,6 +45,9 @@ class JointV2:
     ) -> None:
         self._transform, self._purpose, self.moves_pixels = transform, purpose, moves_pixels
 
+    def __repr__(self) -> str:
+        return f"<JointV2 of {type(self._transform).__name__}>"
+
     def __call__(self, canvases: Canvases, coins: Coins, /) -> Canvases:
         if threading.current_thread() is not threading.main_thread():
             raise ForebayError(

@@ -377,12 +377,6 @@ def test_a_parquet_file_without_the_column_says_which_flag_names_it(tmp_path: Pa
     assert "it has no column 'text'; it has: 'id', 'content', 'url'; name the one with the text (--text" in ran.err
 
 
-def test_copying_onto_another_cache_is_refused(tmp_path: Path):
-    root, _ = build_lines(tmp_path / "one")
-    other, _ = build_lines(tmp_path / "two")
-    assert "holds another cache" in run("copy", root, other, code=1).err
-
-
 def test_a_bug_shows_where_it_is_and_asks_to_report_it(monkeypatch: pytest.MonkeyPatch):
     def broken(**_: object) -> None:
         raise ZeroDivisionError("a bug")

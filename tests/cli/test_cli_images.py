@@ -44,12 +44,6 @@ def ids_in(root: Path) -> list[str]:
     return [image["id"] for image in run("peek", root, "--rows", 99, "--json").json["shown"]]
 
 
-def test_the_words_of_the_command_line_are_those_of_python(photos: Path, built: Path, tmp_path: Path):
-    fb.build(tmp_path / "cache", fb.sources.images(photos), fb.ImageRecipe(size=64), workers=0)
-    ours, theirs = fb.info(built).layers[0], fb.info(tmp_path / "cache").layers[0]
-    assert (ours.fingerprint, ours.rows, ours.bytes) == (theirs.fingerprint, theirs.rows, theirs.bytes)
-
-
 def test_every_field_of_the_recipe_has_a_flag(photos: Path, tmp_path: Path):
     flags = [
         *("--size", 32, "--pad-color", "#0a0b0c", "--resample", "lanczos", "--alpha", "drop", "--exif", "ignore"),

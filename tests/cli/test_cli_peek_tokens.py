@@ -90,13 +90,6 @@ def test_failed_and_repeated_documents_do_not_shift_the_names(tmp_path: Path):
     assert starts == {"one": "a.jsonl@0", "two": "a.jsonl@18", "three": "a.jsonl@50"}
 
 
-def test_a_source_that_only_the_cache_names_is_not_read(tmp_path: Path):
-    """Whoever made the cache chose which file that is."""
-    root, source = build_tokens(tmp_path, ["first text", "second text"])
-    assert "a.jsonl" not in run("peek", root).out + run("peek", root, "--json").out
-    assert "a.jsonl@23" in run("peek", root, "--source", source).out
-
-
 @pytest.mark.parametrize("fate", ["gone", "changed"])
 def test_rows_are_readable_where_the_source_is_gone_or_changed(tmp_path: Path, fate: str):
     root, source = build_tokens(tmp_path, ["first text", "second text"])
@@ -115,11 +108,6 @@ def test_without_the_library_ids_are_shown_and_the_install_line(tmp_path: Path, 
     shown = run("peek", root).out
     assert "pip install 'forebay[tokens]'" in shown
     assert "  ▌ 11085 2420 50256\n" in shown
-
-
-def test_columns_are_shown_as_numbers_when_asked_for(tmp_path: Path):
-    root, _ = build_tokens(tmp_path, ["first text"])
-    assert re.search(r"seq_lens +uint32 \[1\]  3\n", run("peek", root, "--column", "seq_lens").out)
 
 
 @pytest.mark.slow

@@ -51,14 +51,3 @@ def test_a_machine_of_several_gets_its_part(root: Path, tmp_path: Path) -> None:
     whole = run("tier", "fill", root, tmp_path / "all", "--json").json
     assert all(part["fetched_chunks"] < whole["chunks"] for part in sizes)
     assert sum(part["fetched_chunks"] for part in sizes) >= whole["chunks"]
-
-
-def test_mistakes_are_one_line(root: Path, tmp_path: Path) -> None:
-    for words, code, part in [
-        (("tier", "fill", root), 2, "pass the folder of the tier"),
-        (("tier", "fill", root, "x", "--node", "4", "--nodes", "4"), 2, "--node must be from 0 to 3 (got 4)"),
-        (("tier", "fill", root, "x", "--node", "1"), 2, "--node must be from 0 to 0 (got 1) hint: pass --nodes"),
-        (("tier", "list", tmp_path), 1, "it is not a tier of chunks"),
-        (("tier", "clean"), 2, "pass the folder of the tier, or set FOREBAY_TIER"),
-    ]:
-        assert part in " ".join(run(*words, code=code).err.split())

@@ -51,14 +51,6 @@ def test_flags_win_over_the_file(tmp_path: Path):
     assert run("info", other, "--json").json["layers"][0]["fields"]["codec"] == "none"
 
 
-def test_an_estimate_takes_the_same_file(tmp_path: Path):
-    write_lines(tmp_path / "data")
-    (tmp_path / "small.toml").write_text(GOOD)
-    assert run("estimate", tmp_path / "small.toml", "--json").json["rows"] > 0
-    built(tmp_path, GOOD)
-    assert run("estimate", tmp_path / "small.toml", "--json").json["rows"] == 0, "nothing is missing"
-
-
 def test_all_that_flags_say_can_be_in_the_file(tmp_path: Path):
     more = 'layer = "lines"\nmode = "forward"\nstart_chunk = 0\nend_chunk = 2\nengine = "local"\n'
     report = built(tmp_path, f'{GOOD}{more}memory_limit = "2GB"\nmax_failures = "1%"\n', "--json").json

@@ -131,13 +131,6 @@ def test_every_file_that_a_glob_names_is_meant_where_the_format_is_given(tmp_pat
     assert documents_in(tmp_path / "cache") == 3
 
 
-def test_json_lines_may_have_names_that_a_glob_spells_out(tmp_path: Path):
-    write_documents(tmp_path / "odd", STORIES, "a.log")
-    words = ["--into", tmp_path / "cache", "--format", "jsonl", *SMALL]
-    run("build", "tokens", tmp_path / "odd" / "*.log", *words)
-    assert documents_in(tmp_path / "cache") == 40
-
-
 @pytest.mark.parametrize(("chosen", "endings"), [("text", ".txt, .md"), ("jsonl", ".jsonl, .ndjson, .json")])
 def test_a_folder_without_fitting_names_says_what_was_looked_for(tmp_path: Path, chosen: str, endings: str):
     write_texts(tmp_path / "odd", STORIES[:2], ".py")

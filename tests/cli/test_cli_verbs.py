@@ -33,13 +33,6 @@ def test_build_says_what_it_did_and_a_second_one_finds_nothing_to_do(tmp_path: P
     assert f"next: forebay peek {tmp_path / 'new'}\ntrain: forebay.torch.Loader('{tmp_path / 'new'}', " in new
 
 
-def test_worker_processes_make_the_same_bytes(tmp_path: Path):
-    root, source = build_lines(tmp_path)
-    other = tmp_path / "other"
-    run("build", "raw", source, "--into", other, "--chunk-bytes", "400", "--workers", 2, "--engine", "local")
-    assert chunk_path(other, 3).read_bytes() == chunk_path(root, 3).read_bytes()
-
-
 @pytest.mark.parametrize(
     ("names", "unit"), [(["a.jsonl"], "lines"), (["a.txt", "b.jsonl"], "lines"), (["a.jsonl", "b.md"], "files")]
 )
@@ -248,16 +241,6 @@ def test_repair_takes_from_a_copy_and_fails_without_source_or_copy(tmp_path: Pat
     flip(chunk_path(root, 3), 4200)
     assert "failed" in run("repair", root, "--workers", 0, code=1).out
     assert "restored" in run("repair", root, "--from", tmp_path / "backup").out
-
-
-def test_grow_appends_files_and_lines(tmp_path: Path):
-    root, source = build_lines(tmp_path)
-    with source.open("a") as file:
-        file.write('{"text": "one more"}\n')
-    write_lines(tmp_path / "data", "b.jsonl", count=5)
-    grown = run("update", root, tmp_path / "data" / "*.jsonl", "--workers", 0, "--json").json
-    assert grown["rows"] == 66
-    assert "one more" in run("peek", root, "--row", 60).out
 
 
 def test_info_draws_the_cache_as_a_tree(tmp_path: Path):

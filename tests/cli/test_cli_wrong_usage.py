@@ -94,6 +94,8 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["copy", "cache", "other", "--old-key-env", "NO_SUCH"], "'NO_SUCH' is not set or empty"),
     (["tier", "list"], "pass the folder of the tier, or set FOREBAY_TIER"),
     (["tier", "fill", "cache", "t", "--nodes", "4"], "--nodes 4 needs --node, from 0 to 3"),
+    (["tier", "fill", "cache", "t", "--nodes", "4", "--node", "4"], "--node must be from 0 to 3 (got 4)"),
+    (["tier", "fill", "cache", "t", "--node", "1"], "from 0 to 0 (got 1)\nhint: pass --nodes"),
     (["estimate", "remote", "cache", "--bandwidth", "fast"], "use 1Gbit or 100MB"),
     (["view"], "Missing argument 'CACHE...'"),
     (["view", "cache", "--port", "99999"], "0<=x<=65535"),

@@ -18,8 +18,7 @@ from forebay.cache.heartbeat import BuilderBeat, read_builders
 from forebay.format import layout
 from forebay.store import LocalStore
 from forebay.teachers import TeacherRecipe
-from forebay.viewer.chunk_map import NAMES, HeadChecks
-from forebay.viewer.live_build import Watch
+from forebay.viewer.chunk_map import NAMES
 
 pytestmark = pytest.mark.slow
 
@@ -74,27 +73,6 @@ def test_a_page_says_when_its_server_is_gone(view: Open, raw_root: Path) -> None
     opened.problems.clear()  # the browser reports the lost connection
 
 
-def test_a_builder_on_another_host_is_seen_by_its_heartbeat_and_its_claims(tmp_path: Path) -> None:
-    root = many_chunks(tmp_path, 60, 40)
-    store = LocalStore(str(root))
-    watch = Watch(store, HeadChecks())
-    store.create(_claim_key(store), [msgspec.json.encode(CLAIM)])
-    store.create(layout.builder(ELSEWHERE), [msgspec.json.encode(BEAT)])
-    watch._taken = -1e9  # look again now
-    found = watch.snapshot()
-    (builder,) = found.live.builders
-    assert (builder.host, builder.pid, builder.state) == ("node7", 77, "working")
-    assert (builder.workers, builder.cpu_percent, builder.memory_bytes) == (8, 790.0, 3_000_000_000)
-    moment = found.live.moment
-    assert (moment.builders, moment.workers, moment.cpu_percent) == (1, 8, 790.0)
-    assert found.live.running
-    assert found.map.layers[0].states[50] == "c"
-    store.delete(_claim_key(store))
-    watch._taken = -1e9
-    (builder,) = watch.snapshot().live.builders
-    assert builder.state == "working", "it is between two chunks"
-
-
 def test_a_heartbeat_says_what_its_builder_uses(tmp_path: Path) -> None:
     source = write_orders(tmp_path / "raw" / "a.txt", orders(6))
     root = tmp_path / "cache"
@@ -102,10 +80,10 @@ def test_a_heartbeat_says_what_its_builder_uses(tmp_path: Path) -> None:
     try:
 
         def beaten() -> list[BuilderBeat]:
-            return [beat for beat in read_builders(LocalStore(str(root))).values() if beat.workers and beat.beat > 1]
+            beats = read_builders(LocalStore(str(root))).values()
+            return [beat for beat in beats if beat.workers > 1 and beat.beat > 1]
 
-        wait_until(beaten, what="no heartbeat has figures")
-        assert beaten()[0].workers >= 2
+        wait_until(beaten, what="no heartbeat has the figures of two workers")
         assert beaten()[0].memory_bytes > 5_000_000
     finally:
         builder.terminate()
@@ -173,6 +151,8 @@ def test_a_build_on_another_host_is_shown_live(view: Open, tmp_path: Path) -> No
     store.replace(layout.builder(ELSEWHERE), [msgspec.json.encode(beaten)])
     page.wait_for_selector("[data-build] td:text-is('420%')")
     store.delete(_claim_key(store))
+    page.wait_for_selector("[data-layer=raw] .legend:not(:has-text('claimed'))")
+    assert page.locator("[data-build=running] td:text-is('working')").count() == 1  # between two chunks
     store.delete(layout.builder(ELSEWHERE))
     page.wait_for_selector("[data-build=ended]")
     opened.check()
@@ -207,26 +187,6 @@ def test_every_control_of_every_page_is_reached_by_keyboard_alone(
         assert missed == [], where
         assert all(is_seen for at, is_seen in reached.items() if at >= 0), where
         opened.check()
-
-
-def test_pages_are_chosen_and_used_by_keyboard_alone(view: Open, token_root: Path) -> None:
-    opened = view(token_root, width=400, scheme="dark")
-    page = opened.go("0/overview")
-    for title, name in (("Rows", "rows"), ("Training", "training"), ("Chunks", "chunks"), ("Compare", "compare")):
-        page.evaluate("document.activeElement.blur()")
-        focus = "document.activeElement.textContent"
-        for _ in range(12):
-            page.keyboard.press("Tab")
-            if page.evaluate(focus) == title:
-                break
-        assert page.evaluate(focus) == title
-        page.keyboard.press("Enter")
-        opened.ready(name)
-    opened.go("0/rows?row=1")
-    page.locator(".tokens").focus()
-    page.keyboard.press("ArrowRight")
-    page.wait_for_selector(".readout:has-text('token 0')")
-    opened.check()
 
 
 def test_arrow_keys_step_through_rows_and_r_draws_one(view: Open, token_root: Path) -> None:

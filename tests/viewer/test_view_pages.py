@@ -56,13 +56,6 @@ def test_a_row_of_tokens_shows_text_labels_and_documents(view: Open, token_root:
     opened.check()
 
 
-def test_a_cache_of_any_other_kind_shows_values(view: Open, raw_root: Path) -> None:
-    opened = view(raw_root)
-    opened.go("0/rows?row=3")
-    assert "line 3 <img src=x" in opened.text()
-    opened.check()
-
-
 def test_texts_of_a_cache_never_become_elements(view: Open, token_root: Path, raw_root: Path) -> None:
     opened = view(token_root, raw_root)
     for where in ("0/overview", "0/chunks", "0/rows?row=0", "1/overview", "1/rows?row=0"):

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.teachers.own_teachers import Ramp, prompt_cache
 from tests.viewer.test_view_security import ask, served
@@ -19,7 +18,7 @@ from forebay.teachers import TeacherRecipe
 from forebay.viewer import token_rows, web_app
 from forebay.viewer.page_records import ENDPOINTS
 from forebay.viewer.shown_cache import Query, ShownCache
-from forebay.viewer.token_rows import token_row, token_texts, vocabulary_of
+from forebay.viewer.token_rows import token_row
 from forebay.viewer.web_app import Server
 
 
@@ -86,15 +85,6 @@ def test_a_long_row_is_shown_in_parts(monkeypatch: pytest.MonkeyPatch, token_roo
         assert [one for part in parts for one in getattr(part, name)] == getattr(whole, name)
     assert parts[0].seq_lens == whole.seq_lens
     assert token_row(shown, Query((("row", "1"), ("token", "999999")))).first == 100
-
-
-def test_texts_of_a_part_are_those_of_the_row(token_root: Path) -> None:
-    cache = fb.open_cache(token_root)
-    row = cache[0]
-    tokens, lengths = np.asarray(row["tokens"]), np.asarray(row["seq_lens"])
-    whole = token_texts(vocabulary_of(cache), tokens, lengths)
-    for start, stop in ((0, 3), (2, 60), (40, 128), (127, 128)):
-        assert token_texts(vocabulary_of(cache), tokens, lengths, slice(start, stop)) == whole[start:stop]
 
 
 @pytest.mark.slow

@@ -199,12 +199,11 @@ NAMES = "[a-h]*"
     metavar="DIR",
     shell_complete=complete_folder,
     callback=local_only,
-    help="Folder to work in, new or empty.  [default: a temporary one]",
+    help="Folder to work in, new or empty, which is kept.  [default: a temporary one]",
 )
-@option("--keep", is_flag=True, help="Keep the temporary folder and print its path.")
 @option("--names", default=NAMES, hidden=True, help="Modules of the standard library to use.")
 @option("--chunk-rows", default=150, hidden=True)
-def demo(into: str | None, keep: bool, names: str, chunk_rows: int) -> DemoReport:
+def demo(into: str | None, names: str, chunk_rows: int) -> DemoReport:
     """Run a full demo: Python's standard library as packed tokens.
 
     Estimates, builds, interrupts, resumes, verifies, damages, repairs and shows a cache. Prints every command as you
@@ -218,7 +217,7 @@ def demo(into: str | None, keep: bool, names: str, chunk_rows: int) -> DemoRepor
     write_library(os.path.join(folder, SOURCE), names)
     build_options = ["--chunk-rows", str(chunk_rows), "--level", "max", "--deduplicate"]
     report = DemoRun(folder, build_options, is_json()).run()
-    if into is None and not keep:
+    if into is None:
         shutil.rmtree(folder)
         report = msgspec.structs.replace(report, exists=False)
     return report

@@ -83,13 +83,7 @@ def _check_share(node: int | None, nodes: int, **_: Any) -> None:
 @option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Machines that train together.")
 @option("--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks of each machine.")
 @option("--tier-bytes", type=SIZE, help="Limit of the tier of each machine.  [default: none]")
-@option(
-    "--bandwidth",
-    type=Parsed("bandwidth", parse_bandwidth),
-    default="1Gbit",
-    show_default=True,
-    help="Bandwidth of each machine.",
-)
+@option("--bandwidth", type=BANDWIDTH, default="1Gbit", show_default=True, help="Bandwidth of each machine.")
 @option("--latency", type=float, default=20.0, show_default=True, help="Milliseconds of one request.")
 @option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Rows of a global batch.")
 @option("--seed", default=0, show_default=True, help="Seed of the loader.")

@@ -99,7 +99,7 @@ def draw_demo(report: DemoReport) -> RenderableType:
     done = f"{counted(len(report.steps), 'command')} succeeded in {human_time(report.seconds)}"
     return Group(
         Text(done, style="bold green"),
-        facts([("cache", report.root if report.exists else "removed; use --keep or --into to keep it")]),
+        facts([("cache", report.root if report.exists else "removed; use --into to keep it")]),
     )
 
 

@@ -44,11 +44,6 @@ def test_examples_parse_as_commands_of_theirs():
             assert verb in VERBS
 
 
-def test_the_summary_of_a_verb_fits_on_a_line_of_help():
-    for line in run("--help").out.partition("Start:")[2].splitlines():
-        assert not line.endswith("..."), line
-
-
 def test_the_reference_has_the_text_of_help():
     for path, text in pages().items():
         assert path.read_text() == text, f"{path.name} differs from --help; refresh it: {REFRESH}"

@@ -89,9 +89,3 @@ def test_a_cache_of_a_data_set_grows_by_that_data_set_only(root: Path, tmp_path:
             "is updated with a newer revision of it\nhint: pass hub:org/stories"
             in run("update", root, source, code=2).err
         )
-
-
-def test_what_a_data_set_has_is_named_when_nothing_matches(hub: HubServer, tmp_path: Path):
-    words = ["tokens", "hub:org/stories", "--subset", "smaple", "--into", tmp_path / "cache"]
-    said = asking(hub, tmp_path, "build", *words, code=1).err
-    assert said.endswith("it does not exist\nhint: there are: 'default', 'sample'\n")

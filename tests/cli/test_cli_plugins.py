@@ -101,7 +101,3 @@ def test_a_settings_file_sets_its_fields(shout: Path):
     assert (fields["style"], fields["at_most"], fields["weights"]) == ("quiet", 3, {"a": 0.5})
     (shout / "s.toml").write_text(lines.replace("at_most", "at_mots"))
     assert "s.toml: unknown key 'at_mots' in [recipe]; did you mean 'at_most'?" in run("build", "s.toml", code=1).err
-
-
-def test_a_kind_that_was_meant_is_named(shout: Path):
-    assert "did you mean: forebay build shout data" in run("build", "shoot", "data", code=2).err

@@ -33,15 +33,6 @@ def write_texts(folder: Path, texts: list[str], suffix: str) -> None:
         (folder / f"{number}{suffix}").write_text(text)
 
 
-def test_the_words_of_the_command_line_are_those_of_python(tmp_path: Path):
-    root, source = build_tokens(tmp_path, STORIES)
-    other = tmp_path / "other"
-    recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=64, chunk_rows=8)
-    fb.build(other, fb.sources.jsonl(source), recipe, workers=0)
-    ours, theirs = fb.info(root).layers[0], fb.info(other).layers[0]
-    assert (ours.fingerprint, ours.rows, ours.bytes) == (theirs.fingerprint, theirs.rows, theirs.bytes)
-
-
 def test_every_field_of_the_recipe_has_a_flag(tmp_path: Path):
     flags = [
         *("--long", "truncate", "--eos", "none", "--bos", "<|endoftext|>", "--pad", 5, "--deduplicate"),

@@ -6,7 +6,6 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -121,12 +120,9 @@ def test_no_request_fails_while_generations_and_then_the_cache_are_removed(tmp_p
 
 
 def test_a_name_on_the_map_that_is_no_layer_is_said_plainly(server: Server) -> None:
-    connection_ = HTTPConnection("127.0.0.1", server.address.port, timeout=600)
-    connection_.request("GET", "/api/0/teacher.json?layer=nothing")
-    answer = connection_.getresponse()
-    assert answer.status == 400
-    assert "'layer' must be one of none" in answer.read().decode()
-    connection_.close()
+    status, text, _ = ask(server, "/api/0/teacher.json?layer=nothing")
+    assert status == 400
+    assert "'layer' must be one of none" in text
 
 
 def test_records_stay_json_where_numbers_are_missing(server: Server) -> None:

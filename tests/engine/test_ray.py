@@ -19,7 +19,7 @@ from tests.torch.taught import chunks_of, prompts_cache
 
 import forebay as fb
 from forebay.building import run
-from forebay.engine.base import Died, TaskDocument
+from forebay.engine.base import Died
 from forebay.errors import EngineUnusable, LibraryMissing
 from forebay.teachers import Clip, Lune, TeacherRecipe
 from forebay.testing import EngineContract
@@ -63,13 +63,6 @@ def cluster(notes):
 def source(tmp_path, notes):
     (notes / "makes").unlink(missing_ok=True)
     return fb.sources.lines(write_orders(tmp_path / "source.txt", orders(24)))
-
-
-class Nowhere:
-    """A task that nobody can open."""
-
-    def document(self):
-        return TaskDocument(opener="forebay.nowhere:open", body={})
 
 
 def undisturbed(tmp_path, source, **fields):

@@ -175,10 +175,6 @@ def recipe_key(root: Path, layer: str) -> str:
     return recipe_path(root, layer).relative_to(root).as_posix()
 
 
-def constants_key(root: Path, layer: str) -> str:
-    return constants_path(root, layer).relative_to(root).as_posix()
-
-
 def real_key(root: Path, name: str) -> str:
     """The key of `LAYER/NAME` below a layer folder, or of the claim `claims/LAYER/NAME`; other keys as they are."""
     top, layer, *rest = name.split("/") if name.count("/") == 2 else (name, "")

@@ -82,18 +82,6 @@ class MoodyRecipe(LineRecipe, frozen=True, kw_only=True):
         return with_columns(rows, number=rows.columns["number"] + MOOD["add"])
 
 
-class RenamingRecipe(LineRecipe, frozen=True, kw_only=True):
-    """Sample ids that depend on something which is no field of the recipe."""
-
-    kind: ClassVar[str] = "renaming"
-
-    def make(self, samples: Iterable[Sample]) -> Rows:
-        rows = LineRecipe.make(self, samples)
-        text = rows.columns["text"]
-        assert isinstance(text, Ragged)
-        return with_columns(rows, text=Ragged(text.values + np.uint8(MOOD["add"]), text.offsets))
-
-
 class LengthLayer(fb.RecipeHooks, msgspec.Struct, frozen=True, kw_only=True):
     """What a further layer adds to numbers: the length of the text, and twice the number; nothing for 3, 7, 11, …"""
 

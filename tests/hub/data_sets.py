@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Sequence
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -41,10 +40,3 @@ def shard(documents: Sequence[str | None], rows_per_group: int = 10, column: str
 
 def documents(count: int, name: str) -> list[str]:
     return [f"{name} {number} " + "äöü words " * (number * 7919 % 37) for number in range(count)]
-
-
-def write_files(folder: Path, files: dict[str, bytes]) -> Path:
-    for path, content in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(content)
-    return folder

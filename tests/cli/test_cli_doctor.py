@@ -71,6 +71,7 @@ def test_the_cache_may_be_a_store(tmp_path: Path):
     store = forebay.MemoryStore()
     report = forebay.doctor(store)
     assert [check.name for check in report.problems] == [store.address]
+    assert repr(report) == f"DoctorReport({len(report.checks)} checks, problems: {store.address})"
     assert "there is no cache at" in report.problems[0].detail
 
 

@@ -12,7 +12,6 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 from tests.cli.running import build_lines, build_tokens, run
-from tests.cli.test_cli_progress import on_terminal
 from tests.row_cache.pictures import write_pictures
 
 import forebay as fb
@@ -96,12 +95,6 @@ def test_texts_of_rows_are_escaped_and_keep_their_lines(tmp_path: Path):
     assert is_harmless(shown)
     assert "first   line\n" in shown
     assert "\\x1b[31m" in shown
-
-
-def test_colours_of_our_own_still_reach_a_terminal(tmp_path: Path):
-    root, _ = build_lines(tmp_path)
-    shown = on_terminal("status", root)
-    assert "\x1b[1m" in shown
 
 
 def test_warnings_are_escaped(tmp_path: Path):

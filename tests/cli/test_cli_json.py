@@ -24,13 +24,6 @@ def test_what_the_command_line_can_do_python_can_do(tmp_path: Path):
         fb.dry_run(root, fb.sources.lines(source), fb.RawRecipe(chunk_bytes=400, codec="none"))
     with pytest.raises(fb.errors.NotFound, match="start_chunk 99 is beyond the plan"):
         fb.dry_run(root, fb.sources.lines(source), fb.RawRecipe(chunk_bytes=400), start_chunk=99)
-    chunk_path(root, 2).unlink()
-    report = fb.doctor(root)
-    assert [check.name for check in report.problems] == ["chunks of raw"]
-    assert report.problems[0].command == f"forebay repair {root}"
-    assert repr(report) == f"DoctorReport({len(report.checks)} checks, problems: chunks of raw)"
-    shown = run("doctor", root, "--json", code=1).json["checks"]
-    assert [check["name"] for check in shown] == [check.name for check in report.checks]
 
 
 def test_a_finding_has_the_result_and_the_command_that_repairs_it(tmp_path: Path):

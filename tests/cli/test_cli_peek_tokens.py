@@ -71,15 +71,6 @@ def test_json_has_text_tokens_lengths_documents_and_use(tmp_path: Path):
     ]
 
 
-def test_json_has_numbers_on_one_line_and_text_as_it_is(tmp_path: Path):
-    text = "a list: [\n  1,\n  2\n]"
-    root, _ = build_tokens(tmp_path, [text], "--sequence-length", 20)
-    ran = run("peek", root, "--json")
-    row = ran.json["shown"][0]
-    assert f'"tokens": [{", ".join(map(str, row["tokens"]))}],\n' in ran.out
-    assert row["pieces"][0]["text"] == text
-
-
 def test_failed_and_repeated_documents_do_not_shift_the_names(tmp_path: Path):
     source = write_documents(tmp_path / "data", ["one", "two", "one", "three"])
     lines = source.read_text().splitlines(keepends=True)

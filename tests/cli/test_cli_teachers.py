@@ -183,7 +183,3 @@ def test_one_option_names_all_models_of_a_pipeline(tmp_path: Path) -> None:
 )
 def test_wrong_usage_says_what_to_do(tmp_path: Path, words: list[str], said: str) -> None:
     assert said in run("build", "teachers", prompts(tmp_path), *words, code=2).err
-
-
-def test_a_cache_that_is_not_there_is_told(tmp_path: Path) -> None:
-    assert "there is no cache at" in run("build", "teachers", tmp_path / "none", "--sol", "geometric", code=1).err

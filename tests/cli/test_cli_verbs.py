@@ -44,13 +44,6 @@ def test_the_unit_follows_the_names_unless_it_is_said(tmp_path: Path, names: lis
     assert said.json["rows"] == len(paths)
 
 
-def test_suffixes_choose_the_files_of_a_folder(tmp_path: Path):
-    write_lines(tmp_path / "data", "a.py")
-    write_lines(tmp_path / "data", "b.md")
-    ran = run("build", "raw", tmp_path / "data", "--suffix", ".py", "--into", tmp_path / "c", "--workers", 0, "--json")
-    assert ran.json["rows"] == 1
-
-
 def test_inverse_mode_adds_new_files_and_fills_gaps_from_the_far_end(tmp_path: Path):
     root, _ = build_lines(tmp_path, "--end-chunk", 0)
     write_lines(tmp_path / "data", "b.jsonl", count=20)

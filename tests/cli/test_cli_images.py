@@ -322,5 +322,5 @@ def test_a_folder_without_images_is_not_called_plain_text(tmp_path: Path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.jsonl").write_text("{}")
     said = run("build", "images", tmp_path / "data", "--into", tmp_path / "cache", code=1).err
-    assert "1 file was not read: .jsonl 1; name a folder or a glob that has such files" in said
+    assert "1 file was not read: .jsonl 1\nhint: pass a folder or a glob that has such files\n" in said
     assert "--suffix" not in said

@@ -59,7 +59,7 @@ def load_template(tokenizer: str, template: str = "") -> TemplateSource:
         return TemplateSource(path, _text(path), tokens)
     text = _configured(config.get("chat_template"))
     if text is None:
-        raise template_unusable(tokenizer, f"its folder has neither {JINJA_FILE} nor a `chat_template` in {CONFIG}")
+        raise template_unusable(tokenizer, f"it has neither a {JINJA_FILE} nor a `chat_template` in a {CONFIG}")
     return TemplateSource(os.path.join(folder, CONFIG), text, tokens)
 
 

@@ -261,6 +261,11 @@ _TYPICAL = 0.8
 _ENOUGH = 2
 
 
+def _limit_too_small(limit: int, needed: int) -> EngineUnusable:
+    message = f"the memory limit of {limit / 1e6:,.0f} MB is too small: one worker needs about {needed / 1e6:,.0f} MB"
+    return EngineUnusable(message, hint="raise --memory-limit, or choose smaller chunks in the recipe", needed=needed)
+
+
 class MemoryGovernor:
     """Begins with one worker, then allows as many as the measured peak of one leaves room for.
 
@@ -284,11 +289,7 @@ class MemoryGovernor:
             return
         needed = psutil.Process().memory_info().rss + self._heaviest
         if needed > self._limit:
-            raise EngineUnusable(
-                f"the memory limit of {self._limit:,} bytes is too small: one worker needs about {needed:,}",
-                hint="raise --memory-limit, or choose smaller chunks in the recipe",
-                needed=needed,
-            )
+            raise _limit_too_small(self._limit, needed)
 
     def warning(self, engine: Engine) -> str:
         """A warning, once, if the limit was exceeded when no chunk was left to hold back."""
@@ -317,12 +318,7 @@ class MemoryGovernor:
         if self._limit is None or not self._peak or not left:
             return
         if self._needed(engine, _MARGIN) > self._limit:
-            raise EngineUnusable(
-                f"the memory limit of {self._limit:,} bytes is too small: one worker needs about "
-                f"{self._needed(engine, _MARGIN):,}",
-                hint="raise --memory-limit, or choose smaller chunks in the recipe",
-                needed=self._needed(engine, _MARGIN),
-            )
+            raise _limit_too_small(self._limit, self._needed(engine, _MARGIN))
         if self._weighed < _ENOUGH or engine.usage().in_process:
             return
         own = psutil.Process().memory_info().rss

@@ -17,7 +17,6 @@ from forebay.kinds import reopen_recipe
 from forebay.preview.row_records import ImagePeek, ImageSheet, PeekedImage
 from forebay.preview.words import printable
 from forebay.read.cache import Cache
-from forebay.teachers.recipe import T_BUCKETS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -138,11 +137,6 @@ def _caption(image: PeekedImage) -> tuple[str, ...]:
     # Pillow's default font has no × or →.
     sizes = f"row {image.row}: {width} x {height}, here {box[2]} x {box[3]}"
     return printable(image.id), sizes, printable(", ".join(image.tags))
-
-
-def timed_layers(cache: Cache) -> tuple[str, ...]:
-    """The layers with features at timesteps."""
-    return tuple(layer for layer in cache.generation.recipes if T_BUCKETS in cache.constants(layer))
 
 
 PNG, HTML = b"\x89PNG", b"<!doctype html>"

@@ -123,12 +123,3 @@ class Viewing(Record, frozen=True, kw_only=True):
 
     url: str
     caches: tuple[str, ...]
-
-
-class BundleReport(Record, frozen=True, kw_only=True):
-    """A static page with sampled rows."""
-
-    path: str
-    caches: tuple[str, ...]
-    rows: tuple[tuple[int, ...], ...]  # those of each cache that it carries
-    bytes: int

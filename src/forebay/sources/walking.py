@@ -168,22 +168,20 @@ def _is_wanted(file: WalkedFile, suffixes: tuple[str, ...]) -> bool:
 def _none_at(
     pattern: str, is_there: bool, is_folder: bool, suffixes: tuple[str, ...], others: Mapping[str, int]
 ) -> SourceNotFound:
-    problem = _why_none(is_there, is_folder, suffixes, others)
-    return SourceNotFound(f"no source at '{pattern}': {problem}", hint="check the path")
-
-
-def _why_none(is_there: bool, is_folder: bool, suffixes: tuple[str, ...], others: Mapping[str, int]) -> str:
-    """Why a pattern matches nothing: no files, or files with other suffixes."""
+    """The error of a pattern that matches nothing: no files, or files with other suffixes."""
     if not is_there:
-        return "the folder has no files" if is_folder else "no file matches"
+        problem = "the folder has no files" if is_folder else "no file matches"
+        return SourceNotFound(f"no source at '{pattern}': {problem}", hint="check the path")
     plain = ", ".join(suffix for suffix in suffixes if not is_stream(suffix))
     is_text = any(map(is_stream, suffixes))  # images and Parquet are not read compressed
     also = ", also compressed" if is_text else ""
-    other = "name a folder or a glob that has such files"
+    hint = "pass a folder or a glob that has such files"
     if is_text:
-        other = "name others by a glob like '*.py', or by --suffix if they are plain text"
+        hint = "select others by a glob like '*.py', or by --suffix if they are plain text"
     seen = not_read(others) or "it holds no file"
-    return f"no file there ends in {plain} (in any case{also}), {seen}; {other}"
+    return SourceNotFound(
+        f"no source at '{pattern}': no file there ends in {plain} (in any case{also}), {seen}", hint=hint
+    )
 
 
 class _Folder(NamedTuple):

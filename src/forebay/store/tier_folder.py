@@ -104,7 +104,7 @@ class TierFolder:
         if not os.path.isfile(os.path.join(self.path, MARKER)):
             raise TierUnusable(
                 f"'{self.path}' cannot be used as a tier: it is not a tier of chunks",
-                hint="pass the folder that was passed as tier=",
+                hint="pass the folder of a tier, which `forebay tier fill` makes",
                 path=self.path,
             )
         return self

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from forebay.preview.pictures import HTML, check_output
-from forebay.preview.row_records import BundleReport
 from forebay.read.cache import Cache
 from forebay.records import Record, as_json
 from forebay.source import Source
@@ -46,6 +45,15 @@ class Bundle(Record, frozen=True, kw_only=True):
     records: dict[str, object]
     pictures: dict[str, str]
     rows: dict[int, list[int]]
+
+
+class BundleReport(Record, frozen=True, kw_only=True):
+    """A static page with sampled rows."""
+
+    path: str
+    caches: tuple[str, ...]
+    rows: tuple[tuple[int, ...], ...]  # those of each cache that it carries
+    bytes: int
 
 
 def write_bundle(caches: Sequence[ShownCache], path: str, rows: int) -> BundleReport:

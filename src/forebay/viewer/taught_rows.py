@@ -7,10 +7,10 @@ import numpy as np
 from forebay.cache.catalog import presence_name
 from forebay.columns import Array
 from forebay.errors import ForebayError, NotFound
-from forebay.preview.pictures import timed_layers
 from forebay.read.cache import Cache
 from forebay.records import Record
 from forebay.teachers import SOL_STATS, Features
+from forebay.teachers.recipe import T_BUCKETS
 from forebay.viewer.shown_cache import BadQuery, Query, ShownCache
 
 SHOWN_VALUES = 1024  # of a column at one timestep; of more, every n-th is shown
@@ -74,7 +74,7 @@ def taught_row(shown: ShownCache, query: Query) -> TaughtRow:
 
 def further_layers(cache: Cache) -> tuple[str, ...]:
     """The layers above the base, those over timesteps first."""
-    timed = timed_layers(cache)
+    timed = [layer for layer in cache.generation.recipes if T_BUCKETS in cache.constants(layer)]
     rest = (layer for layer in cache.generation.recipes if layer not in timed and layer != cache.generation.base)
     return (*timed, *rest)
 

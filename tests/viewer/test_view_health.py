@@ -35,6 +35,7 @@ def test_overview_counts_lost_and_damaged_chunks(view: Open, token_root: Path, t
     assert "lost 1" in opened.text()
     opened.go("0/rows?row=0")
     assert "Damaged" in opened.text()
+    assert f" is missing\nhint: run `forebay repair {tmp_path / 'cache'}`" in page.inner_text(".box.bad")
     opened.go("1/overview")
     assert f"Complete · {chunks} chunks" in page.inner_text(".health")
     assert page.locator(".box.bad").count() == 0
@@ -49,7 +50,7 @@ def test_compare_counts_damage_and_does_not_call_lost_chunks_the_same(
     page = opened.go("0/compare?b=1")
     cells = page.locator("section:has(h2:text-is('Rows and chunks')) td.number").all_inner_texts()
     chunks = len(cache.chunk_numbers)
-    assert cells == [str(one) for one in (chunks - 2, 0, 0, 0, 0, 2)]
+    assert cells == [str(one) for one in (chunks - 2, 0, 0, 0, 2)]  # no damage in A, no column about it
     same = len(cache) - int(cache.chunk_starts[2])
     assert f"{same} rows the same, of {len(cache)} in A and {len(cache)} in B" in opened.text()
     assert "B: 2 chunks damaged" in opened.text()

@@ -162,7 +162,7 @@ def test_two_caches_and_two_generations_are_compared(
     opened = view(grown, token_root, raw_root)
     page = opened.go(f"0/compare?b=0&generation_a={before}&generation_b={after}")
     cells = page.locator("section:has-text('only in B') td.number").all_inner_texts()
-    same, differ, only_a, only_b = cells[:4]
+    same, differ, only_a, only_b = cells  # without damage, no columns about it
     assert (differ, only_a) == ("0", "0")
     assert int(same) == len(fb.open_cache(grown, generation=before).chunk_numbers)
     assert int(only_b) > 0

@@ -44,12 +44,13 @@ function choice(view, wanted, all) {
 function chunkSection(found) {
   const base = found.chunks[0] || { same_rows: 0 };
   const damage = ['a', 'b'].map((side) => found.chunks.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + one[`damaged_${side}`], 0));
+  const counts = ['same', 'differ', 'only in A', 'only in B', ...['damaged in A', 'damaged in B'].filter((_, at) => damage[at])];
+  const field = (/** @type {string} */ name) => name.replace(' in', '').replace(' ', '_').toLowerCase();
   return section('Rows and chunks',
     damage.map((number, at) => number > 0 && problemBox({ error: `${'AB'[at]}: ${counted(number, 'chunk')} damaged; run \`forebay repair\`.`, damaged: true })),
     h('p', {}, `${counted(base.same_rows, 'row')} the same, of ${count(found.rows_a)} in A and ${count(found.rows_b)} in B.`),
-    table(['layer', '#same', '#differ', '#only in A', '#only in B', '#damaged in A', '#damaged in B'], found.chunks.map((/** @type {any} */ one) =>
-      [one.layer, ...['same', 'differ', 'only_a', 'only_b', 'damaged_a', 'damaged_b'].map((name) => count(one[name]))]),
-    'Chunks with the same number, compared by the content digests in both indexes; no file was read. Damaged: lost, or of another size or header'));
+    h('p', { class: 'soft' }, 'Chunks with the same number, compared by the content digests in both indexes; no file was read. Damaged chunks are lost, or have another size or header.'),
+    table(['layer', ...counts.map((name) => `#${name}`)], found.chunks.map((/** @type {any} */ one) => [one.layer, ...counts.map((name) => count(one[field(name)]))])));
 }
 
 /** @param {any} found @returns {[string, any[]][]} */

@@ -359,7 +359,7 @@ def test_cli_error_is_an_error_line_and_a_hint_line(name: str, tmp_path: Path, m
     [
         ("/proc/forebay/cache", "hint: check the path, its permissions and the disk"),
         ("{source}/cache", "hint: "),
-        ("{source}", "error: '{source}': it is a file; --into needs a folder\nhint: choose a folder"),
+        ("{source}", "error: '{source}': it is a file, not a folder\nhint: choose a folder"),
     ],
 )
 def test_folder_that_cannot_be_written_is_an_error_and_a_hint(tmp_path: Path, into: str, words: str):

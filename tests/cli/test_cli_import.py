@@ -36,6 +36,6 @@ def test_what_is_no_old_cache_is_an_error_of_one_line(tmp_path: Path) -> None:
     assert "cannot be imported as a teacher cache" in failed.err
     assert "there is no such file" in run("import", "gone.pt", "--into", tmp_path / "cache", code=1).err
     assert (
-        "it is a file; --into needs a folder"
+        "it is a file, not a folder"
         in run("import", tmp_path / "cache.pt", "--into", tmp_path / "cache.pt", code=1).err
     )

@@ -89,7 +89,7 @@ COMMANDS: list[tuple[list[str], str]] = [
     ([*IMAGES, "photos", "--quality", "101"], "it must be a whole number from 1 to 100"),
     ([*IMAGES, "photos", "--size", "1000000"], "'1000000' is not valid\nhint: it must be a whole number from 1 to"),
     ([*IMAGES, "x.jsonl", "--labels", "folder"], "manifest"),
-    (["clean", "cache", "--keep-generations", "0"], "x>=1"),
+    (["clean", "cache", "--keep-generations", "0"], "'0' is not valid\nhint: it must be a whole number of at least 1"),
     (["repair", "cache", "--from", "nowhere"], "does not exist"),
     (["copy", "cache", "other", "--old-key-env", "NO_SUCH"], "'NO_SUCH' is not set or empty"),
     (["tier", "list"], "pass the folder of the tier, or set FOREBAY_TIER"),
@@ -98,7 +98,7 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["tier", "fill", "cache", "t", "--node", "1"], "from 0 to 0 (got 1)\nhint: pass --nodes"),
     (["estimate", "remote", "cache", "--bandwidth", "fast"], "use 1Gbit or 100MB"),
     (["view"], "Missing argument 'CACHE...'"),
-    (["view", "cache", "--port", "99999"], "0<=x<=65535"),
+    (["view", "cache", "--port", "99999"], "it must be a whole number from 0 to 65,535"),
 ]
 
 

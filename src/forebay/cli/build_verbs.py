@@ -1,6 +1,5 @@
 """`forebay build` and `forebay estimate`: one subcommand per kind of data."""
 
-import errno
 import os
 from typing import Any
 
@@ -13,12 +12,12 @@ from forebay.cache.reports import DryRun, Estimate
 from forebay.cli.options import (
     Decorator,
     WrongUsage,
+    check_destination,
     checked_range,
     decorated,
     network_option,
     option,
     passed_flags,
-    refuse_memory,
     source_argument,
     struct_options,
 )
@@ -127,8 +126,8 @@ def kind_options(kind: Kind) -> tuple[Decorator, ...]:
 def kind_command(verb_name: str, kind: Kind) -> click.Command:
     """The command of one kind, of `build` or `estimate`."""
     is_build = verb_name == "build"
-    build_options = struct_options(BuildSettings, "Build", *(() if is_build else ESTIMATED))
-    last = DRY_RUN if is_build else option("--layer", hidden=True)
+    build_options = (*struct_options(BuildSettings, "Build"), DRY_RUN)
+    estimate_options = struct_options(BuildSettings, "Build", "into", "workers")
     run = _build if is_build else _estimate
 
     def command(**flags: Any) -> Any:
@@ -140,15 +139,13 @@ def kind_command(verb_name: str, kind: Kind) -> click.Command:
             source_argument(required=False),
             *FROM_OPTIONS,
             *kind_options(kind),
-            *build_options,
-            last,
+            *(build_options if is_build else estimate_options),
             network_option,
         )
     )
     return kind_verb
 
 
-ESTIMATED = ("into", "workers")
 DRY_RUN = option("-n", "--dry-run", is_flag=True, group="Build", help="Show what would be built; write nothing.")
 
 
@@ -179,9 +176,7 @@ def _check(settings: Settings, file: str | None) -> None:
         hint = "pass the folder of the cache, for instance --into caches/new"
         hint = f"{hint}, or set 'into' in [build] of '{file}'" if file else hint
         raise WrongUsage("missing option '--into'", hint)
-    refuse_memory(wanted.into)
-    if os.path.isfile(wanted.into):
-        raise NotADirectoryError(errno.ENOTDIR, "it is a file; --into needs a folder", wanted.into)
+    check_destination(wanted.into)
 
 
 def _dry_run(settings: Settings) -> DryRun:

@@ -1,6 +1,5 @@
 """`forebay verify`, `repair`, `update`, `copy`, `clean`, `drop` and `import`: keep caches right, and make others."""
 
-import errno
 import os
 from collections.abc import Sequence
 from importlib import import_module
@@ -13,6 +12,7 @@ from forebay.cli.options import (
     SIZE,
     WrongUsage,
     cache_argument,
+    check_destination,
     complete_file,
     complete_folder,
     decorated,
@@ -20,9 +20,9 @@ from forebay.cli.options import (
     network_option,
     option,
     passed_flags,
-    refuse_memory,
     source_argument,
     struct_options,
+    whole,
     wrong_source_as_usage,
 )
 from forebay.cli.output import Finding, shown_progress
@@ -51,13 +51,13 @@ from forebay.teachers.align import Expected
 )
 @option(
     "--held-out",
-    type=click.IntRange(min=0),
+    type=whole(0),
     default=0,
     metavar="ROWS",
     help="With --align, run timed teachers on this many rows halfway between buckets: the error of interpolation.",
 )
 @option("--cache-id", metavar="ID", help="Fail unless the cache has this id.")
-@option("--min-generation", type=click.IntRange(min=0), metavar="N", help="Fail if the newest generation is older.")
+@option("--min-generation", type=whole(0), metavar="N", help="Fail if the newest generation is older.")
 @option("--digest", metavar="SHA256", help="Fail unless the newest generation has this digest.")
 @option(
     "--max-block-bytes",
@@ -128,9 +128,7 @@ repair = verb("repair")(
 
 @verb()
 @cache_argument
-@option(
-    "--keep-generations", type=click.IntRange(min=1), metavar="N", help="Also remove all generations but the newest N."
-)
+@option("--keep-generations", type=whole(1), metavar="N", help="Also remove all generations but the newest N.")
 @option("--unpublished", is_flag=True, help="Withdraw the last update if nothing of it is published.")
 def clean(cache: str, keep_generations: int | None, unpublished: bool) -> Any:
     """Remove leftovers of stale builders, and files of dropped layers.
@@ -170,7 +168,7 @@ def copy(cache: str, destination: str, old_key_env: str | None, sign: bool) -> A
 
     Example: forebay copy caches/edu backup/edu
     """
-    refuse_memory(destination)
+    check_destination(destination)
     old = _from_environment(old_key_env) if old_key_env else None
     with shown_progress() as on_progress:
         return api.copy(cache, destination, old_key=old, sign=sign, on_progress=on_progress)
@@ -210,21 +208,13 @@ def import_pt_cache(old: str, into: str, time_direction: str) -> Any:
 
     Example: forebay import old/cache.pt --into caches/art
     """
-    refuse_memory(into)
-    if os.path.isfile(into):
-        raise NotADirectoryError(errno.ENOTDIR, "it is a file; --into needs a folder", into)
-    return _importing().import_pt_cache(old, into, time_direction=time_direction)
-
-
-def _importing() -> Any:
+    check_destination(into)
     try:
-        return import_module("forebay.compat.pt_import")
+        importing = import_module("forebay.compat.pt_import")
     except ModuleNotFoundError as missing:
-        raise LibraryMissing(
-            f"reading an old cache needs '{missing.name!s}', which is not installed",
-            hint="pip install 'forebay[torch]'",
-            extra="torch",
-        ) from missing
+        message = f"reading an old cache needs '{missing.name!s}', which is not installed"
+        raise LibraryMissing(message, hint="pip install 'forebay[torch]'", extra="torch") from missing
+    return importing.import_pt_cache(old, into, time_direction=time_direction)
 
 
 def source_like_before(cache: str, paths: Sequence[str], **download: Any) -> Source:

@@ -23,6 +23,7 @@ from forebay.cli.options import (
     local_only,
     network_option,
     option,
+    whole,
 )
 from forebay.cli.output import Finding, is_json, show_now
 from forebay.cli.verb import verb
@@ -103,13 +104,11 @@ def _has_problems(report: Status) -> bool:
 
 @verb()
 @cache_argument
-@option("--rows", "count", type=click.IntRange(min=1), help="Number of rows from row 0.  [default: 3; 24 with --png]")
-@option("-r", "--row", "chosen", type=click.IntRange(min=0), multiple=True, help="Row to show (repeatable).")
+@option("--rows", "count", type=whole(1), help="Number of rows from row 0.  [default: 3; 24 with --png]")
+@option("-r", "--row", "chosen", type=whole(0), multiple=True, help="Row to show (repeatable).")
 @option("--column", "columns", multiple=True, help="Column of any layer (repeatable).")
 @option("--png", "sheet", metavar="FILE", shell_complete=complete_file, help="Draw images.")
-@option(
-    "--patch", type=click.IntRange(min=1), help="Patch size drawn with --png.  [default: 16, if it divides the size]"
-)
+@option("--patch", type=whole(1), help="Patch size drawn with --png.  [default: 16, if it divides the size]")
 @option(
     "--source",
     "paths",
@@ -169,7 +168,7 @@ def _rows(cache: Cache, count: int, chosen: tuple[int, ...]) -> list[int]:
 
 @verb()
 @click.argument("caches", nargs=-1, required=True, metavar="CACHE...", shell_complete=complete_folder)
-@option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port; 0 takes a free one.")
+@option("--port", type=whole(0, 65535), default=PORT, show_default=True, help="Port; 0 takes a free one.")
 @option("--no-open", is_flag=True, help="Print the address, do not open a browser.")
 @option(
     "--host",
@@ -183,7 +182,7 @@ def _rows(cache: Cache, count: int, chosen: tuple[int, ...]) -> list[int]:
     callback=local_only,
     help="Write a static page to this file and exit.",
 )
-@option("--rows", type=click.IntRange(1, 1000), default=24, show_default=True, help="Rows of each cache in a --bundle.")
+@option("--rows", type=whole(1, 1000), default=24, show_default=True, help="Rows of each cache in a --bundle.")
 @option(
     "--source",
     "paths",

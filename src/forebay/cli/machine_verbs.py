@@ -6,22 +6,20 @@ from typing import Any
 import click
 
 from forebay import installation
-from forebay.cli.options import SIZE, Decorator, Parsed, WrongUsage, cache_argument, complete_folder, decorated, option
+from forebay.cli.options import BANDWIDTH, SIZE, WrongUsage, cache_argument, complete_folder, decorated, option, whole
 from forebay.cli.output import Finding, shown_progress
 from forebay.cli.verb import Verbs, verb
 from forebay.feeding import tiers
-from forebay.fields import parse_bandwidth
 from forebay.installation import DoctorReport
 from forebay.preview.words import command_line, counted
 from forebay.read.opening import with_tier
 from forebay.store import Root, open_store
 from forebay.store.base import is_url
 
-BANDWIDTH = Parsed("bandwidth", parse_bandwidth)
 TIER_VARIABLE, TIER_BYTES_VARIABLE = "FOREBAY_TIER", "FOREBAY_TIER_BYTES"
 
 
-fill_options: tuple[Decorator, ...] = (
+fill_options = (
     option(
         "--tier-bytes",
         type=SIZE,
@@ -31,11 +29,11 @@ fill_options: tuple[Decorator, ...] = (
     ),
     option(
         "--node",
-        type=click.IntRange(min=0),
+        type=whole(0),
         help="Fetch what one of several machines needs, counted from 0, e.g. --node 1 --nodes 4.  [default: all]",
     ),
-    option("--nodes", type=click.IntRange(min=1), default=1, help="Machines that train together, with --node."),
-    option("--ranks", type=click.IntRange(min=1), default=1, help="Ranks of each machine, with --node."),
+    option("--nodes", type=whole(1), default=1, help="Machines that train together, with --node."),
+    option("--ranks", type=whole(1), default=1, help="Ranks of each machine, with --node."),
     option("--seed", default=0, show_default=True, help="Loader seed."),
 )
 
@@ -80,12 +78,12 @@ def _check_share(node: int | None, nodes: int, **_: Any) -> None:
 
 @verb("remote")
 @cache_argument
-@option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Machines that train together.")
-@option("--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks of each machine.")
+@option("--nodes", type=whole(1), default=1, show_default=True, help="Machines that train together.")
+@option("--ranks", type=whole(1), default=1, show_default=True, help="Ranks of each machine.")
 @option("--tier-bytes", type=SIZE, help="Limit of the tier of each machine.  [default: none]")
 @option("--bandwidth", type=BANDWIDTH, default="1Gbit", show_default=True, help="Bandwidth of each machine.")
 @option("--latency", type=float, default=20.0, show_default=True, help="Milliseconds of one request.")
-@option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Rows of a global batch.")
+@option("--batch-size", type=whole(1), default=32, show_default=True, help="Rows of a global batch.")
 @option("--seed", default=0, show_default=True, help="Seed of the loader.")
 def estimate_remote(cache: str, ranks: int, latency: float, **machines: Any) -> Any:
     """Show what training from a cache in a bucket will fetch.
@@ -104,7 +102,7 @@ def _named_tier(ctx: click.Context, param: click.Parameter, value: str | None) -
     return value
 
 
-_tier_argument: Decorator = click.argument(
+_tier_argument = click.argument(
     "path", envvar=TIER_VARIABLE, metavar="[TIER]", required=False, callback=_named_tier, shell_complete=complete_folder
 )
 

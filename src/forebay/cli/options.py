@@ -4,17 +4,20 @@ An option has a group in help. `--help` shows those in `COMMON`, those that are 
 few; `--help-all` shows the rest.
 """
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
+from msgspec import Meta
 
 from forebay.errors import NotFound, SourceInvalid
-from forebay.fields import Field, declared, parse_size
+from forebay.fields import Field, declared, parse_bandwidth, parse_size
 from forebay.store.base import is_url
 
 GROUPS = {
@@ -70,6 +73,13 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic in new versi
 
 
 SIZE = Parsed("size", parse_size)
+BANDWIDTH = Parsed("bandwidth", parse_bandwidth)
+
+
+def whole(least: int, most: int | None = None) -> Parsed:
+    """Whole numbers of at least `least`, and of at most `most` if it is passed."""
+    kind = Annotated[int, Meta(ge=least, le=most)]
+    return Parsed("n", Field(name="", type=kind, default=least, types=(int,), least=least, most=most).parse)
 
 
 def field_option(field: Field, group: str, *flags: str, **others: Any) -> Decorator:
@@ -159,10 +169,12 @@ def local_only(ctx: click.Context, param: click.Parameter, path: str | None) -> 
     return path
 
 
-def refuse_memory(root: str) -> None:
-    """Reject a cache in the memory of this process: it would be lost when the command ends."""
+def check_destination(root: str) -> None:
+    """Reject files, and a cache in the memory of this process, which would be lost when the command ends."""
     if root.lower().startswith("memory:/"):
         raise WrongUsage(f"'{root}' would be lost when this command ends", "name a folder or a bucket")
+    if os.path.isfile(root):
+        raise NotADirectoryError(errno.ENOTDIR, "it is a file, not a folder", root)
 
 
 def _refuse_standard_input(ctx: click.Context, param: click.Parameter, paths: tuple[str, ...]) -> tuple[str, ...]:

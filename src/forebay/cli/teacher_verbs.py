@@ -25,6 +25,7 @@ from forebay.cli.options import (
     option,
     passed_flags,
     struct_options,
+    whole,
 )
 from forebay.cli.output import Finding, shown_progress
 from forebay.cli.settings import BuildSettings, engine_of
@@ -266,7 +267,7 @@ estimate_teachers_command = verb("teachers")(
         _estimate,
         cache_argument,
         *TEACHER_OPTIONS,
-        option("--rows", type=click.IntRange(min=1), help="Number of rows.  [default: those of the cache]"),
+        option("--rows", type=whole(1), help="Number of rows.  [default: those of the cache]"),
         network_option,
     )
 )

@@ -83,7 +83,7 @@ def test_it_builds_and_keeps_what_the_options_said(shout: Path):
 def test_a_wrong_value_is_refused_with_what_is_right(shout: Path):
     said = run("build", "shout", "data", "--into", "cache", "--style", "lound", code=2).err
     assert (
-        "Invalid value for '--style': 'lound' is not valid\nhint: it must be one of 'loud', 'quiet'; did you mean"
+        "invalid value for '--style': 'lound' is not valid\nhint: it must be one of 'loud', 'quiet'; did you mean"
         in said
     )
     said = run("build", "shout", "data", "--into", "cache", "--at-most", "100", code=2).err

@@ -66,7 +66,8 @@ def usage_failure(error: click.ClickException) -> CommandFailure:
     """Wrong usage, with the option that was probably meant or the command that shows the help."""
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     command = f"{ctx.command_path if ctx is not None else 'forebay'} --help"
-    message, hint = error.format_message(), ""
+    text, hint = error.format_message(), ""
+    message = text[:1].lower() + text[1:]  # as in all our errors
     if isinstance(error, click.NoSuchOption):
         message, hint = _unknown_option(error)
     elif isinstance(error, WrongUsage):

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 RECORD = runpy.run_path(str(ROOT / "tools" / "record.py"), run_name="record")
 NUMBER = re.compile(r"[0-9a-f]{32,}|\d[\d,.]*")
 UNIT = re.compile(r"# [kMG]?B\b")
-BY_CHANCE = re.compile(r"[━╺╸]+|ETA # s|# failed")  # of a progress bar, which is cut to fit
+BY_CHANCE = re.compile(r"[━╺╸]+|ETA # s|# failed|, # per second")  # of a progress bar, and of a build of a second
 RATES = re.compile(r"(?:read|memory) \d")  # the line below a bar has the rates that are known by then
 
 

@@ -59,7 +59,8 @@ CALQUES = {
     r"\d %(?!\w)": "a number and % without a space",
 }
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "Makefile", ".pre-commit-config.yaml")),
+    *sorted(ROOT.glob("*.md")),
+    *(ROOT / name for name in ("Makefile", ".pre-commit-config.yaml")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / ".github").rglob("*.*ml")),
     *sorted((ROOT / "tools").glob("*.py")),

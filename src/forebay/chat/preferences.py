@@ -44,7 +44,7 @@ MOST_CANDIDATES = 256
 
 
 class PreferenceRecipe(ChatRecipe, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Tokenize prompts with preferred and rejected answers, with spans that say what a model generates.
+    """Tokenize prompts with preferred and rejected answers, with spans that mark generated tokens.
 
     Fields are those of the chat recipe. `sequence_length` is the most tokens of a prompt with one candidate; `names`
     maps fields of samples, such as `{"chosen": "preferred", "candidates": "responses"}`.

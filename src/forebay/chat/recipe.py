@@ -60,7 +60,7 @@ MOST_SHOWN = 160
 
 
 class ChatRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Pack conversations into rows of tokens, with spans that say what a model generates.
+    """Pack conversations into rows of tokens, with spans that mark generated tokens.
 
     `tokenizer` is a folder with `tokenizer.json` and `tokenizer_config.json`, the path of a `tokenizer.json`, or a chat
     cache, which contains both. `template` is a file with another chat template; `template_arguments` are further

@@ -61,7 +61,7 @@ def _modules(library: str, names: str) -> set[str]:
 
 
 class DemoRun:
-    """One run of the demo in a folder; raises `ForebayError` if a step does not do what it should."""
+    """One run of the demo in a folder; raises `ForebayError` if a step fails."""
 
     def __init__(self, folder: str, build_options: Sequence[str], as_json: bool) -> None:
         self._folder, self._root = folder, os.path.join(folder, CACHE)
@@ -207,7 +207,7 @@ def demo(into: str | None, names: str, chunk_rows: int) -> DemoReport:
     """Run a full demo: Python's standard library as packed tokens.
 
     Estimates, builds, interrupts, resumes, verifies, damages, repairs and shows a cache. Prints every command as you
-    would type it for your own data. Exits 1 and keeps its files if a step does not do what it should.
+    would type it for your own data. Exits 1 and keeps its files if a step fails.
 
     Example: forebay demo --into demo
     """

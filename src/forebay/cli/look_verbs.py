@@ -41,7 +41,7 @@ from forebay.store import open_store
 @verb()
 @cache_argument
 def info(cache: str) -> Any:
-    """Show what a cache is: source, recipes, columns, counts and fingerprints.
+    """Show the source, recipes, columns, counts and fingerprints of a cache.
 
     Example: forebay info caches/edu
     """
@@ -76,15 +76,15 @@ def _count(text: str) -> str | int:
     type=click.Choice(get_args(Depth)),
     default="chunks",
     show_default=True,
-    help="index: open no chunk and leave the source alone, to poll a large cache.",
+    help="index: read only the index, to poll a large cache.",
 )
 @network_option
 def status(cache: str, failures: int | str, depth: Depth, allow_network: bool) -> Any:
     """Show health and progress: missing chunks, failures, stale sources, builders.
 
     Reads no data. Lists missing ranges in the order in which they will be built, with the time and space that they
-    need, and the command that builds them. Exits 1 if a chunk is suspect or lost, a source file changed, or one was
-    deleted before it was all built. With --allow-network, also searches the source for new files.
+    need, and the command that builds them. Exits 1 if a chunk is suspect or lost, a source file changed, or was deleted
+    before all of it was built. With --allow-network, also searches the source for new files.
 
     \b
     Example: forebay status caches/edu
@@ -107,8 +107,10 @@ def _has_problems(report: Status) -> bool:
 @option("--rows", "count", type=whole(1), help="Number of rows from row 0.  [default: 3; 24 with --png]")
 @option("-r", "--row", "chosen", type=whole(0), multiple=True, help="Row to show (repeatable).")
 @option("--column", "columns", multiple=True, help="Column of any layer (repeatable).")
-@option("--png", "sheet", metavar="FILE", shell_complete=complete_file, help="Draw images.")
-@option("--patch", type=whole(1), help="Patch size drawn with --png.  [default: 16, if it divides the size]")
+@option("--png", "sheet", metavar="FILE", shell_complete=complete_file, help="Draw images to this file.")
+@option(
+    "--patch", type=click.IntRange(min=1), help="Patch size drawn with --png.  [default: 16, if it divides the size]"
+)
 @option(
     "--source",
     "paths",

@@ -24,13 +24,13 @@ fill_options = (
         "--tier-bytes",
         type=SIZE,
         envvar=TIER_BYTES_VARIABLE,
-        help="Most bytes of chunks in the tier, e.g. 500GB.  [default: $FOREBAY_TIER_BYTES, else the disk less a "
+        help="Size limit of the tier, e.g. 500GB.  [default: $FOREBAY_TIER_BYTES, else the disk less a "
         "reserve]",
     ),
     option(
         "--node",
-        type=whole(0),
-        help="Fetch what one of several machines needs, counted from 0, e.g. --node 1 --nodes 4.  [default: all]",
+        type=click.IntRange(min=0),
+        help="Fetch only the chunks of this machine, counted from 0, e.g. --node 1 --nodes 4.  [default: all]",
     ),
     option("--nodes", type=whole(1), default=1, help="Machines that train together, with --node."),
     option("--ranks", type=whole(1), default=1, help="Ranks of each machine, with --node."),
@@ -121,7 +121,7 @@ def list_tier(path: str) -> Any:
 
 @verb("clean")
 @_tier_argument
-@option("--cache", "cache_id", metavar="ID", help="Only the cache whose id begins so; see `forebay tier list`.")
+@option("--cache", "cache_id", metavar="ID", help="Only the cache whose id starts with this, as in `forebay tier list`.")
 def clean_tier(path: str, cache_id: str | None) -> Any:
     """Remove the chunks of all caches or of one from a tier.
 

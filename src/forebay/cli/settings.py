@@ -83,7 +83,7 @@ class BuildSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     reuse: Annotated[
         str | None,
         Meta(
-            description="Older cache whose unchanged chunks are taken over.",
+            description="Older cache to take unchanged chunks from.",
             extra={"format": "folder", "metavar": "OLD"},
         ),
     ] = None

@@ -69,7 +69,7 @@ TEACHER_OPTIONS: tuple[Decorator, ...] = (
         "--only",
         multiple=True,
         metavar="LAYER",
-        help="Build this layer of the pipeline, and no other that is not named (repeatable).",
+        help="Build only this layer of the pipeline (repeatable).",
     ),
     option("--labels", metavar="COLUMN", help="Class numbers for a DiT: a column, or COLUMN.KEY of its JSON."),
     field_option(_LATENTS["vae"], _GROUP),

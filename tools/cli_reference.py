@@ -63,7 +63,7 @@ def pages() -> dict[Path, str]:
     ctx = click.Context(cli, info_name="forebay", **cli.context_settings)
     texts = {DOCS / "cli.md": _HEAD + "\n".join(_verb_table(ctx)) + "\n" + _REST}
     for verb in cli.list_commands(ctx):
-        texts[DOCS / "commands" / f"{verb}.md"] = "\n".join(_page(*_subcommand(cli, verb, ctx))) + "\n"
+        texts[DOCS / "commands" / f"{verb}.md"] = "\n".join(_page(*_subcommand(cli, verb, ctx))).rstrip() + "\n"
     return texts
 
 
@@ -146,8 +146,7 @@ def _options(
         for row in _option_rows(command, ctx):
             if row not in elsewhere:
                 rows.setdefault(row, []).append(name)
-    if not rows:
-        yield "Only the [options of every verb](../cli.md)."
+    if not rows:  # those of every verb are on docs/cli.md
         return
     yield "| Option | Of | Meaning |" if len(commands) > 1 else "| Option | Meaning |"
     yield "|---|---|---|" if len(commands) > 1 else "|---|---|"

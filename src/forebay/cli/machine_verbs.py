@@ -24,8 +24,7 @@ fill_options = (
         "--tier-bytes",
         type=SIZE,
         envvar=TIER_BYTES_VARIABLE,
-        help="Size limit of the tier, e.g. 500GB.  [default: $FOREBAY_TIER_BYTES, else the disk less a "
-        "reserve]",
+        help="Size limit of the tier, e.g. 500GB.  [default: $FOREBAY_TIER_BYTES, else the disk less a reserve]",
     ),
     option(
         "--node",

@@ -1,4 +1,4 @@
-"""Why samples failed, counted, and what to do about the most frequent reason."""
+"""Counts of failure reasons, with a hint for the most frequent one."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -44,7 +44,7 @@ class Reasons:
         return reason, count, _words(self._examples[reason])
 
     def advice(self) -> str:
-        """What to do about the most frequent reason."""
+        """A hint for the most frequent reason."""
         reason, _, _ = self.most_frequent()
         example = self._examples[reason]
         if reason == "bad-json" and "`array`" in example.detail:

@@ -176,7 +176,7 @@ class Field:
         return get_origin(one) is tuple and get_args(one)[-1] is ... and get_args(one)[0] in (int, float, str)
 
     def check(self, value: Any) -> None:
-        """Raise ValueError with what the field must be, unless the value is valid."""
+        """Raise ValueError with the allowed values, unless the value is valid."""
         try:
             msgspec.convert(value, self.type)
         except msgspec.ValidationError as error:
@@ -188,7 +188,7 @@ class Field:
         return f"it must be {expected}" if expected else str(error)
 
     def parse(self, text: str) -> Any:
-        """The value that is written as text on the command line: of several values, one."""
+        """The value as text on the command line; of several values, one."""
         value = self._parsed(text)
         one = replace(self, type=self.items, types=(self.items,)) if self.is_repeated else self
         one._check_written(value, text)

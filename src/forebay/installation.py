@@ -1,4 +1,4 @@
-"""`doctor`: what is installed, what the machine and the disk can do, and what is wrong with a cache."""
+"""`doctor`: installed libraries, abilities of machine and disk, and problems of a cache."""
 
 import os
 import platform
@@ -57,7 +57,7 @@ class Check(Record, frozen=True, kw_only=True):
 
 
 class DoctorReport(Record, frozen=True, kw_only=True):
-    """All that `doctor` checked. Its repr counts the checks and names the problems."""
+    """The checks of `doctor`. Its repr counts the checks and lists the problems."""
 
     checks: tuple[Check, ...]
 
@@ -214,7 +214,7 @@ def _disk(folder: str) -> Iterator[Check]:
 
 
 def _writes(folder: str) -> Check:
-    """Try what publishing a chunk needs: a create-only write, synced, that a second one cannot replace."""
+    """Try to publish: a create-only write, synced, that a second one cannot replace."""
     try:
         with tempfile.TemporaryDirectory(prefix=".forebay-doctor-", dir=folder) as scratch:
             store = LocalStore(os.path.join(scratch, "store"))
@@ -275,7 +275,7 @@ def _cache(root: Root, address: str) -> Iterator[Check]:
 
 
 def _problems(report: Status) -> Iterator[tuple[str, str, str]]:
-    """What is wrong: its name, what it is, and the verb that repairs it."""
+    """A problem: name, description, and the verb that repairs it."""
     for layer in report.layers:
         bad = len(layer.suspect) + len(layer.lost)
         if bad:

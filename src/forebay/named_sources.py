@@ -1,4 +1,4 @@
-"""Sources as strings name them, in Python and on the command line: paths, globs, `hub:org/name` and bucket URLs."""
+"""Sources from strings, in Python and on the command line: paths, globs, `hub:org/name` and bucket URLs."""
 
 import os
 from collections.abc import Mapping, Sequence

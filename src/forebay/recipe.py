@@ -157,7 +157,7 @@ class RecipeHooks:
         return ()
 
     def rows_from(self, statistics: Mapping[str, Any]) -> float | None:
-        """Estimate how many rows a large chunk of these statistics has; None: as many as were made."""
+        """Estimate the rows of a large chunk from these statistics; None means the rows that were made."""
         return None
 
     def grown(self, statistics: Mapping[str, float]) -> tuple[str, ...]:
@@ -176,7 +176,7 @@ class RecipeHooks:
 
 
 class RecipeMeta(msgspec.StructMeta):
-    """The type of the built-in recipes: refuses a field that there is not, with the nearest one."""
+    """The type of built-in recipes: rejects unknown fields and suggests the nearest one."""
 
     def __call__(cls, *values: Any, **fields: Any) -> Any:
         for name in (name for name in fields if name not in cls.__struct_fields__):
@@ -246,7 +246,7 @@ AnyRecipe = Recipe | LayerRecipe
 
 
 class RecipeDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A recipe as it is stored in `layers/<layer>/recipe.json`."""
+    """The stored form of a recipe, `recipes/<layer>.json`."""
 
     format_version: int
     layer: str
@@ -296,7 +296,7 @@ def _field_types(kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def check_recipe(recipe: AnyRecipe) -> None:
-    """Refuse a recipe whose fields are not of the types it declares, before anything is written for it."""
+    """Reject a recipe with fields of undeclared types before writing any file."""
     if isinstance(recipe, msgspec.Struct):
         try:
             msgspec.convert(fields_of(recipe), type(recipe))
@@ -317,7 +317,7 @@ def constants_of(recipe: AnyRecipe) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def identity_of(recipe: AnyRecipe) -> Identity | None:
-    """What tells equal samples, None where the recipe does not deduplicate."""
+    """The identity of a sample, or None if the recipe does not deduplicate."""
     return hooks_of(recipe).identity
 
 
@@ -439,7 +439,7 @@ def same_document(stored: RecipeDocument, current: RecipeDocument, recipe: AnyRe
 
 
 def _without_places(fields: Mapping[str, Any], recipe: AnyRecipe) -> dict[str, Any]:
-    """The fields that say what, without those that say where; `a.b` is the field `b` of what stands in `a`."""
+    """The fields without those for locations; `a.b` is the field `b` of the object in `a`."""
     left = dict(fields)
     for name in hooks_of(recipe).located:
         holder, _, inner = name.partition(".")
@@ -474,7 +474,7 @@ def _excerpts(*fields: bytes | None) -> list[str]:
 
 
 def _written(fields: Mapping[str, Any], name: str) -> bytes | None:
-    """A field as the fingerprint sees it, so that 1, 1.0, true and a field that is not there all differ."""
+    """A field in the form of the fingerprint, where 1, 1.0, true and a missing field all differ."""
     return canonical_json(fields[name]) if name in fields else None
 
 

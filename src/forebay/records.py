@@ -1,4 +1,4 @@
-"""Frozen records with a repr of one line, JSON, and a table in notebooks: what verbs return."""
+"""Frozen records that verbs return, with a one-line repr, JSON, and a table in notebooks."""
 
 import json
 from collections.abc import Iterable, Mapping

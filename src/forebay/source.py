@@ -240,7 +240,7 @@ class Source(Protocol):
     @property
     @abstractmethod
     def unit(self) -> Unit:
-        """What the ranges of its parts count."""
+        """The unit of part ranges."""
 
     @abstractmethod
     def files(self) -> Sequence[SourceFile]:
@@ -248,11 +248,11 @@ class Source(Protocol):
 
     @abstractmethod
     def look(self, path: str) -> SourceFile:
-        """One file as it is now; `FileNotFoundError` where it is gone."""
+        """The present state of one file; raises `FileNotFoundError` if it is gone."""
 
     @abstractmethod
     def weight(self, file: SourceFile) -> int:
-        """How much a file holds, in the unit of the source; of a stream, estimated from its beginning."""
+        """The size of a file in the unit of the source; for a stream, an estimate from its beginning."""
 
     @abstractmethod
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
@@ -310,7 +310,7 @@ class Source(Protocol):
         return self
 
     def is_walked(self) -> bool:
-        """Whether `listing` may search for files; False if only an untrusted cache names them."""
+        """Whether `listing` may search for files; False if they come only from an untrusted cache."""
         return True
 
     def without_gone(self) -> Self:
@@ -366,7 +366,7 @@ class Source(Protocol):
         return ""
 
     def edited_beside(self, known: SourceFile, current: SourceFile) -> str:
-        """The path of what describes a file, such as its sidecar, where that was edited and the file itself was not.
+        """The path of an edited companion of an unedited file, such as its sidecar.
 
         Empty where the file itself may have changed. A path is returned only if it decides only the metadata
         of samples: their bytes are then read from `found` alone.
@@ -374,7 +374,7 @@ class Source(Protocol):
         return ""
 
     def check_beside(self, planned: SourceFile, current: SourceFile) -> None:
-        """Raise `SourceChanged` if what describes a file, such as its sidecar, has another name than was planned."""
+        """Raise `SourceChanged` if the companion of a file, such as its sidecar, is not the planned one."""
         return None
 
     def listing(self, apart: str = "") -> Listing:
@@ -407,7 +407,7 @@ def differing_files(
     listed: Iterable[SourceFile] = (),
     is_same: SameLook = SourceFile.same_identity,
 ) -> Iterator[tuple[SourceFile, SourceFile | Exception]]:
-    """The planned files that look different, each as it is now, or with the error of looking at it.
+    """The planned files that differ by stat, each in its present state or with the error.
 
     `listed` are files as they were found after they were planned: one that was as planned is not looked at again.
     """
@@ -456,7 +456,7 @@ def part_sum(source: Source, part: Part, read: PartDigest | None = None) -> int:
 
 
 def not_read(counts: Mapping[str, int]) -> str:
-    """How many files are not read, with the most frequent suffixes; nothing where there are none.
+    """The number of unread files with the most frequent suffixes; empty if there are none.
 
     >>> not_read({".csv": 5, ".br": 7})
     '12 files were not read: .br 7, .csv 5'

@@ -1,4 +1,4 @@
-"""Leave out samples whose content the cache has already.
+"""Drop samples that duplicate content in the cache.
 
     every sample ─▶ its identity ─▶ sorted blocks in a temporary file ─▶ each partition sorted ─┬─▶ repeats: left out
     identities of earlier segments ─────────────────────────────────────────────────────────────┘   by the plan
@@ -101,7 +101,7 @@ def deduplicate(
     on_cut: OnCut,
     memory_limit: int | None = None,
 ) -> tuple[Segment, Sequence[Buffer]]:
-    """A segment that continues a plan, without what repeats earlier samples, and its file of identities."""
+    """A segment that continues a plan without duplicates of earlier samples, and its identities file."""
     known, folder = all_identities(store, earlier), scratch_folder(store)
     budget = SORT_BYTES if memory_limit is None else min(SORT_BYTES, memory_limit // LIMIT_SHARE)
     with ExitStack() as opened:
@@ -204,7 +204,7 @@ def _sorted(rows: Array) -> Array:
 
 
 def _repeats(rows: Array) -> Array:
-    """Of sorted rows, True if the one before has the same identity."""
+    """True for each sorted row that has the same identity as the row before it."""
     repeats = np.zeros(len(rows), np.bool_)
     repeats[1:] = (rows[1:, :2] == rows[:-1, :2]).all(axis=1)
     return repeats
@@ -225,7 +225,7 @@ class Scratch:
 
 
 def _mark_repeats(rows: Array, known: Sequence[Identities], marks: Array, high: Scratch, low: Scratch) -> None:
-    """Mark samples whose identity an earlier sample has; keep the identities that none had before."""
+    """Mark samples that repeat an earlier identity, and keep the new identities."""
     repeats = _repeats(rows)
     once = rows[~repeats]
     is_known = np.zeros(len(once), np.bool_)

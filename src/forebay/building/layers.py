@@ -208,7 +208,7 @@ class Survey:
 def resolve_recipe(
     store: Store | None, listing: SourceListing | None, recipe: AnyR, layer: str
 ) -> tuple[AnyR, tuple[str, ...]]:
-    """The recipe with every choice made, and what there is to say about the choices.
+    """The recipe with every choice made, and notes on the choices.
 
     An existing layer has them; a new one makes them from a few samples of the source.
     """
@@ -319,7 +319,7 @@ def new_files(store: Store, plan: Plan | None, passed: Source | None, allow_netw
 
 
 def why_unchecked(index: Index, passed: Source | None) -> str:
-    """Why a source was not checked, and what to do about it."""
+    """The reason why a source was not checked, and a hint."""
     store = index.store
     try:
         plan = index.plan

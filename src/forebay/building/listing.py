@@ -19,7 +19,7 @@ def check_readable(source: Source, files: Iterable[SourceFile]) -> None:
 
 
 def scratch_folder(store: Store) -> str | None:
-    """A folder on the disk that the cache is on, None (the system's choice) where it is on none.
+    """Temp directory on the cache's file system, or None for the system default.
 
     It is never made for the purpose: a cache that is not there yet will be made in the folder above it.
     """

@@ -119,7 +119,7 @@ class Work:
         engine.start(BuildTask(self.job), slots)
 
     def step(self) -> None:
-        """Hand out chunks, take what came back, publish if it is time."""
+        """Submit chunks, collect results, and publish if it is time."""
         engine, queue = self.cache.engine, self.queue
         idle = engine.idle()
         slots = {*idle, *queue.running.values()}
@@ -245,7 +245,7 @@ class Work:
         return sum(int(self._weights[chunk]) for chunk in left)
 
     def report(self) -> BuildReport:
-        """What was done; raises if wanted chunks are missing, lost or over the failure limit."""
+        """The build report; raises if requested chunks are missing, lost or over the failure limit."""
         newest, store, folder = self.publisher.newest, self.cache.store, self.job.folder
         table = newest.table(self.job.layer) if newest is not None else ChunkTable.of([])
         report = self._report(table)
@@ -315,7 +315,7 @@ def from_own_start(store: Store, chunks: Sequence[int]) -> list[int]:
 
 
 def limit_hint(root: str, segment: int) -> str:
-    """What to do about a segment over its limit."""
+    """A hint for a segment over its failure limit."""
     ways = "fix the cause and run the same command again, or raise --max-failures"
     return f"{ways}, or give the segment up with `forebay clean {root} --unpublished`" if segment else ways
 

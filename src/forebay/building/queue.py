@@ -167,7 +167,7 @@ class _Streams:
         self.count += 1
 
     def pop(self, slot: int) -> int | None:
-        """The next chunk for a slot, which stays with its stream; None if there is none."""
+        """The next chunk for a slot, from the slot's own stream first; None if the queue is empty."""
         stream: str | None = self._read_by.get(slot)
         if stream is None or not self._chunks[stream]:
             self._read_by.pop(slot, None)

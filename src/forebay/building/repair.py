@@ -69,7 +69,7 @@ def repair(
 
 
 def _without_advice(run: RepairRun, error: ForebayError) -> ForebayError:
-    """An error whose hint is not the command that is running."""
+    """The error without a hint that suggests the running command."""
     if isinstance(error, FormatTooNew):
         return error
     hint = COMMAND.sub(lambda advice: "" if advice[0].startswith(",") else run.copy_hint, error.hint)

@@ -14,7 +14,7 @@ from forebay.store.base import Buffer, Missing, Pieces, Store, is_full, load_ind
 
 @dataclass(slots=True)
 class RepairLog:
-    """What a repair has done so far, by key."""
+    """Repair results so far, by key."""
 
     restored: list[str] = field(default_factory=list)  # the bytes that were published are back
     replaced: dict[str, str] = field(default_factory=dict)  # why other bytes had to be published
@@ -24,7 +24,7 @@ class RepairLog:
 
 @dataclass(frozen=True, slots=True)
 class RepairRun:
-    """A cache to repair, and what it can be repaired from."""
+    """A cache to repair, its copy and its source."""
 
     store: Store
     copy: Store | None
@@ -35,7 +35,7 @@ class RepairRun:
 
     @property
     def copy_hint(self) -> str:
-        """What to pass next; the copy in use did not help."""
+        """The next copy or source to pass; the copy in use did not help."""
         return "pass a copy (--from COPY)" if self.copy is None else "pass another copy (--from COPY)"
 
     def write(self, key: str, value: Callable[..., Sequence[Buffer]], *arguments: object) -> bool:

@@ -39,7 +39,7 @@ from forebay.store.base import read_document
 
 
 def begin_reusing(cache: CacheWriter, planner: Planner, layer: str, old: Index, copy: bool) -> None:
-    """Plan a new cache against an old one, place and list its unchanged chunks, then append what is new.
+    """Plan a new cache from an old one, link and list its unchanged chunks, then append new files.
 
     Held: the claim on the plan. A run that was killed is finished by the same command.
     """

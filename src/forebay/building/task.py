@@ -76,7 +76,7 @@ def open_build(body: Mapping[str, Any]) -> ChunkJob:
 
 
 def _cache_id(store: Store) -> str:
-    """Empty where there is no cache."""
+    """The cache id; empty without a cache."""
     try:
         return read_cache_document(store).cache_id
     except CacheNotFound:

@@ -61,7 +61,7 @@ class Trial:
 
 
 def chunk_weight(target: ChunkTarget, trial: Trial, unit: Unit = "bytes") -> int:
-    """What a slice must weigh to come out as large as the recipe wants, and at most 128 MiB."""
+    """The slice weight that makes chunks of the recipe's target size, at most 128 MiB."""
     if not trial.rows or not trial.raw_bytes:
         return DEFAULT_CHUNK_BYTES if unit == "bytes" else DEFAULT_CHUNK_SAMPLES
     wanted = (target.bytes or DEFAULT_CHUNK_BYTES) / trial.raw_bytes
@@ -202,7 +202,7 @@ def _in_file(
 
 
 def _piece(source: Source, file: SourceFile, at: int, piece: int) -> list[Part]:
-    """One part of about `piece` that begins near `at`, or at the beginning where there is no cut near it."""
+    """One part of about `piece` that begins near `at`, or at the beginning without a cut near it."""
     if at:
         edges = list(islice(source.cuts(file, 0, at, piece), 2))
         if len(edges) == 2:

@@ -79,7 +79,7 @@ def _make_last_segment(cache: CacheWriter, planner: Planner, base: str) -> int:
 
 
 def named_alike(source: Source, plan: Plan) -> Source:
-    """A source whose files are named as the plan names them, so that a known file is recognized."""
+    """The source with file names as in the plan, to recognize known files."""
     root = plan.segments[0].source.get("root") if plan.segments else None
     return source if root is None else source.rebased(root)
 

@@ -76,7 +76,7 @@ class CacheWriter:
                 self.claims.release(layout.PLAN_CLAIM)
 
     def refresh(self) -> Index:
-        """Read what is new in the index."""
+        """Read new index files."""
         self.index = Index.take(self.store, self.index)
         return self.index
 
@@ -144,7 +144,7 @@ class CacheWriter:
         self.show(Progress(phase="planning", done=0, total=0, unit="files", note=note))
 
     def show_cut(self, done: int, total: int, passed: int, size: int) -> None:
-        """Show how far planning is; slices of a function have no bytes."""
+        """Show planning progress; slices of a function have no bytes."""
         passed, size = (passed, size) if size > total else (0, 0)
         self.show(Progress(phase="planning", done=done, total=total, unit="files", read_bytes=passed, total_bytes=size))
 

@@ -1,4 +1,4 @@
-"""What is in a cache: documents, layers, generations, and opening a chunk by its record."""
+"""Cache contents: documents, layers, generations, and opening a chunk by its record."""
 
 import hashlib
 import os
@@ -242,7 +242,7 @@ def published_record(generation: Generation, layer: str, chunk: int) -> ChunkRec
 
 
 def expected(record: ChunkRecord) -> Expected:
-    """What the file of a chunk must be, as the generation says."""
+    """The expected size and digests of a chunk file, from the generation."""
     return Expected(record.size, record.sha256)
 
 
@@ -292,7 +292,7 @@ def _differs(file: ChunkFile, layer: str, record: ChunkRecord, columns: Sequence
 
 
 def head_problem(view: View, record: ChunkRecord) -> str | None:
-    """What is wrong with the size or the head of a chunk, None where nothing is."""
+    """The problem with the size or head of a chunk, or None."""
     if len(view) == 0:
         return f"its file is empty, {record.size:,} bytes were published"
     if len(view) != record.size:
@@ -350,7 +350,7 @@ def text_problem(store: Store, key: str, text: str) -> str:
 
 
 def problem_of(error: ForebayError) -> str:
-    """What is wrong, without the location and the hint, which a report has in other fields."""
+    """The problem without location and hint, which are separate fields of a report."""
     return str(error.facts.get("problem", error.message))
 
 

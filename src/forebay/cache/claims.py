@@ -1,4 +1,4 @@
-"""Claims: advisory leases, so that builders of one cache do not do the same work twice.
+"""Claims: advisory leases that save builders of one cache from doing the same work twice.
 
     free ──create 000035.json──▶ A works, beats ──lists the chunk, deletes 000035.json──▶ done
                                  A stops beating ──B replaces 000035.json──▶ B works …

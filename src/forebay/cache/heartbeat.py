@@ -81,7 +81,7 @@ def read_builders(store: Store) -> dict[str, BuilderBeat]:
 
 
 def read_builder(store: Store, owner: str) -> BuilderBeat | None:
-    """The heartbeat of one builder; None if there is none that can be read."""
+    """The heartbeat of one builder, or None if it is missing or unreadable."""
     key = layout.builder(owner)
     if layout.parse_builder(key) is None:
         return None  # a claim may have any text as its owner

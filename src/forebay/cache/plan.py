@@ -43,7 +43,7 @@ class Plan:
         return self.segments[-1].digest if self.segments else ""
 
     def first(self, segments: int) -> "Plan":
-        """The plan as it was after a number of segments."""
+        """The first segments of the plan, as a plan."""
         return Plan(self.segments[:segments], self.withdrawn)
 
     def appended(self, segment: Segment) -> "Plan":
@@ -89,7 +89,7 @@ class Plan:
 
     @cached_property
     def _firsts(self) -> Array:
-        """The first chunk of each segment; of segments without chunks the last one wins in `segment_of`."""
+        """The first chunk of each segment; `segment_of` returns the last of several empty segments."""
         return np.array([segment.first_chunk for segment in self.segments], np.int64)
 
     def segments_of(self, chunks: Array) -> Array:
@@ -142,7 +142,7 @@ class Plan:
         return PlannedFiles(self._active)
 
     def ends(self) -> dict[str, int]:
-        """How far every file is planned, in the unit of the source."""
+        """The planned length of every file, in the unit of the source."""
         ends: dict[str, int] = {}
         for segment in self._active:
             stops = segment.tensors["part_stop"].tolist()

@@ -11,7 +11,7 @@ GONE = "is gone"  # how a source file differs that is not there any more
 
 
 class Progress(Record, frozen=True, kw_only=True):
-    """How far a long job is."""
+    """Progress of a long job."""
 
     phase: Literal["planning", "building", "repairing", "waiting", "publishing", "verifying", "copying", "warming"]
     done: int
@@ -87,7 +87,7 @@ class ImportReport(Record, frozen=True, kw_only=True):
 
 
 class Problem(Record, frozen=True, kw_only=True):
-    """One thing that is not as it was published."""
+    """One difference from the published state."""
 
     key: str
     problem: str
@@ -194,7 +194,7 @@ class LayerStatus(Record, frozen=True, kw_only=True):
 
 
 class Status(Record, frozen=True, kw_only=True):
-    """How far a cache is, and what stands in its way."""
+    """Progress and health of a cache."""
 
     root: str
     generation: int | None

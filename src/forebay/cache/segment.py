@@ -43,7 +43,7 @@ _MOST = 1 << 62  # of bytes or samples, also in sum
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeftOut:
-    """What a deduplicating plan knows of the slice of a chunk."""
+    """The duplicates in the slice of a chunk, from a deduplicating plan."""
 
     ordinals: Array  # which of its samples, failed ones counted too, are equal to earlier ones; rising
     check: int  # hash of all its samples, to notice other ones

@@ -1,4 +1,4 @@
-"""How far a cache is, and what it holds."""
+"""Progress and contents of a cache."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ Depth = Literal["index", "chunks"]
 def cache_status(
     index: Index, source: Source | None, shown_failures: int | None = SHOWN_FAILURES, depth: Depth = "chunks"
 ) -> Status:
-    """How far a cache is; at the depth of the index, no chunk is opened."""
+    """The status of a cache; with depth `index`, no chunk is opened."""
     store, plan, newest = index.store, index.plan, index.newest
     layers = tuple(_layer_status(index, layer, depth) for layer in index.layers)
     failed = () if depth == "index" else tuple(islice(_failed_samples(index), shown_failures))

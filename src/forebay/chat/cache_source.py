@@ -141,7 +141,7 @@ class _PinnedCache:
 
     @cached_property
     def signature(self) -> str:
-        """What decided the tokens and spans."""
+        """The settings that determine tokens and spans."""
         return self.recipe.signature(self._dependencies)
 
     @property

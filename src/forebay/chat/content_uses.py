@@ -28,7 +28,7 @@ _ENDS = (0, -1)
 
 
 class _Value(Enum):
-    """What an expression may be."""
+    """The possible values of an expression."""
 
     PLAIN = auto()  # no content
     MESSAGES = auto()
@@ -52,7 +52,7 @@ class _NotUnderstood(Exception):
 
 
 def uses_of_contents(parsed: nodes.Template, contents: Sequence[str]) -> dict[str, Any] | None:
-    """Return what a template does with the fields that are contents, as `ContentUses` has it.
+    """Return how a template uses content fields, as `ContentUses`.
 
     None if it does more than look for texts, strip and write them.
     """
@@ -247,7 +247,7 @@ class _Uses:
         raise _NotUnderstood
 
     def _text_for(self, arguments: Sequence[nodes.Node], value: _Value) -> _Value:
-        """Of a content without the text that is looked for, the result is `value`."""
+        """The result is `value` if the content does not contain the searched text."""
         wanted = _constant(arguments[0]) if arguments else None
         if not isinstance(wanted, str) or not wanted:
             raise _NotUnderstood
@@ -277,7 +277,7 @@ class _Uses:
 
 
 def _either(one: _Value, other: _Value) -> _Value:
-    """What is sometimes one value and sometimes another."""
+    """A value that may be either of two."""
     if other in (one, _PLAIN):
         return one
     if one is _PLAIN:

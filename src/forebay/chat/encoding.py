@@ -138,7 +138,7 @@ def _not_reversible(
 
 
 def _stripped(document: Document, at_char: int, tokens: TokenBytes) -> str:
-    """What to do if a token next to a place has removed white space there."""
+    """A hint for a token that removed adjacent white space."""
     around = [document.text[:at_char].rstrip(), document.text[at_char:].lstrip()]
     for token in tokens.stripping:
         if around[0].endswith(token) or around[1].startswith(token):

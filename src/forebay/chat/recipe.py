@@ -316,7 +316,7 @@ def tokenizer_path(tokenizer: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Renderer:
-    """What all samples of a chunk are read and rendered with."""
+    """Reader and renderer of all samples of a chunk."""
 
     layouts: Layouts
     names: FieldNames

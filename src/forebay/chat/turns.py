@@ -87,7 +87,7 @@ class TurnFinder:
         return last
 
     def _stop(self, conversation: Conversation, whole: str, last: int, at: int) -> tuple[int, int] | None:
-        """What ends a turn whose last content ends at `last`: a control token, or several up to the stop token.
+        """The end of a turn after its last content: a control token, or several up to the stop token.
 
         Those that a template writes within or after its calls are part of the calls.
         """
@@ -135,7 +135,7 @@ class TurnFinder:
         )
 
     def _end_of_nothing(self, conversation: Conversation, whole: str, at: int) -> int:
-        """Where the content of a turn without one would end: what follows one is what ends the turn."""
+        """The position where an empty turn's content would end; the rest ends the turn."""
         marked = {**conversation.messages[at], "content": MARK}
         text = self._rendered(conversation, [*conversation.messages[:at], marked])
         after = text.rpartition(MARK)[2] if MARK in text else ""

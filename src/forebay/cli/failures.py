@@ -1,4 +1,4 @@
-"""What an exception means to a user: a message, one hint, an exit code, and facts for programs."""
+"""An exception as a message, one hint, an exit code, and facts for programs."""
 
 import errno
 import re
@@ -23,7 +23,7 @@ _COMMAND = re.compile(r"`(forebay [^`…]*)`")
 
 
 class CommandFailure(click.ClickException):
-    """The end of a command that could not do what it should."""
+    """The failure of a command."""
 
     def __init__(self, message: str, kind: str, code: int = FAILURE, *, hint: str = "", **others: Any) -> None:
         super().__init__(_on_one_line(message))

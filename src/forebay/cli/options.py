@@ -41,7 +41,7 @@ Decorator = Callable[[Command], Command]
 
 
 class WrongUsage(click.UsageError):
-    """A command line that cannot work: what is wrong, and one thing to do next."""
+    """A wrong command line: a message and one hint."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message, click.get_current_context(silent=True))

@@ -130,7 +130,7 @@ def _print_text(record: Any) -> None:
 
 
 def wanted_width() -> int | None:
-    """The width that COLUMNS asks for, also in a pipe."""
+    """The width set by COLUMNS, also in a pipe."""
     columns = os.environ.get("COLUMNS", "")
     return int(columns) if columns.isdecimal() and int(columns) else None
 

@@ -122,7 +122,7 @@ def _is_same_teacher(layer: str, cache: Cache, other: Cache) -> bool:
 
 
 def _facts(cache: Cache, layer: str) -> dict[str, object]:
-    """Return what is known of a layer: its types, its columns at one t and its buckets, and its teacher if recorded."""
+    """Return a layer's types, its columns at one t, its buckets, and its teacher if recorded."""
     document = cache.recipe(layer)
     facts = TeacherRecipe.identity_of(document) if document.kind == TeacherRecipe.kind else dict[str, object]()
     if document.kind != IMPORTED:

@@ -70,7 +70,7 @@ def _whole_rows(cache: Cache, column: str) -> str | View:
 
 
 class _Part:
-    """Some layers of a cache, whose columns are read by the document's names."""
+    """Some layers of a cache, read under the document's names."""
 
     layers: ClassVar[tuple[str, ...]]
     columns: ClassVar[dict[str, str]]  # the document's name -> the column

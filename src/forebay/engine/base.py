@@ -68,7 +68,7 @@ class TaskDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ChunkMaker(Protocol):
-    """Makes numbered chunks: what a worker holds."""
+    """Makes numbered chunks inside a worker."""
 
     def begin(self, chunk: int) -> Callable[[], Any]:
         """Compute a chunk and return the callable that writes it; its result becomes `Done.record`.
@@ -81,7 +81,7 @@ class Task(ChunkMaker, Protocol):
     """Numbered chunks of work, and how a worker elsewhere opens them."""
 
     def document(self) -> TaskDocument:
-        """The task as JSON; raise a `ForebayError` that says what to do if it cannot be one."""
+        """The task as JSON; raise a `ForebayError` with a hint if it has no JSON form."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -134,7 +134,7 @@ class Engine(Protocol):
     """
 
     def capacity(self) -> int:
-        """How many slots to use unless the caller says."""
+        """The default number of slots."""
 
     def start(self, task: Task, slots: int) -> None:
         """Begin a task; raise a `ForebayError` if it has no document or there is no cluster."""
@@ -302,7 +302,7 @@ class MemoryGovernor:
         return f"the memory limit of {self._limit:,} bytes was passed: about {needed:,} were needed"
 
     def _needed(self, engine: Engine, margin: float = 1.0) -> int:
-        """What this process and one worker take; a worker that is this process has a peak from before the build."""
+        """Memory of this process and of one worker; an inline worker includes the peak from before the build."""
         own: int = psutil.Process().memory_info().rss
         if not engine.usage().in_process:
             return own + int(self._peak * margin)

@@ -25,7 +25,7 @@ _process = object()  # identifies this process without a getpid() per batch
 
 
 class Slot(Generic[Task, Item]):
-    """A task that was begun, and what became of it."""
+    """A running or finished task and its result."""
 
     __slots__ = ("error", "is_done", "item", "task")
 
@@ -40,7 +40,7 @@ Fits = Callable[[Task, Sequence[Slot[Task, Item]]], bool]
 
 
 class Ahead(Generic[Task, Item]):
-    """Yields `make(task)` for every task, in order, and raises what making it raises. Without threads, on request."""
+    """Yields `make(task)` for every task, in order, and raises its errors. Without threads, on request."""
 
     def __init__(
         self, tasks: Iterator[Task], make: Callable[[Task], Item], fits: Fits[Task, Item], threads: int, name: str
@@ -93,7 +93,7 @@ class Ahead(Generic[Task, Item]):
         return self.belongs_to_this_process and not self._is_stopped
 
     def stop(self, *, wait: bool = True) -> None:
-        """End the threads and drop what is pending; `wait` a little for what is being made."""
+        """End the threads and drop pending results; with `wait`, wait briefly for running tasks."""
         if not self.belongs_to_this_process or self._is_stopped:
             return
         with self._changed:

@@ -85,7 +85,7 @@ def _first_uses(
 
 
 def allow_passing(stream: Stream, columns: Sequence[str], ranks: Ranks, ahead_bytes: int) -> None:
-    """Let caches keep open what a rank mixes at a time: the chunks of two groups of each of its lanes.
+    """Let caches keep open the chunks that a rank mixes at a time: two groups of each of its lanes.
 
     Raises `TierUnusable` where they would fill the memory, because a cache has no tier.
     """
@@ -107,7 +107,7 @@ def allow_passing(stream: Stream, columns: Sequence[str], ranks: Ranks, ahead_by
 
 
 class ChunkAhead:
-    """Opens the chunks that a rank needs next; `reached` records how far its batches are."""
+    """Opens the chunks that a rank needs next; `reached` records the position of its batches."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Move a stream to newer generations: what a loader does with rows that were published after it started.
+"""Move a stream to newer generations, with rows that were published after the loader started.
 
 pinned   stay on the generation of the cache it was made with; a state of an older one finishes its epoch first
 epoch    move to the newest generation at the end of each epoch; each cache of a mixture first finishes its pass

@@ -302,7 +302,7 @@ def _check_alike(caches: Sequence[Cache]) -> None:
 
 
 def _facts(cache: Cache, layer: str) -> dict[str, object]:
-    """Return what the caches of a mixture must share, under the names used in errors."""
+    """Return the properties that caches of a mixture must share, under the names used in errors."""
     recipe = cache.recipe(layer)
     files = {name: recipe.dependencies[name] for name in recipe.dependencies.keys() - inputs_in(recipe.dependencies)}
     tags = {"the vocabulary of tags": recipe.fields["tags"]} if "tags" in recipe.fields else {}

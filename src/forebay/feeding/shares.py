@@ -1,4 +1,4 @@
-"""Shares: the source at each position, and its own position there, so that every share is met.
+"""Shares: the source at each position, and the position within that source.
 
 Sources are joined two by two, the two lightest first, into one tree. In a node with weights a and b, the first p
 positions have round(a · p / (a + b)) of the left branch: known for any p without computing those before it.

@@ -48,7 +48,7 @@ class LoaderStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> str:
-        """One line: what the run waited for.
+        """One line: the causes of waiting.
 
         >>> transfers = Transfers(hits=2, misses=3)
         >>> LoaderStatistics(batches=9, seconds=50, waited=7, waited_tier=6, transfers=transfers).verdict
@@ -85,7 +85,7 @@ class Handoff(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class HandoffMeter:
-    """Adds up what a loader's handoffs say."""
+    """Sums the measurements of a loader's handoffs."""
 
     batches: int = 0
     seconds: float = 0.0

@@ -39,7 +39,7 @@ class BatchTask(NamedTuple):
 
 
 class Pace:
-    """How many batches a task has, and whether one more task may begin; both follow from what was measured."""
+    """The number of batches per task, and whether another task may begin, from measurements."""
 
     def __init__(self, threads: int, most: int | None) -> None:
         self.most = _MOST if most is None else most

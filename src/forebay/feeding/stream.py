@@ -81,7 +81,7 @@ class Stream(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return what identifies the sequence of rows: a few hundred bytes of JSON."""
+        """Return the identity of the row sequence: a few hundred bytes of JSON."""
         ...
 
     def restored(self, state: Mapping[str, Any], epoch: int, position: int) -> "Stream":
@@ -131,7 +131,7 @@ class EpochSegment:
 
     @cached_property
     def _shifts(self) -> Numbers | None:
-        """How far the rows of each chunk moved in the newer generation, where gaps were filled."""
+        """The shift of each chunk's row numbers in the newer generation, after gaps were filled."""
         if self._reading is self.pinned:
             return None
         at = np.searchsorted(self._reading.chunk_numbers, self.pinned.chunk_numbers)

@@ -1,4 +1,4 @@
-"""One function per verb about tiers: what training will fetch, fill a tier beforehand, list it, clean it.
+"""One function per tier verb: estimate downloads, fill, list and clean.
 
 What training fetches is exact, because the order of rows is a function of the seed.
 """
@@ -49,7 +49,7 @@ def estimate_remote(
     window: Window | None = None,
     layers: Sequence[str] | None = None,
 ) -> RemoteEstimate:
-    """What the node that needs most will fetch with window shuffle, in the first epoch and in later ones.
+    """Downloads of the busiest node with window shuffle, in the first epoch and in later ones.
 
     `bandwidth` of a node is in bytes per second, `latency` in seconds, `batch_size` counts rows of all ranks.
     """
@@ -208,7 +208,7 @@ def _fill(job: _Job, chunks: Numbers, on_progress: OnProgress | None) -> TierFil
 
 
 def tier_contents(path: str | os.PathLike[str]) -> TierContents:
-    """What the tier of chunks in a folder keeps, cache by cache."""
+    """The contents of a tier folder, cache by cache."""
     folder = TierFolder(path).opened()
     caches = tuple(
         TierShare(cache_id=one.cache_id, addresses=one.addresses, chunks=one.chunks, bytes=one.bytes)

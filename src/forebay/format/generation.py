@@ -288,7 +288,7 @@ class LayerTotals:
 
 
 def decode_generation(view: memoryview, root: str, where: str, key: bytes | None) -> Generation:
-    """Decode and validate a generation: names, numbers and texts are all within what forebay writes."""
+    """Decode and validate a generation; all names, numbers and texts must be within forebay's limits."""
     metadata, tensors = unseal(view, root, where, "generation", key)
     try:
         facts = msgspec.convert(metadata, _GenerationHeader)

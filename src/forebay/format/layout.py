@@ -72,7 +72,7 @@ def plan_segment(number: int) -> str:
 
 
 def identities(segment: int, digest: str) -> str:
-    """The key has a content hash, so that two planners of one segment write different files."""
+    """The key of identities; its content hash lets two planners of one segment write different files."""
     return f"{IDENTITIES}{segment:06d}.{digest[:16]}{SUFFIX}"
 
 

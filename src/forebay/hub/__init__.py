@@ -1,4 +1,4 @@
-"""The Hugging Face hub: list repositories, download files, and check what arrives.
+"""The Hugging Face hub: list repositories, download files, and check them.
 
 `huggingface_hub` transfers the bytes. forebay decides who gets the token, retries, and compares every downloaded file
 with the hash in the listing.

@@ -36,7 +36,7 @@ _CLEAR_TEXT = "its address is not encrypted, so your token would be sent in clea
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is requested from a hub. `is_named`: the user named the address in this process, so it gets the token.
+    """Requests to a hub. `is_named`: the user passed the address in this process, so it gets the token.
 
     Each response has at most `limit` bytes. One that must arrive within the timeout as a whole `is_small`.
     """

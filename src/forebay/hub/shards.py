@@ -121,7 +121,7 @@ def _has_word(path: str, word: str) -> bool:
 
 
 def _choices(shards: Sequence[RemoteFile], configs: dict[str, dict[str, Any]], subset: str | None) -> str:
-    """The splits of a subset if a README names them, otherwise the folders of the shards."""
+    """The splits of a subset from the README, otherwise the folders of the shards."""
     name = _default(configs) if subset is None else subset
     if name in configs:
         splits = {str(entry.get("split", "train")) for entry in _entries(configs[name]["data_files"])}

@@ -198,7 +198,7 @@ class ImageRecipe(
         return {"pillow": pillow_version, **{name: version for name, version in versions.items() if version}}
 
     def settled(self, stored: Mapping[str, Any] | None, survey: Annotations) -> tuple["ImageRecipe", tuple[str, ...]]:
-        """Return the recipe with its vocabulary: that of the cache, or of the source as it is now."""
+        """Return the recipe with the vocabulary of the cache, or of the present source."""
         if self.tags is not None:
             return self, self._no_hits(survey) if self.tags and stored is None else ()
         if stored is not None:
@@ -306,7 +306,7 @@ class ImageRecipe(
         return letterbox(decoded.image, self.size, self.resample, decoded.size)
 
     def packed(self, content: Planes) -> Array:
-        """Return content as it is stored: raw pixels, or JPEG."""
+        """Return stored content: raw pixels, or JPEG."""
         if self.storage == "raw":
             return content.reshape(-1)
         image = Image.fromarray(np.ascontiguousarray(content.transpose(1, 2, 0)))
@@ -343,6 +343,15 @@ class ImageRecipe(
             "metadata": np.frombuffer(written, np.uint8),
         }
         return _PreparedRow(row, len(names), len(content))
+
+    def _packed_content(self, content: bytes) -> tuple[Array, Letterbox]:
+        """Return the stored form of an image file, and its letterbox."""
+        if self.storage == "raw":
+            planes, fitted = self.letterboxed(content)
+            return planes.reshape(-1), fitted
+        decoded = decode(content, self.policy)
+        small, fitted = letterbox(decoded.image, self.size, self.resample, decoded.size)
+        return np.frombuffer(bytearray(self._as_jpeg(small)), np.uint8), fitted
 
     def _as_jpeg(self, image: Image.Image) -> bytes:
         """Encode an image, with color at full resolution, and without the comment of its file."""

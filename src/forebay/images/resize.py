@@ -39,7 +39,7 @@ def resized_planes(image: Image.Image, size: tuple[int, int], resample: Resample
 
 
 def compiled_planes(image: Image.Image, size: tuple[int, int], resample: Resample, fast: bool = True) -> Planes | None:
-    """Return what `resized_planes` returns, without Pillow; None where Pillow does not lend its pixels."""
+    """Return the same as `resized_planes` without Pillow, or None if Pillow does not share its pixels."""
     try:
         _, lent = image.__arrow_c_array__()
     except (AttributeError, ValueError):  # before 11.2; or an image that lies in several blocks of memory
@@ -87,7 +87,18 @@ def letterbox(
     """
     fitted = fit(*(full or image.size), size)
     if isinstance(image, Bands):
-        return as_planes(image.resized(fitted.box[2:], Image.Resampling[resample.upper()])), fitted
+        return image.resized(wanted, method), fitted
+    return (image if image.size == wanted else image.resize(wanted, method)), fitted
+
+
+def letterbox_planes(
+    image: Image.Image | Bands, size: int, resample: Resample = "bilinear", full: tuple[int, int] | None = None
+) -> tuple[Planes, Letterbox]:
+    """Return the same as `letterbox`, with the pixels as planes."""
+    if isinstance(image, Bands):
+        small, fitted = letterbox(image, size, resample, full)
+        return as_planes(small), fitted
+    fitted = fit(*(full or image.size), size)
     return resized_planes(image, fitted.box[2:], resample), fitted
 
 

@@ -214,7 +214,7 @@ def _hashes(numbers: Numbers, key: int) -> Words:
 
 
 def _turns(lanes: int) -> Numbers:
-    """Return all lanes in bit-reversed order, so that any few consecutive ones are spread out.
+    """Return all lanes in bit-reversed order, which spreads out any few consecutive ones.
 
     >>> _turns(8).tolist(), _turns(5).tolist()
     ([0, 4, 2, 6, 1, 5, 3, 7], [0, 4, 2, 1, 3])

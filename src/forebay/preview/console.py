@@ -1,4 +1,4 @@
-"""Consoles whose output is escaped, and the parts of what they show: titles, facts, listings."""
+"""Consoles that escape their output, and parts of reports: titles, facts, listings."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -87,7 +87,7 @@ def source_allowed(source_root: str) -> list[str]:
 
 
 def reuse_command(root: str, reusable: bool) -> Text:
-    """What to do about edited source files: published rows never change."""
+    """A hint for edited source files: published rows never change."""
     if not reusable:
         return Text("next: restore the old files, or build a new cache (this one deduplicates and cannot be reused)")
     return Text.assemble(
@@ -96,7 +96,7 @@ def reuse_command(root: str, reusable: bool) -> Text:
 
 
 def repair_command(root: str, source_root: str, files_are_gone: bool) -> Text:
-    """`repair`, and what to do about chunks of deleted source files."""
+    """Suggest `repair`, with a hint for chunks of deleted source files."""
     text = next_command(command_line("repair", root, *source_allowed(source_root)))
     if not files_are_gone:
         return text

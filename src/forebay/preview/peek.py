@@ -104,7 +104,7 @@ def peek_packed(cache: Cache, rows: list[int], source: Source | None = None) -> 
 
 
 def _laid_out(columns: dict[str, Any]) -> tuple[dict[str, Any], dict[int, str]]:
-    """A row of preferences as packed documents: the prompt, then each candidate; and what they are."""
+    """A preference row as packed documents: the prompt, then each candidate, with their titles."""
     lengths = np.array([len(columns["prompt"]), *columns["candidate_lens"].tolist()], np.int64)
     scores = columns["scores"].tolist()
     names = {0: f"prompt of {columns['id'].tobytes().decode(errors='replace')}"}

@@ -113,7 +113,7 @@ class ImageReader:
 
 
 def _read_metadata(stored: bytes) -> dict[str, Any]:
-    """The metadata of an image; of what a recipe never stores, its beginning."""
+    """The metadata of an image, cut if it is longer than any that a recipe stores."""
     try:
         metadata = json.loads(stored)
     except (ValueError, RecursionError):

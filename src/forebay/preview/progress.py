@@ -182,7 +182,7 @@ def _rows_of(facts: list[str], width: int) -> list[str]:
 
 
 class Cadence:
-    """When lines are due: after two seconds, then fewer and fewer, so that a log of a night is a few hundred lines."""
+    """When lines are due: after two seconds, then less often, for a few hundred lines in a night."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -202,7 +202,7 @@ class Cadence:
 
 
 class Lines:
-    """A line now and then, in a log."""
+    """Periodic progress lines for logs."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -280,7 +280,7 @@ def _passed(progress: Progress) -> list[str]:
 
 
 def _done_of(progress: Progress) -> tuple[int, int]:
-    """What is done and all there is: bytes of source files while planning, if their sizes are known."""
+    """Done and total work: bytes of source files while planning, if their sizes are known."""
     return (progress.read_bytes, progress.total_bytes) if progress.total_bytes else (progress.done, progress.total)
 
 

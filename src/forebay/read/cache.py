@@ -323,7 +323,7 @@ class Cache:
         self._dropped: set[tuple[str, int, int]] = set()
 
     def _repeated(self, call: Callable[[], Result]) -> Result:
-        """Return what `call` returns, called again if it found a bad copy of a remote chunk, which is fetched anew."""
+        """Return the result of `call`, repeated after fetching a bad copy of a remote chunk again."""
         while True:
             try:
                 return call()
@@ -331,7 +331,7 @@ class Cache:
                 self._drop_copy(error)
 
     def _drop_copy(self, error: ChunkCorrupt) -> None:
-        """Make the store drop its copy of a bad chunk; raise where there is none, or this thread dropped it before."""
+        """Make the store drop its copy of a bad chunk; raise without one, or if this thread dropped it before."""
         layer, chunk = error.facts["layer"], error.facts["chunk"]
         name = (layer, chunk, threading.get_ident())  # another thread may have read the same copy
         is_copy = self.is_remote and "problem" in error.facts and not isinstance(error.__cause__, BadCopy)

@@ -32,7 +32,7 @@ ROW_NAMES = ("row", "row_id")
 
 
 class Located(NamedTuple):
-    """Rows by cache and row number, and what else a batch has for each."""
+    """Rows by cache and row number, with further per-row values of a batch."""
 
     rows: Numbers
     sources: Numbers | None = None  # index into the caches; None if there is one cache
@@ -167,7 +167,7 @@ class RowReader:
 
 
 class _Source(NamedTuple):
-    """What is read of one cache; found once, as a read takes only some ten microseconds."""
+    """The readers of one cache, looked up once, because a read takes about ten microseconds."""
 
     cache: Cache
     requested: list[str]  # stored columns that come as they are
@@ -221,7 +221,7 @@ class _Source(NamedTuple):
         return read | {name: _row_names(name, cache, rows) for name in self.named}
 
     def lacking(self, coins: Coins, like: Columns) -> dict[str, Array | Ragged]:
-        """Return what views say of rows whose cache lacks what they read."""
+        """Return the views' values for rows of caches that lack their columns."""
         return {name: values for view in self.lacking_views for name, values in view.lacking(coins, like).items()}
 
 

@@ -22,7 +22,7 @@ from forebay.read.columns import Slices
 
 
 class Plan(NamedTuple):
-    """What a view decides before it reads: the part of each row that it needs, and what it drew."""
+    """A view's decisions before it reads: the required part of each row, and its random draws."""
 
     slices: Mapping[str, Slices] = {}
     drawn: Any = None
@@ -39,7 +39,7 @@ class View:
         return (self.name,)
 
     def reads_of(self, cache: Cache) -> tuple[str, ...]:
-        """Return what is read of a cache; a cache without one of these columns has no rows of this view."""
+        """Return the columns to read from a cache; without one of them, the view has no rows there."""
         return self.reads
 
     def plan(self, cache: Cache, coins: Coins) -> Plan:
@@ -51,7 +51,7 @@ class View:
         raise NotImplementedError
 
     def lacking(self, coins: Coins, like: Columns) -> dict[str, Array | Ragged]:
-        """Return columns for rows of a cache that lacks what is read; others are absent. `like` has their types."""
+        """Return columns for rows of a cache that lacks the view's columns. `like` has their types."""
         return {}
 
 
@@ -133,7 +133,7 @@ def _check_value(name: str, value: float, dtype: np.dtype[Any]) -> None:
 
 
 def _present(cache: Cache, name: str, columns: Columns, rows: int) -> NDArray[np.bool_]:
-    """Return which rows of a column there are; an earlier view decides itself what absent rows of its column hold."""
+    """Return which rows of a column are present; an earlier view fills absent rows of its column itself."""
     if name not in cache.columns or (layer := cache.layer_of(name)) == cache.generation.base:
         return np.ones(rows, np.bool_)
     return np.asarray(columns[presence_name(layer)])

@@ -1,4 +1,4 @@
-"""The samples of a source one by one, and the identity of each: what its row depends on.
+"""The samples of a source one by one, each with the identity that its row depends on.
 
 key        hash of recipe, libraries, source and path       finds the row in L1 and L2
 identity   size, times, etag, ctime and inode               stored with the row; another identity is a miss
@@ -40,7 +40,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class CurrentSample(NamedTuple):
-    """A sample as it is now."""
+    """A sample in its present state."""
 
     file: SourceFile
     key: bytes
@@ -70,7 +70,7 @@ class ListedSamples:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def locate(self, index: int) -> CurrentSample:
-        """Return the sample as it is now; raise `ImageUnreadable` if its file cannot be accessed."""
+        """Return the present sample; raise `ImageUnreadable` if its file cannot be accessed."""
         number = int(np.searchsorted(self._ends, index, side="right"))
         row = index - (int(self._ends[number - 1]) if number else 0)
         file = self._files[number]
@@ -113,7 +113,7 @@ class ListedSamples:
 
 
 def _row_maker(recipe: RowRecipe) -> dict[str, Any]:
-    """Return what decides a row besides its sample; another library version may decode other pixels."""
+    """Return what determines a row besides its sample: recipe fields and library versions."""
     return {"format": CHUNK_VERSION, "recipe": dict(recipe.row_fields()), "libraries": dict(versions_of(recipe))}
 
 

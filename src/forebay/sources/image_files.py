@@ -301,7 +301,7 @@ class ImageSource(LocalFiles):
             raise files_changed(self.root, {planned.path: how})
 
     def _metadata(self, file: SourceFile, content: "bytes | SidecarUnreadable") -> dict[str, Any]:
-        """The metadata of an image, by what its sidecar holds."""
+        """The metadata of an image from its sidecar."""
         if isinstance(content, SidecarUnreadable):
             raise content
         sidecar = sidecar_in(file)

@@ -121,7 +121,7 @@ class TextSource(LocalFiles):
         )
 
     def _other_line_ends(self, separator: str, files: Sequence[SourceFile]) -> tuple[str, ...]:
-        """A note if the first files contain the separator only with Windows line ends, so that it never matches."""
+        """A note if the separator never matches because the first files have Windows line ends."""
         windows = separator.replace("\n", "\r\n")
         if "\r" in separator or windows == separator or is_url(self.root):
             return ()
@@ -266,7 +266,7 @@ def files(
     root: str | None = None,
     max_sample_bytes: int = MAX_SAMPLE_BYTES,
 ) -> FileSource:
-    """Every file of some folders, globs or paths, as it is.
+    """All files of some folders, globs or paths, unchanged.
 
     >>> files("src", suffixes=[".py"]).patterns
     ('.',)

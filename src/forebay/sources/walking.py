@@ -112,7 +112,7 @@ def walk_files(
 
 
 def _paths_without_links(pattern: str, wanted: tuple[str, ...], real: set[str]) -> set[str]:
-    """Which of some files a pattern names themselves."""
+    """The files that a pattern matches without following links."""
     matching = (file for file in _matching(pattern) if not file.by_link and file.real in real)
     return {file.real for file in matching if _is_wanted(file, wanted)}
 
@@ -129,7 +129,7 @@ def suffix_of(path: str) -> str:
 
 
 def without_stream_suffix(path: str) -> str:
-    """A name without the suffix that says how the file is compressed.
+    """A name without its compression suffix.
 
     >>> without_stream_suffix("a.jsonl.GZ"), without_stream_suffix("a.txt")
     ('a.jsonl', 'a.txt')
@@ -152,7 +152,7 @@ def with_stream_suffixes(suffixes: Sequence[str]) -> tuple[str, ...]:
 
 
 def names_suffix(pattern: str) -> bool:
-    """Whether a glob ends in a suffix that tells the format; `.gz` and the like do not.
+    """True if a glob ends in a suffix that sets the format; `.gz` and the like do not.
 
     >>> names_suffix("odd/*.py"), names_suffix("part-*.jsonl.gz"), names_suffix("data/*"), names_suffix("*.gz")
     (True, True, False, False)

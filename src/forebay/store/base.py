@@ -50,7 +50,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a value must be."""
+    """The expected size and digest of a value."""
 
     size: int
     sha256: bytes
@@ -359,10 +359,10 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Fetching(Protocol):
-    """A store that fetches what it is asked for from another one."""
+    """A store that fetches values from another one on request."""
 
     def transfers(self) -> Transfers:
-        """What was fetched so far."""
+        """Counts of fetches so far."""
         ...
 
 

@@ -77,7 +77,7 @@ def endpoint(scheme: str) -> str | None:
 
 
 def open_client(scheme: str, bucket: str, prefix: str, timeouts: Mapping[str, str]) -> Any:
-    """A client of obstore; one of memory:// has what the others of its name in this process have."""
+    """An obstore client; memory:// clients of one name share their values in this process."""
     address = f"{scheme}://{bucket}" + (f"/{prefix}" if prefix else "")
     if scheme == "memory":
         return _memories.setdefault(address, ProcessMemory())
@@ -113,7 +113,7 @@ def _check_endpoint(scheme: str, address: str) -> None:
 
 
 def _only_named_hosts(scheme: str) -> dict[str, str]:
-    """Options of the client by which it reaches no host but those of the endpoint and of credentials.
+    """Client options that allow only the hosts of the endpoint and of credentials.
 
     Empty where the environment names no endpoint, so that the service is the provider's own; or where it names a
     proxy, which decides instead.

@@ -48,7 +48,7 @@ def _is_no_bucket(error: Exception, what: str) -> bool:
 
 
 def _setting_problem(error: Exception, what: str, address: str) -> tuple[str, str] | None:
-    """A problem with the bucket, the endpoint or the credentials, and what to do."""
+    """A problem with the bucket, the endpoint or the credentials, with a hint."""
     text, status, (scheme, _, rest) = str(error), status_of(error), address.partition("://")
     variables = VARIABLES.get(scheme, "")
     if _is_no_bucket(error, what):

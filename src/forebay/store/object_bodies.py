@@ -84,7 +84,7 @@ class Download:
             self._file.close()
 
     def cut(self, size: int) -> None:
-        """Drop what is beyond a size."""
+        """Truncate to a size."""
         if self._size > size:
             del self._memory[size:]
             if self._file is not None:

@@ -310,7 +310,7 @@ class ObjectStore(Store):
         raise self._unavailable("read", key, f"the body broke off {RETRIES.retries + 1} times")
 
     def _check_size(self, key: str, size: int) -> None:
-        """Refuse to fetch what is larger than anything that this store writes."""
+        """Reject values larger than any that this store writes."""
         if size > MOST_BYTES:
             problem = f"'{key}' has {size:,} bytes, and forebay writes at most {MOST_BYTES:,} into one object"
             raise StoreRefused(
@@ -430,7 +430,7 @@ class ObjectStore(Store):
 
 
 def mismatch(value: Buffer, expect: Expected) -> str:
-    """How a value differs from what is expected; empty if it does not."""
+    """The difference from the expected value; empty if there is none."""
     if len(value) != expect.size:
         return f"it has {len(value):,} bytes, {expect.size:,} were published"
     digest = hashlib.sha256(value).digest()

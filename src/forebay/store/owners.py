@@ -1,4 +1,4 @@
-"""Names of processes, by which others check whether a process is alive.
+"""Process names that let other processes check whether the owner is alive.
 
 An `Owner` has the host (name, boot and pid namespace), the pid and the start time, so that a reused pid, a restarted
 machine or another container is not mistaken for it. Temporary files are named after the process that writes them.
@@ -56,7 +56,7 @@ def _living(pid: int) -> Owner:
 
 
 def temporary_name() -> str:
-    """A new name for what this process writes aside."""
+    """A new temporary file name of this process."""
     return f".tmp-{this_process()}-{secrets.token_hex(4)}"
 
 

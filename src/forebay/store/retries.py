@@ -1,4 +1,4 @@
-"""When a failed request is repeated, and what a user sees of a service that does not answer.
+"""Retries of failed requests, and messages about a service that does not answer.
 
     no answer from http://127.0.0.1:9000: connection refused; trying again (2 of 3)
 

@@ -1,4 +1,4 @@
-"""A store that repeats what fails with an I/O error that may pass."""
+"""A store that retries operations after transient I/O errors."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -84,7 +84,7 @@ class TierFolder:
         self._reserve = reserve_bytes
 
     def begin(self) -> "TierFolder":
-        """Make the folder a tier if it is new, and count what it has."""
+        """Make a new folder a tier, and count its chunks."""
         _refuse_network(self.path)
         names = os.listdir(self.path) if os.path.isdir(self.path) else []
         if self.files.head(MARKER) is None:  # nothing is written into a tier that is one: its disk may be full
@@ -160,7 +160,7 @@ class TierFolder:
             return self._remove(self.chunk(cache_id, sha256), taken)
 
     def _remove(self, key: str, taken: "_Taken") -> bool:
-        """Remove a file, if it exists, and count its bytes as free; of a link, remove the link itself."""
+        """Remove a file, if it exists, and count its bytes as free; a link itself is removed, not its target."""
         with self.files.writing(key) as path:
             try:
                 size = os.lstat(path).st_size

@@ -289,7 +289,7 @@ class Lune(DenoiserTeacher, frozen=True, kw_only=True, tag="lune"):
 
 
 class Sol(DenoiserTeacher, frozen=True, kw_only=True, tag="sol"):
-    """Statistics of the self-attention of a UNet or DiT, and a map of what it attends to, averaged over layers.
+    """Statistics of the self-attention of a UNet or DiT, and a map of attended positions, averaged over layers.
 
     For attention p over N positions of a square grid: entropy −Σ p ln p / ln N; locality 1 − E[distance] / diagonal;
     sparsity (N − 1/Σp²) / (N − 1); clustering Σ min(p, p′) of neighboring queries. The map is the attention received,

@@ -58,7 +58,7 @@ def estimate_teachers(
 
 
 def _chunk_notes(recipes: Mapping[str, TeacherRecipe], layers: Mapping[str, int], chunk_rows: int) -> Iterator[str]:
-    """Yield what to do about chunks that are too large to be made in little memory, or too dear to be lost."""
+    """Yield hints on chunks that need much memory, or are expensive to make again."""
     for layer, row_bytes in layers.items():
         if row_bytes * chunk_rows > 4 * FITTING_CHUNK_BYTES:
             too_large = row_bytes * chunk_rows > MOST_CHUNK_BYTES

@@ -28,7 +28,7 @@ VAES = {
 
 @dataclass(frozen=True, slots=True)
 class DenoiserFamily:
-    """A kind of denoiser: what it reads besides latents and t, and the shapes of its parts."""
+    """A kind of denoiser: its inputs besides latents and t, and the shapes of its parts."""
 
     texts: tuple[int, ...]  # the numbers of text columns that it may read
     needs_pooled: bool | None  # None: its configuration decides

@@ -1,4 +1,4 @@
-"""The base class of teachers, and what runs one.
+"""The base class of teachers, and the protocol that runs one.
 
     class Brightness(Teacher, frozen=True, tag="brightness"):
         reads: ClassVar[tuple[str, ...]] = ("pixels",)

@@ -120,7 +120,7 @@ class TeacherRecipe(
 
     @staticmethod
     def identity_of(document: RecipeDocument) -> dict[str, object]:
-        """Return what makes the features of two layers comparable: the teacher's fields, and hashes of its files."""
+        """Return the identity that makes two layers comparable: the teacher's fields, and hashes of its files."""
         teacher = dict(document.fields["teacher"])
         fields = {name: value for name, value in document.fields.items() if name not in {*_NOT_COMPARED, "teacher"}}
         fields |= {f"teacher {name}": value for name, value in teacher.items() if name not in _PATHS}
@@ -255,7 +255,7 @@ class TeacherRecipe(
         )
 
     def run_at(self, times: tuple[float, ...], rows: Columns) -> dict[str, Array]:
-        """Return what the teacher makes of the present rows at any times, `(rows, times, …)` per output.
+        """Return the teacher's outputs for the present rows at any times, `(rows, times, …)` per output.
 
         The noise of a time is that of the bucket with its number.
         """

@@ -287,7 +287,7 @@ def etag_of(store: Store, key: str) -> str:
 
 
 def racer_value(racer: int) -> bytes:
-    """A value that says who wrote it, and that shows when it is not whole."""
+    """A value that contains its writer, and reveals truncation."""
     return bytes([racer]) * (RACE_BYTES + racer)
 
 

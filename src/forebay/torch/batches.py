@@ -94,7 +94,7 @@ class Buffers:
             return memory
 
     def _collect(self) -> None:
-        """Take up what was returned, and drop memory of the sizes that were used longest ago beyond the limit."""
+        """Take back returned memory, and free the least recently used sizes above the limit."""
         while self._returned:
             memory = self._returned.popleft()
             size = len(memory)

@@ -137,7 +137,7 @@ class Transform(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Assembler:
-    """Makes a batch of a table: the tensors of a collate, further columns, and what a transform makes of both."""
+    """Makes a batch from a table: the tensors of a collate, further columns, then the transform."""
 
     collate: Collate
     reader: RowReader
@@ -179,7 +179,7 @@ class Assembler:
         self.reader.check(selections)
 
     def reading(self, stream: Stream) -> "Assembler":
-        """Return what makes the batches of a stream, whose caches may have grown."""
+        """Return the batch maker of a stream, whose caches may have grown."""
         if all(one is other for one, other in zip(stream.caches, self.reader.caches, strict=True)):
             return replace(self, seed=stream.seed)
         reader = RowReader(stream.caches, self.reader.columns, self.reader.viewed)

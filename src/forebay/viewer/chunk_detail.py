@@ -1,4 +1,4 @@
-"""One chunk: what was published of it, what it was made from, and its rows."""
+"""One chunk: its published record, its source parts, and its rows."""
 
 from forebay.cache.catalog import newest_generation
 from forebay.cache.plan import load_plan

@@ -1,4 +1,4 @@
-"""Two caches, or two generations of one: what differs in recipes, rows, columns and figures.
+"""Differences between two caches, or two generations of one, in recipes, rows, columns and figures.
 
 Chunks are compared by the content digests in the two indexes; their files are listed, not read. A chunk that is lost or
 known to be damaged on one side counts as such, not as the same.
@@ -29,7 +29,7 @@ class Difference(Record, frozen=True, kw_only=True):
 
 
 class ChunkDifference(Record, frozen=True, kw_only=True):
-    """Chunks and rows of one layer. A chunk counts once: as unusable where a side lost it or knows it to be damaged."""
+    """Chunks and rows of one layer. A chunk counts once: as unusable if a side lost it or found it damaged."""
 
     layer: str
     same: int  # chunks with the same content digest

@@ -33,7 +33,7 @@ class Moment(Record, frozen=True, kw_only=True):
 
 
 class LiveBuild(Record, frozen=True, kw_only=True):
-    """How far a build is, who builds, and how fast."""
+    """Progress, builders and speed of a build."""
 
     running: bool
     planned: int

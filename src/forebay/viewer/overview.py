@@ -38,7 +38,7 @@ class GenerationPoint(Record, frozen=True, kw_only=True):
 
 
 class Health(Record, frozen=True, kw_only=True):
-    """Whether a cache is complete and sound, as far as listings and headers tell."""
+    """Completeness and health of a cache, from listings and headers."""
 
     state: str  # complete, building, incomplete, damaged or empty
     chunks: dict[str, int]  # state -> chunks of all layers

@@ -43,7 +43,7 @@ class _Budget:
 
 
 def bounded(record: object, most: int = MOST_PEEKED) -> object:
-    """Return a record as JSON values of limited size, with `truncated`: what was cut, by its place in the record."""
+    """Return a record as JSON values of limited size; `truncated` lists the cut values by path."""
     cut: list[str] = []
     plain = _bounded(msgspec.json.decode(as_json(record)), "", _Budget(most), cut)
     return {**plain, "truncated": cut} if isinstance(plain, dict) else plain
@@ -115,7 +115,7 @@ ENDPOINTS: dict[str, Endpoint] = {
 
 
 def answer(shown: ShownCache, name: str, query: Query) -> object:
-    """A record, or the problem that is in its way; raises `BadQuery` and `IndexError` for what does not exist."""
+    """A record, or the problem that prevents it; raises `BadQuery` or `IndexError` if it does not exist."""
     return guarded(shown, lambda: ENDPOINTS[name](shown, query))
 
 

@@ -61,7 +61,7 @@ Endpoint = Callable[[ShownCache, "Query"], object]
 
 
 class BadQuery(ValueError):
-    """A parameter of a URL that is not what the record needs."""
+    """An invalid URL parameter."""
 
 
 @dataclass(frozen=True)

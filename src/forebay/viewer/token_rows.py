@@ -1,4 +1,4 @@
-"""Rows of packed tokens for the page of tokens: what every token is, where it stands, and what it is trained on.
+"""Rows of packed tokens for the browser: text, position and label of every token.
 
 Documents, positions, labels and blocks come from the functions that training uses (`forebay.masks`).
 """
@@ -82,7 +82,7 @@ class TokenRow(Record, frozen=True, kw_only=True):
 
 
 def token_row(shown: ShownCache, query: Query) -> TokenRow:
-    """A row of packed tokens, or a preference; of a long row, the tokens from `token` on."""
+    """A row of packed tokens, or a preference; a long row begins at `token`."""
     cache, row = shown.at(), query.whole("row", 0)
     (name,) = cache.row_ids([row])
     at = int(cache.chunk_numbers.searchsorted(name.chunk))
@@ -291,7 +291,7 @@ POLICIES = (
 
 
 def _policies(weights: Callable[[TrainOn], Array], spans: Sequence[KindSpan]) -> tuple[Policy, ...]:
-    """What each choice trains, by the functions of the loader; empty where they reject the spans."""
+    """The tokens that each choice trains, by the loader's functions; empty if they reject the spans."""
     if not spans:
         return ()
     starts = [span.start for span in spans]

@@ -1,4 +1,4 @@
-"""The viewer as an ASGI application and its server: an address names a record, a picture, a file or a stream of events.
+"""The viewer as an ASGI application and its server. Addresses lead to records, pictures, files and event streams.
 
 /                     the page
 /static/…             its modules and style
@@ -58,7 +58,7 @@ _NOTEBOOKS = "http://localhost:* http://127.0.0.1:* https://localhost:*"
 
 @dataclass(frozen=True)
 class Guard:
-    """Refuses what the viewer never needs."""
+    """Rejects requests that the viewer never needs."""
 
     hosts: frozenset[str]  # names that a request may ask for, besides addresses
     token: str = ""

@@ -134,7 +134,7 @@ def draw_repair(report: RepairReport) -> RenderableType:
 
 
 def _after_repair(report: RepairReport) -> Text:
-    """`verify`, or what helps if `repair` could not: never the command that just ran."""
+    """Suggest `verify`, or another source if `repair` failed; never the command that just ran."""
     if not report.failed:
         return next_command(command_line("verify", report.root))
     if any("--allow-network" in why for why in report.failed.values()):

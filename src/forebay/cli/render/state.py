@@ -1,4 +1,4 @@
-"""Draw the state of caches, tiers and teacher layers: what `status` and `tier` print.
+"""Draw the state of caches, tiers and teacher layers for `status` and `tier`.
 
 caches/raw · generation 3 · unfinished
 raw  ██████████████████████░░░░░░██████████  30 of 34 chunks · 1,762 rows

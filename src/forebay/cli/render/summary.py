@@ -1,4 +1,4 @@
-"""Draw what a cache is, for `info`: a tree of source, layers, counts, figures and short fingerprints.
+"""Draw a cache for `info`: a tree of source, layers, counts, figures and short fingerprints.
 
 documents      3,649
 tokens         4,950,877
@@ -25,7 +25,7 @@ _NOTHING = "·"
 
 
 def _figures(layer: LayerSummary) -> RenderableType | None:
-    """What the recipe counted and derived; None if there is nothing, or an untrusted cache has other values."""
+    """The recipe's counts and ratios, or None if there are none or an untrusted cache has other values."""
     values = {**layer.statistics, **layer.figures}
     try:
         return facts((*shown_fields(_without_lists(values)), *_histograms(values))) if any(values.values()) else None

@@ -133,7 +133,7 @@ def attend_flex(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> T
 
 
 def flex_signature(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> Hashable:
-    """Return what a kernel is compiled for. Layers of a model share kernels, and so do batches of one shape."""
+    """Return the key of a compiled kernel. Layers of a model share kernels, and so do batches of one shape."""
     heads = tuple((tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in (query, key, value))
     mask_kind = getattr(mask.mask_mod, "__code__", mask.mask_mod)
     return mask_kind, mask.shape, mask.BLOCK_SIZE, heads, query.device, torch.is_grad_enabled()

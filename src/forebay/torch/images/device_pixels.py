@@ -13,7 +13,7 @@ from forebay.torch.batches import Batch
 def normalize_on_device(
     pixels: Tensor, normalize: Normalize = "imagenet", dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Return what `ImageBatch(normalize=…, dtype=…)` makes, from its uint8 pixels `[..., 3, height, width]`.
+    """Return the pixels of `ImageBatch(normalize=…, dtype=…)` from its uint8 pixels `[..., 3, height, width]`.
 
         batch = next(iter(Loader(cache, global_batch_size=64)))
         values = normalize_on_device(batch["pixels"].to("cuda", non_blocking=True), "imagenet", torch.bfloat16)

@@ -41,7 +41,7 @@ class DeviceMemory:
         self._counters: Any = torch.get_device_module(device)
 
     def reset(self) -> None:
-        """Give back what is free, and count the peak anew."""
+        """Free unused memory, and reset the peak counter."""
         self._counters.empty_cache()
         self._counters.reset_peak_memory_stats(self._device)
 

@@ -233,9 +233,9 @@ def verify(
 ) -> VerifyReport:
     """Check every published byte against its digest; `full` also decodes all rows and hashes the source again.
 
-    A source on another machine is contacted only with `allow_network`, or where it is passed.
+    A source on another machine is contacted only with `allow_network`, or if it is passed.
     `cache_id`, `min_generation` and `digest` reject another cache, as in `open_cache`, and
-    `max_block_bytes` bounds what one compressed block decodes to.
+    `max_block_bytes` limits the decoded size of one compressed block.
     """
     checked_whole("max_block_bytes", max_block_bytes, 1)
     check_flags(allow_network=allow_network, full=full)
@@ -270,7 +270,7 @@ def repair(
 ) -> RepairReport:
     """Restore damaged and missing chunks from a copy of the cache, or make them again from the source.
 
-    A source on another machine is read only with `allow_network`, or where it is passed.
+    A source on another machine is read only with `allow_network`, or if it is passed.
     """
     options = BuildOptions(workers=workers, memory_limit=memory_limit, on_progress=on_progress or silent)
     check_flags(allow_network=allow_network)

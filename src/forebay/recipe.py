@@ -28,9 +28,9 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=F
 
 @dataclass(frozen=True, slots=True)
 class ChunkTarget:
-    """How large a chunk should come out: about a number of rows, or of bytes before compression.
+    """The target size of a chunk: a number of rows, or of bytes before compression.
 
-    `most_samples` is a limit, whatever the length of samples: those of a file are counted when it is planned.
+    `most_samples` limits the samples of a chunk; planning counts those of a file.
     """
 
     rows: int | None = None
@@ -149,7 +149,7 @@ class RecipeHooks:
         return self
 
     def on_hub(self) -> tuple[str, ...]:
-        """The names that would be fetched from the hub; nothing is contacted to find out."""
+        """The names that would be fetched from the hub, found without a request."""
         return ()
 
     def release(self) -> tuple[str, ...]:

@@ -200,7 +200,7 @@ class ChatRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fiel
         return token_bytes(vocabulary, frozenset({*named, *([self.stop] if self.stop else [])}))
 
     def signature(self, dependencies: Mapping[str, str]) -> str:
-        """A hash of all that decides tokens and spans: conversations can be packed again by recipes that share it."""
+        """A hash of the settings that determine tokens and spans; recipes with one hash can repack conversations."""
         decides = {name: getattr(self, name) for name in _DECIDE_TOKENS}
         return hashlib.sha256(canonical_json([self.revision, decides, dict(dependencies)])).hexdigest()
 

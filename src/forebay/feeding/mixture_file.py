@@ -54,7 +54,7 @@ class MixtureDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def open_mixture(path: str | os.PathLike[str]) -> Mixture:
-    """Open the caches that a TOML file names and return the mixture that it describes."""
+    """Open the caches of a TOML file, and return its mixture."""
     name = os.fspath(path)
     document = _document(name)
     folder = os.path.dirname(os.path.abspath(name))

@@ -36,7 +36,7 @@ from forebay.read.rows import Located
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Rank `rank` of `world_size` takes the positions p with p % world_size == rank, whatever the batch size."""
+    """Rank `rank` of `world_size` takes the positions p with p % world_size == rank, for any batch size."""
 
     rank: int
     world_size: int

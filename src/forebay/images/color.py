@@ -1,6 +1,6 @@
 """Images of any mode as RGB with 8 bits.
 
-Of 16 bits the upper 8 are kept, for gray as Pillow does for color. CMYK is converted without color profiles; in a JPEG
+The upper 8 of 16 bits are kept, for gray as well as for color. CMYK is converted without color profiles; in a JPEG
 it is taken as inverted, as Adobe writes it.
 """
 

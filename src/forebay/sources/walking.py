@@ -118,7 +118,7 @@ def _paths_without_links(pattern: str, wanted: tuple[str, ...], real: set[str]) 
 
 
 def suffix_of(path: str) -> str:
-    """How a name ends, in lower case, with what comes before the suffix of a compressed file.
+    """The suffix of a name in lower case, with the inner one of a compressed file.
 
     >>> suffix_of("a/c4.00001.JSON.bz2"), suffix_of("photo.heic"), suffix_of("LICENSE")
     ('.json.bz2', '.heic', 'no suffix')

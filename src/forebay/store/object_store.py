@@ -447,7 +447,7 @@ def _entry(key: str, meta: Any) -> Entry:
 
 
 def _etag(meta: Any) -> str:
-    """As a listing has it: Azure quotes an etag everywhere else."""
+    """An etag in the form of a listing: Azure quotes etags everywhere else."""
     return str(meta["e_tag"] or meta["version"] or meta["last_modified"]).strip('"')
 
 

@@ -259,7 +259,7 @@ class _Look:
             self._sol(name, values, low, high)
 
     def _is_sol(self, name: str) -> bool:
-        """Whether the column is one of Sol's, or named like them by another teacher."""
+        """True if the column has the name of one of Sol's."""
         return name in {f"{prefix}{ending}" for prefix in ("sol", self.teacher.get("name")) for ending in SOL_COLUMNS}
 
     def _sol(self, name: str, values: NDArray[np.float32], low: float, high: float) -> None:

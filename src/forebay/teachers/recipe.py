@@ -281,20 +281,20 @@ class TeacherRecipe(
             )
 
     def fitting_rows(self) -> int:
-        """Return the rows of a chunk of which the teacher makes 128 MB."""
+        """Return the rows per chunk for 128 MB of outputs."""
         return max(1, FITTING_CHUNK_BYTES // max(1, self._row_bytes()))
 
     def _row_bytes(self) -> int:
         return sum(self.most_bytes(column) for column in self.columns())
 
     def most_bytes(self, column: Column) -> int:
-        """Return the bytes of one row of a column, if it has as many values as it can."""
+        """Return the largest number of bytes of one row of a column."""
         outputs = self._outputs()
         return column.item_bytes * (outputs[column.name][0].most if column.name in outputs else 1)
 
     @staticmethod
     def figures(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
-        """Return how many of the bytes of padded states are stored, if only real tokens are."""
+        """Return the stored share of padded states, if only real tokens are stored."""
         padded = statistics.get("padded_tokens", 0)
         return {"tokens_stored": f"{statistics['tokens'] / padded:.1%} of the bytes with padding"} if padded else {}
 

@@ -130,7 +130,7 @@ def pixel_bound_layers(cache: Cache) -> set[str]:
 
 
 class Transform(Protocol):
-    """Makes a batch of a batch, with the coins of its rows."""
+    """Transforms a batch, with random draws per row."""
 
     def __call__(self, batch: Batch, coins: Coins, /) -> Batch: ...
 

@@ -96,7 +96,7 @@ class Loader:
     transform     a function `(batch, coins) -> batch`
     shuffle       "auto", "global", "window", a `Window`, or None for the stored order
     selection     a `Split`, a `Where`, or `Present("layer")` for the rows that layers have
-    drop_last     leave out the rows that fill no batch; if False, the last batch is filled up on all ranks (row_weight)
+    drop_last     drop an incomplete last batch; if False, it is filled up on all ranks (row_weight)
     restart       start from the first batch at every `iter`, with the same batches, and keep no state: for validation
     growth        newly published rows: ignore them ("pinned"), add them in the next epoch ("epoch") or at the end of
                   this one ("within": train while it builds); `on_growth` is called with every `Growth`

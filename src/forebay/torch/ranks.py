@@ -64,7 +64,7 @@ def _number_in(variable: str, default: int) -> int:
 
 
 def _checked_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Raise for a mesh some of whose ranks share a model, and so need the same rows."""
+    """Raise for a mesh in which several ranks share a model, and so need the same rows."""
     names = mesh.mesh_dim_names or ()
     splitting = [name for name, side in zip(names, mesh.mesh.shape, strict=False) if name in _SPLITS_MODEL and side > 1]
     if splitting:

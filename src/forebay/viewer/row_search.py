@@ -1,4 +1,4 @@
-"""Search the text of all rows, a bounded scan per request: `next` is the row where the following request goes on."""
+"""Search the text of all rows, a bounded scan per request: `next` is the first row of the following request."""
 
 import time
 from collections.abc import Iterator, Sequence

@@ -107,7 +107,7 @@ class Canvases:
 
 
 class JointTransform(Protocol):
-    """Makes canvases of canvases, with the coins of their samples."""
+    """Transforms canvases, with random draws per sample."""
 
     def __call__(self, canvases: Canvases, coins: Coins, /) -> Canvases: ...
 

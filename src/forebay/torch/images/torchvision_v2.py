@@ -36,7 +36,7 @@ Sample = dict[str, Tensor]
 class JointV2:
     """Applies a torchvision v2 transform to pixels, mask and box of every image.
 
-    `moves_pixels=False` says that it changes colors only, so that columns made from pixels still fit. All images of a
+    `moves_pixels=False` declares that it changes colors only: columns made from pixels still fit. All images of a
     batch must come out at one size.
     """
 

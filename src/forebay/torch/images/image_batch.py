@@ -65,8 +65,8 @@ class ImageBatch(Collate):
     (`forebay.torch.Canvases`), after the flip. One with `moves_pixels = False` changes colors only; with any other,
     and with `flip`, columns made from pixels (latents, teacher maps) cannot be in the batch.
 
-    `vocabulary` lists tags to use instead of the recipe's, in the order of their indices. Tags are then read from stored
-    metadata, so another vocabulary does not need another cache.
+    `vocabulary` lists tags to use instead of the recipe's, in the order of their indices. Tags are then read from
+    stored metadata, so another vocabulary does not need another cache.
 
     `classes` are tags of which an image has at most one, or "tags" for the whole vocabulary: `label` is the index of
     its class among them, for a cross entropy.

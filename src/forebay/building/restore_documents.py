@@ -51,7 +51,7 @@ def _is_other_text(store: Store, united: Generation) -> bool:
 
 
 def _restore_recipe(run: RepairRun, united: Generation, layer: str, trusts_files: bool) -> Generation:
-    """Restore the listed recipe, unless the layer has another one with chunks of a lost generation."""
+    """Put back the recipe that is listed, unless another one binds the layer and has chunks of a lost generation."""
     text, bound = united.recipes[layer], _bound(run.store, layer)
     if bound is not None and bound[0] == text:
         return united

@@ -93,7 +93,7 @@ def _nothing_left(run: RepairRun, here: Known) -> ForebayError:
 
 
 def _known(store: Store) -> Known:
-    """Facts from the generations in this cache; with a key, a generation without a right tag is damaged."""
+    """What can be learned from the generations here; with a key, one without a right tag is damaged."""
     numbers = tuple(generation_numbers(store))
     try:
         newest, problems = newest_sound(store, past_refused=hmac_key() is not None)
@@ -131,7 +131,7 @@ def check_copy(store: Store, copy: Store | None) -> None:
 
 
 def _copied(run: RepairRun, here: Known) -> Generation | None:
-    """The newest sound generation of the copy, or None; raises if the copy is of another cache."""
+    """The newest sound generation of the copy; None if it has none. Raises if it is of another cache."""
     if run.copy is None:
         return None
     try:

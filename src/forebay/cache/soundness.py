@@ -149,7 +149,7 @@ def _plan_problems(index: Index) -> dict[str, str]:
 
 
 def _misfit(segment: Segment, number: int, expected: str, before: Segment | None, cache_id: str) -> str:
-    """Why a readable segment is not the published one, or not of this plan; empty if it is."""
+    """Why a segment that can be read is not the published one, or not of this plan; empty if it is."""
     if expected:
         return "" if segment.digest == expected else "it is not the segment that was published"
     if not continues(segment, number, before):

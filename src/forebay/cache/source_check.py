@@ -55,7 +55,7 @@ class SourceCheck:
     own_records: Mapping[int, ChunkRecord] = field(default_factory=dict)  # chunks that this build made, as if listed
 
     def freshness(self, listed: Iterable[SourceFile] = ()) -> Freshness:
-        """Stat every planned file, and hash those that differ; a copied file has another ctime and inode.
+        """Look at every planned file, and hash those that look different; a copied file has another ctime and inode.
 
         `listed` are files as this verb saw them after planning: they are not looked at again.
         """
@@ -146,7 +146,7 @@ class SourceCheck:
 
 
 def unread_note(plan: Plan) -> str:
-    """Note the number of files that may be edits with restored size and time; empty for none."""
+    """How many files a look cannot tell from an edit that restored size and time; empty if there are none."""
     count = sum(not (file.ctime_ns or file.inode or file.etag or file.problem) for file in plan.files.table)
     return f"{count:,} source files were compared by size and time only; `verify --full` hashes them" if count else ""
 
@@ -188,7 +188,7 @@ def source_changed(root: str, plan: Plan, changed: Mapping[str, str]) -> SourceC
 
 
 def reuse_hint(root: str, plan: Plan) -> str:
-    """A hint for changed files: published rows never change, so build a new cache that reuses the others."""
+    """What to do about changed files: a published row never changes, so a new cache reuses the others."""
     if plan.deduplicates:
         return "restore the old content, or build a new cache (a deduplicated cache cannot be reused)"
     allowed = " --allow-network" if is_url(str(plan.source.get("root", ""))) else ""

@@ -120,7 +120,7 @@ def list_tier(path: str) -> Any:
 
 @verb("clean")
 @_tier_argument
-@option("--cache", "cache_id", metavar="ID", help="Only the cache whose id starts with ID; see `forebay tier list`.")
+@option("--cache", "cache_id", metavar="ID", help="Only the cache whose id begins so; see `forebay tier list`.")
 def clean_tier(path: str, cache_id: str | None) -> Any:
     """Remove the chunks of all caches or of one from a tier.
 

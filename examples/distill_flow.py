@@ -1,13 +1,12 @@
-"""Distill a small Flux-like student from a teacher that was asked once; it then does without it.
+"""Distill a small Flux-like student from stored teacher features.
 
     python examples/distill_flow.py runs/flow --steps 200
     python examples/distill_flow.py runs/flow --steps 200 --without-teachers
 
 The first run draws two data sets of images with captions, saves a Flux pipeline of small models with random weights as
 `save_pretrained` leaves real ones, and builds the caches: one model in memory at a time, Ctrl-C at any moment. Only one
-of the data sets has Lune; rows of the other are absent, not zero. All that a step needs comes in the batches of one
-`Loader`, read in its threads: latents, text, and the teachers' features at each row's t. The same command continues
-from its last checkpoint.
+of the data sets has Lune; rows of the other are absent, not zero. One `Loader` reads the latents, the text and the
+teachers' features at each row's t. The same command continues from its last checkpoint.
 """
 
 import argparse
@@ -43,7 +42,7 @@ SHIFT, MIN_SNR_GAMMA = 3.0, 5.0
 
 
 def draw_images(folder: Path, count: int, offset: int) -> None:
-    """Shapes on colored ground, not all of them square, each with a sidecar that says what is to be seen."""
+    """Draw shapes on colored ground, not all of them square, each with a caption in a sidecar."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         names, shape = list(COLORS), SHAPES[(number + offset) % len(SHAPES)]
@@ -73,7 +72,7 @@ def min_snr_weight(times: Tensor, gamma: float) -> Tensor:
 
 
 def save_models(folder: Path) -> None:
-    """A Flux pipeline as small as it can be, in the folders and files of a real one."""
+    """Save a minimal Flux pipeline in the folders and files of a real one."""
     torch.manual_seed(0)
     words = {word: number for number, word in enumerate((*SPECIAL, "a", "on", *COLORS, *SHAPES))}
     named = dict(zip(("pad_token", "eos_token", "bos_token", "unk_token"), SPECIAL, strict=True))
@@ -126,7 +125,7 @@ def build_caches(folder: Path, count: int) -> None:
 
 
 class Block(nn.Module):
-    """Attention among text and image together, then a small network; time and pooled text modulate both."""
+    """Joint attention of text and image, then a small network; time and pooled text modulate both."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -146,7 +145,7 @@ class Block(nn.Module):
 
 
 class Student(nn.Module):
-    """A small velocity network in the manner of Flux; beside it, what it keeps of its teachers."""
+    """A small velocity network in the manner of Flux; next to it, the predictors of its teachers."""
 
     def __init__(self, lune_dim: int, width: int = 64, heads: int = 4, depth: int = 2, time_dim: int = 32) -> None:
         super().__init__()
@@ -169,7 +168,7 @@ class Student(nn.Module):
         lune: TeacherRows | None = None,
         sol: tuple[TeacherRows | None, TeacherRows | None] = (None, None),
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the velocity, and the student's predictions of its teachers, which replace those that are absent."""
+        """Return the velocity, and the student's predictions of its teachers, which replace absent features."""
         time = embed_times(times, self.time_dim)
         lune_signal, sol_signal = self.lune_predictor(time, pooled, lune), self.sol_prior(time, pooled, *sol)
         condition = self.condition(torch.cat([time, pooled], dim=-1)) + lune_signal.signal
@@ -197,7 +196,7 @@ def unpacked(tokens: Tensor) -> Tensor:
 
 
 class Training:
-    """The student and all that moves with it: everything a checkpoint holds."""
+    """The student with the rest of a checkpoint."""
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         torch.manual_seed(options.seed)
@@ -258,7 +257,7 @@ class Training:
         return {"loss": loss.item(), **{name: part.item() for name, part in parts.items()}}
 
     def taught(self, batch: dict[str, Tensor]) -> tuple[TeacherRows, TeacherRows, TeacherRows]:
-        """Return the teachers' rows of a batch, but for the samples that are without them in this step."""
+        """Return the teachers' rows of a batch, without the samples that dropout leaves out in this step."""
         lune, stats, spatial = (
             TeacherRows(batch[name], batch[f"{layer}.present"])
             for name, layer in (("lune", "lune"), ("sol_stats", "sol"), ("sol_spatial", "sol"))
@@ -269,7 +268,7 @@ class Training:
 
     @torch.no_grad()
     def sample(self, count: int, steps: int = 20) -> Tensor:
-        """Return latents made of noise, for the first captions: rows without one are left out. No teacher is asked."""
+        """Return latents made of noise, for the first captions: rows without one are left out. No teacher runs."""
         captions = Present("t5", "clip").select(self.caches[0])
         rows = captions.rows(np.arange(min(count, len(captions))))
         x = torch.randn(len(rows), CHANNELS, LATENT, LATENT, generator=torch.Generator().manual_seed(1))
@@ -280,7 +279,7 @@ class Training:
         return x
 
     def save(self) -> None:
-        """Save whole or not at all: a kill while writing leaves the checkpoint before."""
+        """Save atomically: a kill while writing leaves the previous checkpoint."""
         aside = self.path.with_suffix(".part")
         parts = {"student": self.student, "optimizer": self.optimizer, "loader": self.loader}
         torch.save({"done": self.done, **{name: part.state_dict() for name, part in parts.items()}}, aside)

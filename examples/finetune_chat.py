@@ -1,10 +1,10 @@
-"""Fine-tune a tiny model on conversations: it learns to answer, and only the answers are trained.
+"""Fine-tune a tiny model on the answers of conversations.
 
     python examples/finetune_chat.py
 
 Builds a chat cache of colors and fruits with a byte-level tokenizer and a ChatML template, trains a transformer on
-responses and stop tokens, and asks it. Before training it proves, on the logits, that the loss of every other token has
-no gradient; after training, a second policy (the last turn only) is read from the same cache without building anything.
+responses and stop tokens, and generates answers. Before training, it checks on the logits that other tokens get no
+gradient; after training, it reads a second policy (the last turn only) from the same cache.
 """
 
 import argparse
@@ -35,7 +35,7 @@ ANSWERS = {"red": "apple", "yellow": "lemon", "green": "pear", "blue": "plum"}
 
 
 def write_model(folder: Path) -> Tokenizer:
-    """A tokenizer whose tokens are bytes, and the template, as a model repository has them."""
+    """Write a byte-level tokenizer and the template, as in a model repository."""
     letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(letters, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -61,7 +61,7 @@ def _turn(color: str) -> list[dict[str, str]]:
 
 
 class TinyModel(nn.Module):
-    """Two layers of attention that stays within conversations."""
+    """Two layers of attention within conversations."""
 
     def __init__(self, vocabulary: int, length: int, width: int = 64) -> None:
         super().__init__()

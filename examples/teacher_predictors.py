@@ -1,4 +1,4 @@
-"""The modules of a student that predict its teachers, and replace them where they are absent.
+"""Student modules that predict teacher features, and replace absent ones.
 
     time ──┬── predictor ──▶ predicted ──────────┬──▶ loss against the teacher, where it is present
     text ──┘                                     ├──▶ where(present, teacher, predicted): the student's input

@@ -67,7 +67,7 @@ class ModelZoo:
         return teacher
 
     def root(self, prompts: Sequence[str], variant: str = "") -> str:
-        """Return the cache of some prompts, built now unless it has images; each `variant` is a cache of its own."""
+        """Return the cache of some prompts, built now unless it has images; each `variant` is a separate cache."""
         root = self._root(prompts) + variant
         spool = f"{root}.source/prompts.jsonl"
         if os.path.exists(spool) or not os.path.exists(root):
@@ -131,7 +131,7 @@ def write_samples(folder: str, images: Sequence[Picture], prompts: Sequence[str]
 class EncodingCache(tinyflux.EncodingCache):
     @classmethod
     def build(cls, zoo: ModelZoo, images: Sequence[Picture], prompts: Sequence[str]) -> Self:
-        """Encode letterboxed images and prompts, with the models that the zoo has."""
+        """Encode letterboxed images and prompts with the models of the zoo."""
         root = zoo.root_of_images(images, prompts)
         zoo.build_layers(root, *(layer for layer in cls.layers if getattr(zoo, MODELS[layer]) is not None))
         return cls(fb.open_cache(root))
@@ -165,7 +165,7 @@ class DatasetCache(tinyflux.DatasetCache):
     def build(
         cls, zoo: ModelZoo, images: Sequence[Picture], prompts: Sequence[str], *, name: str = ""
     ) -> "DatasetCache":
-        """Build everything that the zoo has a model for."""
+        """Build the parts that the zoo has a model for."""
         encodings = EncodingCache.build(zoo, images, prompts)
         lune = None if zoo.lune is None else LuneFeatureCache.build(zoo, prompts)
         return cls(encodings, lune, SolFeatureCache.build(zoo, prompts), name=name)

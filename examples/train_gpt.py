@@ -1,9 +1,9 @@
-"""Train a small GPT on a token cache, where documents do not see each other; stop it anywhere, and run it again.
+"""Train a small GPT on a token cache, with attention within documents and exact resume.
 
     python examples/train_gpt.py caches/edu --epochs 2 --checkpoint runs/gpt.pt
 
-The same command goes on from the last checkpoint, with the very batches and losses it would have had. After
-`forebay update caches/edu …` it finishes its epoch as it began it, and goes on with all rows in the next one.
+The same command continues from the last checkpoint, with the same batches and losses as without interruption. After
+`forebay update caches/edu …` it finishes its epoch with the old rows, and uses all rows in the next one.
 """
 
 import argparse
@@ -48,7 +48,7 @@ class GPT(nn.Module):
         self.head.weight = self.tokens.weight
 
     def forward(self, batch: Batch, mask: BlockMask) -> Tensor:
-        """The sum of the losses of labels that count: −100 stands on padding and at each document's last token."""
+        """The sum of the losses of labels that are not −100 (padding, and the last token of a document)."""
         x = self.tokens(batch["tokens"]) + self.positions(batch["positions"])  # positions restart per document
         for block in self.blocks:
             x = block(x, mask)
@@ -56,7 +56,7 @@ class GPT(nn.Module):
 
 
 class Training:
-    """A model and all that moves with it: everything a checkpoint holds."""
+    """A model with the rest of a checkpoint."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         torch.manual_seed(options.seed)
@@ -127,7 +127,7 @@ class Training:
         return total / labels
 
     def save(self) -> None:
-        """Whole or not at all: a kill while writing leaves the checkpoint before."""
+        """Save atomically: a kill while writing leaves the previous checkpoint."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         aside = self.path.with_suffix(".part")
         torch.save({name: part.state_dict() for name, part in self.parts.items()}, aside)

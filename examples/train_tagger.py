@@ -2,9 +2,9 @@
 
     python examples/train_tagger.py runs/birds --epochs 12 --export
 
-Draws birds of several colors, plain or striped, that look left or right; builds a cache of them, trains on it, and
-asks onnxruntime about pictures that were held out. The same command goes on from the last checkpoint, with the very
-batches and losses it would have had. Needs pip install 'forebay[torch,images,onnx]'.
+Draws birds of several colors, plain or striped, that face left or right; builds a cache of them, trains on it, and
+tags held-out pictures with onnxruntime. The same command continues from the last checkpoint, with the same batches and
+losses as without interruption. Needs pip install 'forebay[torch,images,onnx]'.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def draw_bird(draw: random.Random) -> tuple[Image.Image, list[str]]:
 
 
 def draw_pictures(folder: Path, count: int) -> None:
-    """Pictures with sidecars: 0007.png, and 0007.json that says what is on it."""
+    """Draw pictures with tags in sidecars: 0007.png, and 0007.json."""
     aside = folder.with_suffix(".part")
     aside.mkdir(parents=True, exist_ok=True)
     for number in range(count):
@@ -116,7 +116,7 @@ class Tagger(nn.Module):
 
 
 class PictureTagger(nn.Module):
-    """What is exported: a picture as it is decoded in, the scores of its tags out."""
+    """The exported graph: from a decoded picture to the scores of its tags."""
 
     def __init__(self, cache: fb.Cache, tagger: Tagger) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class PictureTagger(nn.Module):
 
 
 class Training:
-    """A model and all that moves with it: everything a checkpoint holds."""
+    """A model with the rest of a checkpoint."""
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         torch.manual_seed(options.seed)
@@ -163,13 +163,13 @@ class Training:
         return loss.item()
 
     def loss(self, scores: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        """Every tag is right or wrong by itself; the colors also compete with each other."""
+        """The loss: binary for each tag, and a softmax over the colors."""
         tags = binary_cross_entropy_with_logits(scores, batch["tags"])
         return tags + cross_entropy(scores[:, self.colors], batch["label"])
 
     @torch.no_grad()
     def validate(self) -> tuple[float, float, float]:
-        """The loss on pictures that were held out, and the shares of their tags and of their colors that are right."""
+        """The loss on held-out pictures, and the accuracy of their tags and colors."""
         batch = ImageBatch(self.cache, classes=list(COLORS), **VALUES)(list(self.held_out))
         scores = self.tagger(batch["pixels"], batch["token_mask"])
         tags = ((scores > 0) == batch["tags"].bool()).float().mean()
@@ -177,7 +177,7 @@ class Training:
         return self.loss(scores, batch).item(), tags.item(), colors.item()
 
     def save(self) -> None:
-        """Whole or not at all: a kill while writing leaves the checkpoint before."""
+        """Save atomically: a kill while writing leaves the previous checkpoint."""
         aside = self.checkpoint.with_suffix(".part")
         torch.save({"step": self.step} | {name: part.state_dict() for name, part in self.parts.items()}, aside)
         os.replace(aside, self.checkpoint)
@@ -203,7 +203,7 @@ class Training:
 
     @torch.no_grad()
     def compare(self) -> None:
-        """Tag the pictures held out twice: as trained, from the cache, and by onnxruntime from the files."""
+        """Tag the held-out pictures twice: with the model from the cache, and with onnxruntime from the files."""
         session = onnxruntime.InferenceSession(self.graph, providers=["CPUExecutionProvider"])
         collate, differences = ImageBatch(self.cache, **VALUES), []
         for row in self.held_out:

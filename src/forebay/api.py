@@ -74,7 +74,7 @@ R = TypeVar("R")
 
 
 def _reporting(verb: Callable[P, R]) -> Callable[P, R]:
-    """Show a verb's progress: `progress=True` always, None where a person sees it, False never.
+    """Show a verb's progress: always for `progress=True`, in terminals and notebooks for None, never for False.
 
     A function is called with every `Progress` instead, as `on_progress` is.
     """

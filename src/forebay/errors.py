@@ -184,7 +184,7 @@ def message_of(error: BaseException) -> str:
 
 
 def with_hint(error: BaseException) -> str:
-    """The message of an error and its hint on one line, where the hint is the only way out."""
+    """The message of an error and its hint on one line."""
     hint = error.hint if isinstance(error, ForebayError) else ""
     return f"{message_of(error)}; {hint}" if hint else message_of(error)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Glob(NamedTuple):
-    """The parts of a glob. A state is how many of them the names so far have used up.
+    """The parts of a glob. A state is the number of parts matched so far.
 
     Matching takes time in proportion to both lengths: globs may come from a hub.
     """

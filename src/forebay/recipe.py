@@ -261,7 +261,7 @@ class RecipeDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one way a value is written where its bytes are hashed: sorted keys, no spaces, ASCII."""
+    """A value as canonical JSON for hashing: sorted keys, no spaces, ASCII."""
     return _CANONICAL.encode(value).encode("ascii")
 
 
@@ -367,7 +367,7 @@ def document_fingerprint(stored: RecipeDocument, kind: type) -> str:
 
 
 def is_same_recipe(stored: RecipeDocument, recipe: AnyRecipe, inputs: Mapping[str, str] | None = None) -> bool:
-    """Whether a recipe makes what a layer holds; `inputs` are those the layer was made from, unless passed."""
+    """True if a recipe makes the content of a layer; `inputs` default to those that the layer was made from."""
     now = inputs_in(stored.dependencies) if inputs is None else inputs
     return fingerprint(recipe, now, stored.dependencies) == stored.fingerprint
 
@@ -461,7 +461,7 @@ def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _excerpts(*fields: bytes | None) -> list[str]:
-    """Two values of a field in an error's text; of long ones the part in which they begin to differ."""
+    """Two values of a field for an error message; long ones are cut to the first difference."""
     texts = [(field or b"nothing").decode() for field in fields]
     differ = (at for at, (old, new) in enumerate(zip(*texts, strict=False)) if old != new)
     start = max(0, next(differ, min(map(len, texts))) - SHOWN_CHARS // 2)

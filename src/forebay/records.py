@@ -36,7 +36,7 @@ def ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 
 def as_json(records: object, indent: int | None = None) -> bytes:
-    """Records as JSON, numbers of chunks as ranges; names of files that are not UTF-8 have lone surrogates: escaped."""
+    """Records as JSON, with chunk numbers as ranges, and file names that are not UTF-8 escaped."""
     plain = _plain(records)
     try:
         encoded = msgspec.json.encode(plain)
@@ -56,7 +56,7 @@ def _plain(value: Any, is_chunks: bool = False) -> Any:
 
 
 def html_table(title: str, facts: Mapping[str, object]) -> str:
-    """Names and values as a table; whatever is in them, it is text.
+    """Names and values as a table; all content is escaped as text.
 
     >>> html_table("Report", {"root": "<b>", "rows": 1200})
     '<table><caption>Report</caption><tr><th>root</th><td>&lt;b&gt;</td></tr><tr><th>rows</th><td>1,200</td></tr></table>'

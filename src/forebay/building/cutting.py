@@ -22,7 +22,7 @@ AHEAD = 2  # streams that are scanned, for each thread
 
 @dataclass(frozen=True, slots=True)
 class StreamScan:
-    """The result of one pass over a compressed file: the file with its digest, and where its samples end."""
+    """The result of one pass over a compressed file: its digest and the ends of its samples."""
 
     file: SourceFile
     ends: Array  # uint64, rising
@@ -99,7 +99,7 @@ def cut_source(
 
 
 def limited_chunks(source: Source, chunks: Iterable[list[Part]], most_samples: int | None) -> Iterator[list[Part]]:
-    """Chunks as they are cut by weight; those of more samples than `most_samples` are cut further."""
+    """Chunks cut by weight, and further if they have more samples than `most_samples`."""
     if most_samples is None or source.unit == "samples":  # whose weight is their number
         yield from chunks
         return
@@ -137,7 +137,7 @@ def _cut_file(
 
 
 def _scanned(source: Source, file: SourceFile) -> SourceFile:
-    """A file with its digest; a stream, which is read twice for that, must be the same both times."""
+    """A file with its digest; a stream is read twice, and must be the same both times."""
     scanned = source.scanned(file)
     if scanned.digest != file.digest and not source.look(file.path).same_identity(file):
         raise source_unreadable(file.path, "it changed while it was planned")
@@ -152,6 +152,6 @@ def _show_cut(source: Source, file: SourceFile, on_cut: OnCut, before: tuple[int
 
 
 def wait_until_settled(files: Iterable[SourceFile]) -> None:
-    """Wait until a change would give each file another time than it was seen with."""
+    """Wait until a further change of any file must change its mtime."""
     now = time.time_ns()
     time.sleep(max((settling_seconds(file.ctime_ns or file.mtime_ns, now) for file in files), default=0.0))

@@ -42,14 +42,14 @@ LIMIT_SHARE = 4  # a fourth of a memory limit, where that is less
 
 
 class DuplicateCensus:
-    """Takes the identity of one sample after the other; `check` is one number for all of them in their order."""
+    """Collects sample identities in order; `check` is one hash over all of them."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._running = xxhash.xxh3_64()
 
     def take(self, sample: Sample | Failure) -> bytes | None:
-        """The identity of the next sample, None for one that is never left out."""
+        """The identity of the next sample; None for one without."""
         identity = None if isinstance(sample, Failure) else self._identify(sample)
         self._running.update(b"\0" if identity is None else b"\1" + identity)
         return identity
@@ -127,7 +127,7 @@ def deduplicate(
 def _read(
     source: Source, identity: Identity, segment: Segment, records: "Records", on_cut: OnCut
 ) -> tuple[list[int], list[int]]:
-    """Read every sample once; per chunk, how many there were up to its end, and the check of its samples."""
+    """Read every sample once; return the cumulative count and the check of each chunk's samples."""
     ends, checks = [0], []
     total = int(segment.files.tensors["file_size"].sum())
     weights = np.cumsum(segment.weights(), dtype=np.float64)

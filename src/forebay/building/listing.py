@@ -75,7 +75,7 @@ class SourceListing:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes about the source: how it reads its paths, and the number of files that it does not read."""
+        """Notes about the source: how it reads its paths, and the number of unread files."""
         left_out = not_read(self._listing.left_out)
         return (*self.source.notes(self.walked), *([left_out] if left_out else []))
 

@@ -44,7 +44,7 @@ class BuildOptions:
             raise ValueError(f"engine must be {', '.join(map(repr, ENGINES))} or an Engine (got {self.engine!r})")
 
     def suited_to(self, recipe: AnyRecipe, source: Source | None = None) -> "BuildOptions":
-        """With the workers that a recipe or a source asks for, unless the caller chose; a cluster has its resources."""
+        """The options with the number of workers from the recipe or source, unless the caller chose one."""
         if self.engine not in (None, "local") or self.workers is not None:
             return self
         wanted = hooks_of(recipe).workers
@@ -53,7 +53,7 @@ class BuildOptions:
         return replace(self, workers=wanted)
 
     def open_engine(self) -> Engine:
-        """The engine that makes chunks; one that the caller passed is used as it is."""
+        """The engine that makes chunks: the caller's own, or one by name."""
         engine = self.engine if isinstance(self.engine, Engine) else self._named_engine(self.engine or "local")
         usage = engine.usage()
         if usage.elsewhere and self.memory_limit is not None:

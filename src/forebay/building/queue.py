@@ -1,4 +1,4 @@
-"""The chunks a builder still has to make: which slot makes which, who holds the others, what is tried again.
+"""The remaining chunks of a builder: assigned to slots, held by other builders, or waiting for a retry.
 
 stream None     3 7 8          chunks that any slot can make at any time
 stream a.gz     0 1 2          one slot reads a.gz from its beginning
@@ -120,7 +120,7 @@ class ChunkQueue:
         self._claims.release(layout.claim(self._folder, chunk))
 
     def look_at_held(self) -> None:
-        """Reconsider chunks that other builders hold: listed, taken over, or left to a builder that is alive."""
+        """Check chunks that other builders hold: drop listed ones, take over expired claims, leave the rest."""
         for chunk, claim in list(self._held.items()):
             if self._claims.watch.is_alive(claim.owner):
                 self.elsewhere.add(chunk)
@@ -138,7 +138,7 @@ class ChunkQueue:
         return self._waiting.pop(slot)
 
     def _is_sick(self, slot: int, slots: Collection[int]) -> bool:
-        """True if the last chunks all failed on a slot, and there are others on which they did not."""
+        """True if the last chunks all failed on this slot, but not on others."""
         sick = self._slots.get(slot, 0) >= SICK
         return sick and any(self._slots.get(one, 0) < SICK for one in slots)
 

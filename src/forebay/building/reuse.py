@@ -109,7 +109,7 @@ def _compared(planner: Planner, old: Index) -> SourceNow:
 
 
 def _copied_segments(plan: Plan, source: SourceNow) -> list[Segment]:
-    """The segments of a plan without the files that are gone; a withdrawn one has no files."""
+    """The segments of a plan without missing files; a withdrawn segment has no files."""
     segments: list[Segment] = []
     for segment in plan.segments:
         gone = set(segment.files.paths()) if segment.number in plan.withdrawn else source.gone

@@ -58,7 +58,7 @@ def job_document(job: ChunkJob) -> TaskDocument:
 
 
 def open_build(body: Mapping[str, Any]) -> ChunkJob:
-    """The job of a document, if its cache is the one that this machine sees."""
+    """The job of a document; raises if this machine sees another cache at its address."""
     store = open_store_document(body["store"])
     if _cache_id(store) != body["cache_id"]:
         raise EngineUnusable(

@@ -80,7 +80,7 @@ def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budg
 
 
 def _planning_budget(source: Source, total: int, recipe: Recipe) -> int:
-    """A few MiB of bytes; of samples, which may be costly to get, a fourth at most."""
+    """The trial budget: a few MiB, or at most a fourth of the samples of a source that counts samples."""
     if source.unit == "bytes":
         return SAMPLE_WEIGHT["bytes"]
     most = min(SAMPLE_WEIGHT["samples"], hooks_of(recipe).judged_by or SAMPLE_WEIGHT["samples"])
@@ -180,7 +180,7 @@ def sample_probes(source: Source, files: Sequence[SourceFile], budget: int) -> l
 
 
 def _within(probes: list[list[Part]], budget: int) -> list[list[Part]]:
-    """The probes, or two of them and more up to a few budgets where a source cannot be cut into small parts."""
+    """The probes; at least two, within a few budgets, if a source cannot be cut into small parts."""
     weight = sum(part.weight for parts in probes for part in parts)
     most = max(2, int(len(probes) * MOST_BUDGETS * budget / max(1, weight)))
     if len(probes) <= most:
@@ -212,7 +212,7 @@ def _piece(source: Source, file: SourceFile, at: int, piece: int) -> list[Part]:
 
 
 def _whole_files(source: Source, files: Iterable[SourceFile], piece: int) -> list[Part]:
-    """Whole files, one after the other, that weigh about `piece`: taken as they come, small and large alike."""
+    """Consecutive whole files with a total weight of about `piece`."""
     parts: list[Part] = []
     weight = 0
     for file in files:

@@ -47,7 +47,7 @@ def update(
 
 
 def append_new_files(cache: CacheWriter, planner: Planner) -> None:
-    """Append a segment with everything new in the source; does nothing if there is nothing. Held: the plan's claim."""
+    """Append a segment with all new data of the source, if there is any. The caller holds the plan's claim."""
     check_unsigned(cache, planner)
     while (draft := planner.following(cache.index, cache.index.plan)) is not None:
         cache.append(draft)  # or reads the segment of an update that was first
@@ -66,7 +66,7 @@ def check_unsigned(cache: CacheWriter, planner: Planner) -> None:
 
 
 def _make_last_segment(cache: CacheWriter, planner: Planner, base: str) -> int:
-    """Make the last segment if nothing of it is published yet; raises if nothing of it can be. Returns its chunks."""
+    """Make the last segment if it is fully unpublished, and return its chunks; raises if none can be made."""
     last, state = cache.index.plan.segments[-1], cache.index.state(base)
     own = slice(last.first_chunk, last.first_chunk + len(last))
     if not last.number or not state.todo[own].any() or state.listed[own].any():

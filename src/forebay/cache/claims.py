@@ -70,7 +70,7 @@ class Claims:
         return self._store.replace(key, [self._encoded()], if_etag=etag, durable=False) or self.is_mine(key)
 
     def _held_if(self, key: str, write: Callable[[], bool]) -> bool:
-        """Note a claim that is being written; first, so that an interrupt or a disk error leaves nothing behind."""
+        """Note a claim before writing it, so an interrupt or a disk error leaves no file behind."""
         self._held.add(key)
         try:
             is_written = write()
@@ -81,7 +81,7 @@ class Claims:
         return is_written
 
     def release(self, key: str, is_listed: bool = False) -> None:
-        """Give up a claim; one that another builder took over is left alone, unless the chunk `is_listed`."""
+        """Release a claim, unless another builder took it over and the chunk is not listed."""
         if key in self._held:
             if is_listed or self.is_mine(key):
                 self._store.delete(key)
@@ -130,7 +130,7 @@ class Claims:
                     self.release(key)
 
     def _is_own_caller(self, claim: Claim) -> bool:
-        """True if a build that this thread runs inside of holds a claim: waiting for it would never end."""
+        """True if an outer build in this thread holds the claim: waiting for it would never end."""
         return claim.owner == str(this_process()) and _AT_WORK.get(claim.build) == threading.get_ident()
 
     def _encoded(self) -> bytes:

@@ -221,7 +221,7 @@ def _check_description(source: Mapping[str, Any]) -> None:
 
 
 def _check_tensors(segment: Segment) -> None:
-    """Reject arrays of other types or shapes before anything is looked up in them."""
+    """Reject arrays of other types or shapes before using them."""
     parts, files, chunks = (_length(segment, name) for name in ("part_file", "file_size", "chunk_parts"))
     shapes: dict[str, tuple[DTypeLike, int]] = {
         name: (np.uint64, parts) for name in ("part_file", "part_start", "part_stop")

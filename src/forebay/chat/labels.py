@@ -60,14 +60,14 @@ def label_headers(parts: Sequence[Piece], labels: Array, turns: Sequence[Turn]) 
 
 
 def _ends_of_thinking(conversation: Conversation, text: str, piece: Piece, turns: Sequence[Turn]) -> list[int]:
-    """Where thinking ends in a text of the template that has tool calls behind it."""
+    """The end of thinking in a template text before tool calls."""
     calling = [turn for turn in turns if "tool_calls" in conversation.messages[turn.message] and piece.slot < 0]
     ends = [match.end() for match in _THINKING_END.finditer(text, piece.start, piece.stop)] if calling else []
     return [end for end in ends if end < piece.stop and any(turn.start < end <= turn.stop_start for turn in calling)]
 
 
 def _generated_kind(parsed: Parsed, slots: Sequence[Slot], part: Piece, turn: Turn, calls: bool) -> int:
-    """The kind of a text of the template in a generated turn: that of the content that it belongs to."""
+    """The kind of a template text in a generated turn: that of its content."""
     start, stop = part.start, part.stop
     if start >= turn.stop_start:
         return KIND["stop"] if start < turn.stop else KIND["header"]
@@ -87,7 +87,7 @@ def _generated_kind(parsed: Parsed, slots: Sequence[Slot], part: Piece, turn: Tu
 
 
 def check_complete(conversation: Conversation, upto: int, parsed: Parsed, turns: Sequence[Turn]) -> None:
-    """Refuse contents that the template leaves out, and thinking and calls that it leaves out of a generated turn."""
+    """Reject templates that omit contents, or thinking and calls of a generated turn."""
     messages, generated = conversation.messages[:upto], {turn.message: turn for turn in turns}
     written = {piece.slot for piece in parsed.pieces}
     for number, slot in enumerate(slots_of(messages)):

@@ -239,7 +239,7 @@ def _score(value: Any) -> float:
 
 
 def _check_turns(document: Document, conversation: Conversation, prompt: int) -> None:
-    """Raise where a turn of the candidate is not generated in the document, because the template changes history."""
+    """Raise if the template renders a candidate's turn as history, not as a generated turn."""
     stopped = set(document.labels[document.labels[:, 1] == _STOP, 2].tolist())
     if any(turn not in stopped for turn in conversation.turns if turn >= prompt):
         raise BadConversation(

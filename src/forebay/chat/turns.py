@@ -37,7 +37,7 @@ class TurnFinder:
     stop: str | None
 
     def turn(self, conversation: Conversation, upto: int, parsed: Parsed, at: int) -> Turn | None:
-        """Where the generated part of message `at` is; None if the text has it in another form, as history."""
+        """The span of the generated part of message `at`; None if the text renders it as history."""
         text, messages, tools = parsed.text, conversation.messages, conversation.tools
         prompt = self.template.render(messages[:at], tools, prompt=True)
         is_last = at + 1 == upto
@@ -71,7 +71,7 @@ class TurnFinder:
     def _contents_stop(
         self, conversation: Conversation, upto: int, parsed: Parsed, at: int, start: int, whole: str
     ) -> int:
-        """Where the last content or call of a turn ends in `whole`, or where a content would end.
+        """The end of a turn's last content or call in `whole`, or the place of an empty content.
 
         Later messages may repeat contents and names of calls: what is behind `whole` does not count.
         """
@@ -120,7 +120,7 @@ class TurnFinder:
         return next((each for each in staying if each[0] == self.template.eos), staying[-1])
 
     def _stop_after_calls(self, conversation: Conversation, tokens: list[re.Match[str]], at: int) -> re.Match[str]:
-        """The stop token of a turn with tool calls: the one of an answer in its place, or else the last one."""
+        """The stop token of a turn with tool calls: that of an answer in its place, otherwise the last one."""
         messages = [*conversation.messages[:at], {"role": "assistant", "content": MARK}]
         text = self._rendered(conversation, messages)
         after = list(self.special.finditer(text, text.index(MARK))) if MARK in text else []

@@ -1,4 +1,4 @@
-"""Where the command line begins: `forebay`, and `python -m forebay` for that of this very interpreter.
+"""Entry point of `forebay` and `python -m forebay`.
 
 Importing the verbs reads hundreds of files. A terminal shows a line before that, and an error during it is printed as
 one line, too.

@@ -114,7 +114,7 @@ def _stopped(stop: KeyboardInterrupt, typed: str) -> CommandFailure:
 
 
 def _known_cause(error: BaseException) -> tuple[str, str] | None:
-    """The message and hint for an error that is not a bug: memory, a library, data that is nested too deeply."""
+    """The message and hint for an error of memory, a library, or deeply nested data."""
     message = " ".join(str(error).split())[:300]
     if isinstance(error, MemoryError):
         return f"not enough memory{f' ({message})' if message else ''}", "use fewer --workers or smaller chunks"

@@ -157,7 +157,7 @@ def meant_command(word: str, known: Iterable[str]) -> str:
 
 
 def meant_option(typed: str, known: Iterable[str]) -> str:
-    """The option that was probably meant: another tool's word, a slip of the fingers, or an abbreviation; or "".
+    """The probable option for another tool's word, a typo or an abbreviation; or "".
 
     >>> meant_option("--seqlen", ["--sequence-length", "--separator"]), meant_option("--out", ["--into"])
     ('--sequence-length', '--into')
@@ -174,6 +174,6 @@ def meant_option(typed: str, known: Iterable[str]) -> str:
 
 
 def _abbreviates(word: str, name: str) -> bool:
-    """Whether the letters of a word are in a name, in their order."""
+    """True if a name contains the letters of a word in order."""
     letters = iter(name)
     return all(letter in letters for letter in word.replace("-", ""))

@@ -36,7 +36,7 @@ from forebay.errors import with_hint
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Sent once, when the task is open; a worker that dies before is not a chunk's fault."""
+    """Sent once, when the task is open; an earlier death of the worker is not blamed on a chunk."""
 
 
 class Computed(msgspec.Struct, frozen=True, tag=True):

@@ -1,1 +1,1 @@
-"""Which rows a training run gets, in which order, and ahead of time. Numpy only."""
+"""Rows of a training run: selection, order and prefetch. Numpy only."""

@@ -23,7 +23,7 @@ WINDOW_BYTES = 96 * 1024 * 1024  # decoded rows that all lanes together mix at a
 def choose_ordering(
     cache: Cache, columns: Sequence[str], shuffle: Shuffle | None, seed: int, window: Window | None
 ) -> Ordering:
-    """Return the ordering that `shuffle` names; "auto" decides by where and how the cache is stored.
+    """Return the ordering for `shuffle`; "auto" depends on the cache's store and codecs.
 
     All default columns of the cache count as well as `columns`, so that runs that read different columns of a cache see
     its rows in the same order.
@@ -67,7 +67,7 @@ def decoded_columns(cache: Cache, columns: Sequence[str]) -> list[str]:
 
 
 def refuse_decoding_again(cache: Cache, columns: Sequence[str], ordering: Ordering, ranks: Ranks) -> None:
-    """Raise EngineUnusable where the blocks being mixed do not all stay decoded, and would be decoded repeatedly."""
+    """Raise EngineUnusable if the mixed blocks do not fit in memory and would be decoded repeatedly."""
     if ordering.window is None and not ordering.automatic:
         return
     lanes = 1 if ordering.window is None else len(lanes_of(ranks.rank, ranks.world_size, ordering.window.lanes))

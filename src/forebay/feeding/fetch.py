@@ -43,7 +43,7 @@ class Need(NamedTuple):
 
 
 def chunks_needed(stream: Stream, ranks: Ranks, start: Cursor, end: Callable[[int], int]) -> Iterator[Need]:
-    """Yield the chunks that a rank needs from a place on, in order, each once in an epoch.
+    """Yield the chunks that a rank needs from a position on, in order, each once per epoch.
 
     `end(epoch)` is the position at which an epoch ends; an epoch without positions ends the sequence.
     """
@@ -125,13 +125,13 @@ class ChunkAhead:
         self._queue = Ahead(needs, self._open, self._fits, THREADS, "fetch")
 
     def follows(self, stream: Stream, cursor: Cursor) -> bool:
-        """Whether this runs ahead of that place, in this process: not if the rows of that epoch were not known."""
+        """True if prefetching has passed that position in this process."""
         if not self._queue.is_running or self.stream is not stream or cursor < self.cursor:
             return False
         return cursor[0] == self._start[0] or self._end(cursor[0]) > 0
 
     def reached(self, cursor: Cursor) -> None:
-        """Batches are made up to a place: chunks needed later are ahead of them."""
+        """Record that batches are made up to a position."""
         self.cursor = cursor
         self._queue.release(lambda need: need.cursor < cursor)
 

@@ -315,7 +315,7 @@ def _facts(cache: Cache, layer: str) -> dict[str, object]:
 
 
 def _shown(fact: object, other: object) -> str:
-    """Return a fact as text; a list as its length and the first entry that the other lacks."""
+    """Return a fact as text; a list as its length and its first entry that is not in the other list."""
     if not isinstance(fact, list | tuple) or not isinstance(other, list | tuple):
         return str(fact)
     differs = [own for own in fact if own not in set(other)]

@@ -73,7 +73,7 @@ class Repository:
         return f"the {'data set' if self.kind == 'dataset' else self.kind} '{self.name}'"
 
     def request(self, attempt: Callable[[], T], what: str, limit: int, is_small: bool = False) -> T:
-        """Call `attempt`, which asks the hub, with retries; each response may have `limit` bytes."""
+        """Call `attempt`, a hub request, with retries; each response may have `limit` bytes."""
         if not is_address(self.address):
             raise not_found(self.what, f"'{self.address}' is not an address", "pass one like https://host")
         try:

@@ -100,7 +100,7 @@ def _has_alpha(image: Image.Image) -> bool:
 
 
 def _opaque(image: Image.Image, alpha: Alpha, pad_color: Color) -> Image.Image:
-    """Remove transparency strip by strip; on the whole image, each step would take another copy."""
+    """Remove transparency strip by strip, which avoids copies of the whole image."""
     opaque = Image.new("RGB", image.size)
     rows = max(1, _STRIP_PIXELS // image.width)
     for top in range(0, image.height, rows):

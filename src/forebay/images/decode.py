@@ -170,7 +170,7 @@ def _decoded(opened: ImageFile.ImageFile, policy: Policy) -> DecodedImage:
 
 
 def webp_size(content: bytes) -> tuple[int, int]:
-    """Return the canvas size in the first chunk of a WebP file; (1, 1) if it has none, which Pillow refuses."""
+    """Return the canvas size in the first chunk of a WebP file; (1, 1) if it has none and Pillow rejects it."""
     kind, head = content[12:16], content[20:30].ljust(10, b"\0")
     if kind == b"VP8X":
         return 1 + int.from_bytes(head[4:7], "little"), 1 + int.from_bytes(head[7:10], "little")

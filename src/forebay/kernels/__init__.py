@@ -1,4 +1,4 @@
-"""Loops over bytes: compiled (`_kernels.c`), or the NumPy definitions of `reference.py` where no compiler was there.
+"""Loops over bytes: compiled (`_kernels.c`), or the NumPy definitions of `reference.py` without a compiler.
 
 The choice is made once, here. Other modules do not depend on it.
 """

@@ -132,7 +132,7 @@ def sample_names(ids: Array | Ragged) -> Iterator[memoryview]:
 
 
 def document_groups(documents: Ragged) -> NDArray[np.int64]:
-    """Return the group of every row of a chunk: rows that share a document are in one group, its lowest document.
+    """Return the group of every row of a chunk; rows that share a document are in one group.
 
     `documents` has pairs (document, first token). Pieces of a long document are in several rows, and each row may end
     with pieces of others, so groups are the connected components of documents that share a row. A row without documents

@@ -64,7 +64,7 @@ def permute(indices: Numbers, size: int, key: int) -> Numbers:
 
 
 def permute_each(indices: Numbers, which: Numbers, sizes: Numbers, keys: Words) -> Numbers:
-    """Return where shuffle `which[i]`, of `sizes[which[i]]` indices, puts index i; for many indices of few shuffles."""
+    """Return the position of index i in shuffle `which[i]` of `sizes[which[i]]` indices, for many indices at once."""
     used, at = distinct(which, len(sizes))
     sizes, shuffles = sizes[used], list(zip(sizes[used].tolist(), keys[used].tolist(), strict=True))
     if sizes.max(initial=0) > SORTED:

@@ -229,7 +229,7 @@ def _turns(lanes: int) -> Numbers:
 
 
 def _lane_edges(rows: int, lanes: int) -> Numbers:
-    """Return where lanes begin, and the end. Lanes that have an earlier turn have one row more where rows are left.
+    """Return the starts of lanes, and the end. Remaining rows go to the lanes with earlier turns.
 
     >>> _lane_edges(11, 4).tolist()
     [0, 3, 6, 9, 11]

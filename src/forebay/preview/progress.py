@@ -153,7 +153,7 @@ class Bar:
         self._draw(self._picture(progress))
 
     def _picture(self, progress: Progress) -> Group:
-        """The bar, which takes the width that the counts leave, and lines of facts that fit the console."""
+        """The bar in the remaining width, and lines of facts that fit the console."""
         width = self._console.width
         words = [_phase(progress)[: max(8, width - 40)], _counts(progress), self._speed.time_left(progress)]
         left = width - sum(len(word) + 1 for word in words) - 1
@@ -190,7 +190,7 @@ class Cadence:
         self._next = self._begun + FIRST_LINE_SECONDS
 
     def is_due(self, speed: SpeedMeter, progress: Progress) -> bool:
-        """Whether a line is due. Shortly before, CPU is measured: that of workers needs two moments."""
+        """True if a line is due. CPU is measured shortly before, because it needs two samples."""
         now = self._clock()
         speed.follow(progress)
         if now >= self._next - MEASURE_SECONDS:
@@ -234,7 +234,7 @@ class JsonLines:
 
 
 def compression_ratio(progress: Progress) -> float | None:
-    """Bytes before compression by bytes after it; None if the recipe does not count them."""
+    """The compression ratio; None if the recipe does not count bytes."""
     return (
         round(progress.raw_bytes / progress.written_bytes, 2) if progress.raw_bytes * progress.written_bytes else None
     )

@@ -1,4 +1,4 @@
-"""Format numbers and ranges, escape untrusted text, and show the first sign of life: a line that real output replaces.
+"""Format numbers and ranges, escape untrusted text, and show a first line that real output replaces.
 
 It imports nothing heavy, so that a line can be shown before the libraries of a verb are imported.
 """

@@ -421,7 +421,7 @@ class Cache:
         return layer
 
     def close_changed(self) -> None:
-        """Close the maps of files that were cut short or removed: touching such a map would end the process."""
+        """Close the maps of truncated or removed files: touching such a map would end the process."""
         if not self.is_remote:
             self._readers.close_changed()
 

@@ -73,7 +73,7 @@ Spans = Sequence[tuple[float, float]]  # of `time.perf_counter`
 
 
 class _Opening(threading.local):
-    """When this thread opened chunks, or waited for a store to fetch them, since `take_opening_spans`."""
+    """The times in which this thread opened chunks or waited for a store, since `take_opening_spans`."""
 
     def __init__(self) -> None:
         self.spans: deque[tuple[float, float]] = deque(maxlen=_MAX_SPANS)

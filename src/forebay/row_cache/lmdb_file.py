@@ -340,7 +340,7 @@ def _delete_rows(path: str) -> None:
 
 
 def _open_own_file(path: str, name: str) -> int:
-    """Open a file of the folder for writing, created if missing; a link could lead to a file of somebody else."""
+    """Open or create a file of the folder for writing; a link is an error."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(os.path.join(path, name), flags, 0o644)

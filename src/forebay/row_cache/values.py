@@ -35,7 +35,7 @@ def encode_row(identity: Identity, row: Mapping[str, Array], key: bytes | None) 
 
 
 def decode_row(value: bytes, columns: Mapping[str, Column], key: bytes | None) -> StoredRow:
-    """Return the row of an L2 value; raise `BadRow` unless it is as written, with this key and these columns."""
+    """Return the row of an L2 value; raise `BadRow` unless it is intact, with this key and these columns."""
     try:
         metadata, row = unseal(memoryview(value), "the row cache", "row", "row", key)
         identity = msgspec.convert(metadata.get("identity"), Identity)

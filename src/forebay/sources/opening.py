@@ -28,7 +28,7 @@ _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
 def full_path(root: str, name: str) -> str:
-    """Where a file is; `..` is resolved by name, so a missing root does not matter.
+    """The path of a file; `..` is resolved by name, so the root need not exist.
 
     Below a folder it is absolute: in an untrusted plan, root `.` and file `s3://…` must not name a bucket.
 

@@ -92,7 +92,7 @@ def _stored(values: pa.Array) -> pa.Array:
 
 
 def _plain(stored: pa.Array) -> list[str | bytes | None]:
-    """Strings, or bytes where one of them at least is not a string."""
+    """Strings, or bytes if at least one value is not a string."""
     try:
         plain: list[str | bytes | None] = stored.cast(pa.large_string()).to_pylist()
     except pa.ArrowInvalid:

@@ -101,7 +101,7 @@ def first_line(error: Exception) -> str:
 
 
 def _check_endpoint(scheme: str, address: str) -> None:
-    """Refuse an endpoint that is not a URL: obstore would end with a panic at the first request."""
+    """Reject an endpoint that is not a URL: obstore would panic at the first request."""
     for name in _ENDPOINTS.get(scheme, ()):
         named = os.environ.get(name)
         if named and not re.match(r"https?://[^/]", named):

@@ -30,7 +30,7 @@ _NOT_ALLOWED = re.compile(r"AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatc
 
 
 def check_lasting(error: Exception, what: str, key: str, address: str) -> None:
-    """Raise the error of forebay for an error that no retry helps; return for another one."""
+    """Raise forebay's error for a lasting problem; return for one that a retry may fix."""
     if isinstance(error, FileNotFoundError) and not _is_no_bucket(error, what):
         raise Missing(key) from error
     if _NO_ROOM.search(str(error)) or status_of(error) == 507:
@@ -82,7 +82,7 @@ def _service_problem(error: Exception, key: str) -> tuple[str, str] | None:
 
 
 def is_certain(error: Exception) -> bool:
-    """Whether "it exists" is the answer to the only request that was sent, and not a conflict of two in flight."""
+    """True if "it exists" answers the only request that was sent, and not a conflict of two in flight."""
     return _RETRIED.search(str(error)) is None and status_of(error) in (None, 412)
 
 

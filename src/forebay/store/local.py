@@ -1,4 +1,4 @@
-"""A store in a local or shared folder: one file per key, written aside and linked into place.
+"""A store in a local or shared folder: one file per key, linked into place from a temporary file.
 
 A folder of a cache may not be a symbolic link; the root itself may be one. Each call checks this once: a local user who
 exchanges folders during a call could write chunks anyway.
@@ -280,7 +280,7 @@ def _listed(path: str) -> list["os.DirEntry[str]"]:
 
 @contextmanager
 def _locked(folder: str, is_needed: bool) -> Iterator[None]:
-    """Keep other conditional replacements out of a folder, so that comparing and replacing are one step for them."""
+    """Lock a folder against other conditional replacements, which makes comparing and replacing atomic."""
     if not is_needed:
         yield
         return

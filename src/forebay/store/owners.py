@@ -37,7 +37,7 @@ class Owner:
         return cls(parts[1], int(parts[2]), int(parts[3])) if parts else None
 
     def is_dead(self) -> bool:
-        """True only if this host is sure: there is no such process, or another one with the same pid."""
+        """True only if this host is sure that the process is gone, or its pid was reused."""
         if self.host != this_host():
             return False
         try:

@@ -67,7 +67,7 @@ def note_answer(service: str) -> None:
 
 @contextmanager
 def awaited(service: str) -> Iterator[None]:
-    """Report after a moment that the service has not answered yet, unless it did before."""
+    """Report after a moment that the service has not answered, unless it answered before."""
     if service in _answered:
         yield
         return

@@ -98,7 +98,7 @@ class Features:
         return dict.fromkeys(self._stored, Slices(near.low, self._width))
 
     def around(self, near: Neighbors, read: Columns) -> Between:
-        """Return the values that were read around t, with those of columns that are the same for all rows."""
+        """Return the values read around t, including those of constant columns."""
         steps = near.low[:, None] + np.arange(self._width)
         values = {name: np.asarray(read[name]) for name in self._stored}
         values |= {name: constant[steps] for name, constant in self._constant.items()}

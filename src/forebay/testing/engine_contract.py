@@ -1,4 +1,4 @@
-"""The guarantees of every engine, as tests to inherit: a subclass makes one, and a few small chunks are run by it."""
+"""The guarantees of every engine, as tests to inherit: a subclass creates an engine, which runs a few small chunks."""
 
 import errno
 import os

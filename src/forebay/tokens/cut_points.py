@@ -125,7 +125,7 @@ def _uncut_texts(steps: _Steps) -> list[str]:
 
 
 def _is_matched_as_written(content: str) -> bool:
-    """Whether a token that may be cut is in a text before NFC wherever it is in the text after it."""
+    """True if every cuttable token in the text after NFC is also in the text before NFC."""
     decomposed = unicodedata.normalize("NFD", content)
     return _MAY_BE_CUT.search(decomposed) is None or _SAME_IN_NFC.fullmatch(content) is not None
 
@@ -170,7 +170,7 @@ def _is_one_word(steps: _Steps) -> bool:
 
 
 def _merges_no_spaces(steps: _Steps) -> bool:
-    """Whether a text is one word for the merges, and none of them joins a letter and the "▁" after it."""
+    """True if a text is one word for the merges, and no merge joins a letter and the following "▁"."""
     model = steps.vocabulary.document.model
     without_effect = {"type": "Split", "pattern": {"String": " "}}  # where no space is left
     marks = [step for step in steps.splits if _type(step) == "Metaspace"]
@@ -228,7 +228,7 @@ def _forms(token: AddedToken) -> tuple[str, str]:
 
 
 def _keeps_letters(vocabulary: Vocabulary) -> bool:
-    """Whether every letter and digit stays one next to a space, in spite of the tokenizer's character map."""
+    """True if the tokenizer's character map keeps every letter and digit next to a space."""
     if not is_installed("tokenizers"):
         return False
     normalizer = reference_tokenizer(vocabulary).normalizer

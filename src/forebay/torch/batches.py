@@ -29,7 +29,7 @@ _SMALLEST = 16 * 1024  # bytes; smaller arrays are as fast from malloc
 
 
 class Buffers:
-    """Hands out memory of any shape, that of earlier batches where some is free. Threads may share it.
+    """Provides memory of any shape, reused from earlier batches if possible. Threads may share it.
 
     Memory belongs to the storage of one tensor. When the last tensor over that storage is freed, its memory is free for
     another batch: nothing is counted or returned by hand. At most `limit_bytes` of all shapes together stay free.
@@ -117,7 +117,7 @@ class Buffers:
 
 
 def _aligned(size: int) -> Array:
-    """Return memory that begins with a line of the CPU cache, so that no store of compiled code crosses two of them."""
+    """Return memory aligned to a CPU cache line, so stores of compiled code never cross two lines."""
     memory = np.empty(size + _LINE, np.uint8)
     start = -memory.ctypes.data % _LINE
     return memory[start : start + size]

@@ -246,6 +246,6 @@ class BatchMaker:
 
 
 def suitable_threads(assembler: Assembler) -> int:
-    """Return 2 where columns are decoded or pixels are painted, else 1: one thread keeps up with memory."""
+    """Return 2 threads if columns are decoded or pixels are painted, else 1."""
     is_decoded = any(decoded_columns(cache, assembler.columns) for cache in assembler.reader.caches)
     return 2 if assembler.collate.viewed or is_decoded else 1

@@ -49,7 +49,7 @@ def ordered(
     on_growth: Callable[[Growth], None] | None,
     restart: bool,
 ) -> Stream:
-    """Return a cache as a stream; another stream has its own order, and none of the arguments that decide one."""
+    """Return a cache as a stream. Another stream is returned unchanged, and accepts no order arguments."""
     rule = checked_rule(selection)
     if on_growth is not None and not callable(on_growth):
         raise TypeError(f"on_growth is {on_growth!r}; pass a function that takes a Growth")

@@ -157,7 +157,7 @@ class Agreement:
 
     @contextmanager
     def _naming_rank_0(self) -> Iterator[None]:
-        """Name rank 0 where the store does not answer: it is usually kept by that process."""
+        """Report rank 0 if the store does not answer: its process usually hosts the store."""
         started = time.monotonic()
         try:
             yield

@@ -95,7 +95,7 @@ class HeadChecks:
 
 
 def is_here(store: Store) -> bool:
-    """Whether chunks are files of this machine: to open one of another store would fetch all of it."""
+    """True if chunks are files of this machine: opening a remote one would fetch all of it."""
     return store.local_path(layout.CACHE) is not None
 
 

@@ -154,7 +154,7 @@ def _each(ragged: Any) -> Iterator[Array]:
 
 
 def repetition(tokens: Array) -> float:
-    """The share of a text whose runs of four tokens occurred in it before.
+    """The share of four-token runs that occurred earlier in the text.
 
     >>> repetition(np.arange(100)), round(repetition(np.tile([1, 2, 3, 4, 5], 20)), 2)
     (0.0, 0.95)

@@ -1,4 +1,4 @@
-"""A cache that pages are made of: reopened when it grows, addressed by its place in the list, never by a path."""
+"""A cache for the pages: reopened when it grows, addressed by its list index, never by a path."""
 
 import threading
 from collections.abc import Callable

@@ -191,7 +191,7 @@ def _log_probs(cache: Cache, row: int, trained: Array, part: slice) -> dict[str,
 
 
 def check_lengths(tokens: Array, lengths: Array) -> None:
-    """Raise where documents are longer than their row: an untrusted cache could ask for any amount of memory."""
+    """Raise if documents are longer than their row: an untrusted cache could exhaust memory."""
     if int(lengths.sum(dtype=np.uint64)) > len(tokens):
         raise ValueError(f"the documents of the row are longer than its {len(tokens):,} tokens")
 

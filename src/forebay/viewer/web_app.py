@@ -114,7 +114,7 @@ class Guard:
 
 
 def known_names(host: str) -> frozenset[str]:
-    """The names under which a server that listens on `host` may be asked."""
+    """The host names that requests to this server may use."""
     names: Iterable[str] = ["localhost"]
     if host != LOOPBACK:
         names = ["localhost", host, socket.gethostname(), socket.getfqdn()]
@@ -144,7 +144,7 @@ def _refusal(status: int, reason: str) -> Answer:
 
 @dataclass(frozen=True)
 class WebApp:
-    """Answers requests that its guard lets pass; streams of events end when `ending` is set."""
+    """Answers requests that the guard accepts; event streams end when `ending` is set."""
 
     caches: Sequence[ShownCache]
     guard: Guard

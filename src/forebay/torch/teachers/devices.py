@@ -23,7 +23,7 @@ def device_named(name: str) -> torch.device:
 
 
 def device_facts(names: str) -> str:
-    """Return the device facts that results depend on, besides the libraries: bits are the same on one device only."""
+    """Return the device facts that results depend on: equal bits need the same device."""
     return " and ".join(dict.fromkeys(_facts(device_named(name)) for name in names.split(",")))
 
 
@@ -60,7 +60,7 @@ def device_memory(name: str) -> DeviceMemory | None:
 
 
 def release_device_memory() -> None:
-    """Give back the memory of models that are gone: an allocator keeps it, also from other processes."""
+    """Release the memory of deleted models, which the allocator keeps from other processes."""
     if torch.accelerator.is_available():
         cached: Any = torch.get_device_module()
         cached.empty_cache()

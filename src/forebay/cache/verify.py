@@ -142,7 +142,7 @@ def source_check(index: Index, source: Source, plan: Plan) -> SourceCheck:
 
 
 def stale_sources(index: Index, source: Source, full: bool) -> dict[str, str] | None:
-    """Differences between source files and the plan; None if either cannot be read."""
+    """How source files differ from what was planned; None if the source or the plan cannot be read."""
     plan = index.sound_plan
     if plan is None or not plan.segments:
         return None

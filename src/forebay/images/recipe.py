@@ -198,7 +198,7 @@ class ImageRecipe(
         return {"pillow": pillow_version, **{name: version for name, version in versions.items() if version}}
 
     def settled(self, stored: Mapping[str, Any] | None, survey: Annotations) -> tuple["ImageRecipe", tuple[str, ...]]:
-        """Return the recipe with the vocabulary of the cache, or of the present source."""
+        """Return the recipe with its vocabulary: that of the cache, or of the source as it is now."""
         if self.tags is not None:
             return self, self._no_hits(survey) if self.tags and stored is None else ()
         if stored is not None:
@@ -306,7 +306,7 @@ class ImageRecipe(
         return letterbox(decoded.image, self.size, self.resample, decoded.size)
 
     def packed(self, content: Planes) -> Array:
-        """Return stored content: raw pixels, or JPEG."""
+        """Return content as it is stored: raw pixels, or JPEG."""
         if self.storage == "raw":
             return content.reshape(-1)
         image = Image.fromarray(np.ascontiguousarray(content.transpose(1, 2, 0)))
@@ -345,7 +345,7 @@ class ImageRecipe(
         return _PreparedRow(row, len(names), len(content))
 
     def _packed_content(self, content: bytes) -> tuple[Array, Letterbox]:
-        """Return the stored form of an image file, and its letterbox."""
+        """Return an image file as it is stored, and its letterbox."""
         if self.storage == "raw":
             planes, fitted = self.letterboxed(content)
             return planes.reshape(-1), fitted

@@ -39,7 +39,7 @@ def resized_planes(image: Image.Image, size: tuple[int, int], resample: Resample
 
 
 def compiled_planes(image: Image.Image, size: tuple[int, int], resample: Resample, fast: bool = True) -> Planes | None:
-    """Return the same as `resized_planes` without Pillow, or None if Pillow does not share its pixels."""
+    """Return what `resized_planes` returns, without Pillow; None where Pillow does not lend its pixels."""
     try:
         _, lent = image.__arrow_c_array__()
     except (AttributeError, ValueError):  # before 11.2; or an image that lies in several blocks of memory
@@ -94,7 +94,7 @@ def letterbox(
 def letterbox_planes(
     image: Image.Image | Bands, size: int, resample: Resample = "bilinear", full: tuple[int, int] | None = None
 ) -> tuple[Planes, Letterbox]:
-    """Return the same as `letterbox`, with the pixels as planes."""
+    """Return what `letterbox` returns, with the pixels as planes."""
     if isinstance(image, Bands):
         small, fitted = letterbox(image, size, resample, full)
         return as_planes(small), fitted

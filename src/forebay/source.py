@@ -205,7 +205,7 @@ _listings: ContextVar[dict[Hashable, Listing] | None] = ContextVar("forebay_list
 
 @contextmanager
 def listed_once() -> Iterator[None]:
-    """List the same objects once within it, for a report that is asked for several things about them."""
+    """Cache the listing inside this block, for reports that need it several times."""
     token = _listings.set({})
     try:
         yield
@@ -448,7 +448,7 @@ class _Following:
 
 
 def part_sum(source: Source, part: Part, read: PartDigest | None = None) -> int:
-    """The digest of a part of the source: of the whole file where the plan knows that, else as it was `read`."""
+    """The digest of a part of the source: the planned digest of the whole file if known, otherwise the one that was `read`."""
     if part.file.digest is not None:
         return part.file.digest
     known = None if read is None else read.value

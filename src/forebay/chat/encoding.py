@@ -102,7 +102,7 @@ def _skipped(ids: Array, ends: Array, tokens: TokenBytes, text: bytes, edges: Ar
 
 
 def token_begins(ids: Array, skipped: Array, tokens: TokenBytes, text: bytes) -> Array | None:
-    """The byte of a text at which each token begins, one behind the other; None if the tokens are not its bytes."""
+    """The byte offset of each token in a text; None if the tokens together are not its bytes."""
     flat, offsets = tokens.flat
     begins = np.empty(len(ids), np.int64)
     return begins if kernels.token_places(begins, np.ascontiguousarray(ids), skipped, offsets, flat, text) else None

@@ -35,7 +35,7 @@ _MOST_LOOK = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class LongPiece:
-    """A piece that was skipped: its length and newlines with its separator, its size without."""
+    """A skipped piece: its length and newlines include the separator, its size does not."""
 
     length: int
     newlines: int

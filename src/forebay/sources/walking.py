@@ -41,7 +41,7 @@ class WalkedFile(NamedTuple):
 
 
 class NamesIn:
-    """The names in a folder, looked up one by one: for few of them that costs less than listing it."""
+    """The names in a folder, looked up one by one, which is cheaper than a listing for few names."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder

@@ -130,7 +130,7 @@ def _last_part(path: str) -> str:
 
 
 def _sample(shown: ShownCache, rows: int) -> list[int]:
-    """Rows that are spread over a cache; none where it has none, or cannot be read."""
+    """Rows spread over a cache; empty if it has no rows or cannot be read."""
     count = cache_names([shown])[0].rows
     return np.unique(np.linspace(0, count - 1, min(rows, count)).astype(np.int64)).tolist() if count else []
 

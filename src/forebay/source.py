@@ -448,7 +448,7 @@ class _Following:
 
 
 def part_sum(source: Source, part: Part, read: PartDigest | None = None) -> int:
-    """The digest of a part of the source: that of the whole file if it is planned, otherwise the one that was `read`."""
+    """The digest of a part of the source: that of the whole file if planned, otherwise the one that was `read`."""
     if part.file.digest is not None:
         return part.file.digest
     known = None if read is None else read.value

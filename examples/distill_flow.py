@@ -114,7 +114,7 @@ def build_caches(folder: Path, count: int) -> None:
         str(folder / "flux"), size=SIZE, noise="noised", max_length=WORDS, batch_timesteps=True, **prompts
     )
     layers["sol"] = TeacherRecipe(teacher=GeometricSol(), **prompts)
-    for name, absent in (("shapes", ""), ("strangers", "lune")):  # the second data set was never shown to Lune
+    for name, absent in (("shapes", ""), ("unseen", "lune")):  # the second data set was never shown to Lune
         images, root = folder / "images" / name, folder / "caches" / name
         if not images.exists():
             draw_images(images, count, offset=len(name))
@@ -204,7 +204,7 @@ class Training:
         self.path = folder / f"student-{kind}-teachers.pt"
         self.seed, self.dropout = options.seed, TeacherDropout(rate=0.1, seed=options.seed)
         self.teaches = not options.without_teachers
-        self.caches = [fb.open_cache(folder / "caches" / name, layers=["latents"]) for name in ("shapes", "strangers")]
+        self.caches = [fb.open_cache(folder / "caches" / name, layers=["latents"]) for name in ("shapes", "unseen")]
         times = LogitNormalTimes(SHIFT)  # one time per row and epoch, the same for both teachers
         features = [Timed("lune", times, direction="t0_noise"), Timed("sol", times)] if self.teaches else []
         mixture = Mixture.of([Ingredient(cache, weight=0.5) for cache in self.caches], seed=options.seed)

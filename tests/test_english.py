@@ -53,6 +53,11 @@ CALQUES = {
     r"\bwhich is there\b|\bthat are there\b|\bthat is there\b": "existing",
     r"\bwhat is (?:missing|left|wanted)\b": "missing chunks, the rest",
     r"\b(?:dead builders?|hand-me-down|out of doors)\b": "stale builder",
+    r"\bin (?:its|their) way\b": "that prevents it",
+    r"\btoo dear\b": "too expensive",
+    r"\bwhole or not at all\b": "atomically",
+    r"\bwhat (?:stands|goes|moves) (?:in|with)\b": "its problem, the rest of it",
+    r"\bdoes? not do what (?:it|they) should\b": "fails",
     r"\b(?:some|any)body's\b": "another user's",
     r"\bof which (?:nothing|none)\b": "without any",
     r"\bthat (?:only )?the cache names\b": "recorded in the cache",
@@ -134,6 +139,7 @@ MODULES: dict[str, list[Path]] = {}
 for module in sorted(SOURCE.rglob("*.py")):
     MODULES.setdefault(package_of(module), []).append(module)
 FILES = {str(path.relative_to(ROOT)): [path] for path in PAGES} | MODULES
+FILES["examples"] = sorted((ROOT / "examples").glob("*.py"))
 
 
 @pytest.mark.parametrize("name", sorted(FILES))

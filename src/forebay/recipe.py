@@ -278,7 +278,7 @@ def fields_of(recipe: AnyRecipe) -> dict[str, Any]:
 
 
 def check_fields(recipe: msgspec.Struct) -> None:
-    """Refuse a field of another type than its recipe declares; called when the recipe is made."""
+    """Reject a field of another type than its recipe declares; called when the recipe is made."""
     kind = type(recipe)
     for name, declared_type in _field_types(kind).items():
         value = getattr(recipe, name)

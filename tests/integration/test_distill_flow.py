@@ -154,5 +154,5 @@ def test_inference_asks_no_teacher(example: ModuleType, prepared: Path) -> None:
 
 
 def test_the_caches_of_the_example_are_sound(prepared: Path) -> None:
-    for name in ("shapes", "strangers"):
+    for name in ("shapes", "unseen"):
         assert fb.verify(prepared / "caches" / name, full=True).sound

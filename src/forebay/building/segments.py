@@ -104,7 +104,7 @@ class Planner:
         wait_until_settled(files)
 
     def _new_files(self, index: Index, plan: Plan) -> tuple[list[SourceFile], dict[str, int]]:
-        """New and grown files in their present state, with the planned length of each grown file."""
+        """The files that are new or grew, as they look now, and how far those that grew are planned."""
         folder = index.folder(index.base) or ""
         check = SourceCheck(self.store, self.source, plan, folder, index.table(index.base))
         fresh = check.freshness(listed=self.listing.walked)
@@ -217,7 +217,7 @@ def is_unsigned(index: Index) -> bool:
 
 
 def check_signed(store: Store, plan: Plan, number: int, draft: Draft | None) -> None:
-    """With a key, compare a segment that no tagged generation covers with the source."""
+    """With a key, a segment that no tagged generation covers must be what the source gives now."""
     if draft is not None and draft.segment.digest == plan.segments[number].digest:
         return
     way = f"delete '{store.address}' and build it again" if not number else f"run `forebay clean {store.address}"

@@ -344,15 +344,6 @@ class ImageRecipe(
         }
         return _PreparedRow(row, len(names), len(content))
 
-    def _packed_content(self, content: bytes) -> tuple[Array, Letterbox]:
-        """Return an image file as it is stored, and its letterbox."""
-        if self.storage == "raw":
-            planes, fitted = self.letterboxed(content)
-            return planes.reshape(-1), fitted
-        decoded = decode(content, self.policy)
-        small, fitted = letterbox(decoded.image, self.size, self.resample, decoded.size)
-        return np.frombuffer(bytearray(self._as_jpeg(small)), np.uint8), fitted
-
     def _as_jpeg(self, image: Image.Image) -> bytes:
         """Encode an image, with color at full resolution, and without the comment of its file."""
         buffer = io.BytesIO()

@@ -87,18 +87,7 @@ def letterbox(
     """
     fitted = fit(*(full or image.size), size)
     if isinstance(image, Bands):
-        return image.resized(wanted, method), fitted
-    return (image if image.size == wanted else image.resize(wanted, method)), fitted
-
-
-def letterbox_planes(
-    image: Image.Image | Bands, size: int, resample: Resample = "bilinear", full: tuple[int, int] | None = None
-) -> tuple[Planes, Letterbox]:
-    """Return what `letterbox` returns, with the pixels as planes."""
-    if isinstance(image, Bands):
-        small, fitted = letterbox(image, size, resample, full)
-        return as_planes(small), fitted
-    fitted = fit(*(full or image.size), size)
+        return as_planes(image.resized(fitted.box[2:], Image.Resampling[resample.upper()])), fitted
     return resized_planes(image, fitted.box[2:], resample), fitted
 
 

@@ -108,9 +108,7 @@ def _has_problems(report: Status) -> bool:
 @option("-r", "--row", "chosen", type=whole(0), multiple=True, help="Row to show (repeatable).")
 @option("--column", "columns", multiple=True, help="Column of any layer (repeatable).")
 @option("--png", "sheet", metavar="FILE", shell_complete=complete_file, help="Draw images to this file.")
-@option(
-    "--patch", type=click.IntRange(min=1), help="Patch size drawn with --png.  [default: 16, if it divides the size]"
-)
+@option("--patch", type=whole(1), help="Patch size drawn with --png.  [default: 16, if it divides the size]")
 @option(
     "--source",
     "paths",

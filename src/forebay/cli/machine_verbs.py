@@ -28,7 +28,7 @@ fill_options = (
     ),
     option(
         "--node",
-        type=click.IntRange(min=0),
+        type=whole(0),
         help="Fetch only the chunks of this machine, counted from 0, e.g. --node 1 --nodes 4.  [default: all]",
     ),
     option("--nodes", type=whole(1), default=1, help="Machines that train together, with --node."),

@@ -8,9 +8,8 @@ import pytest
 from tests.helpers.byte_tokens import ByteTokens
 
 import forebay as fb
-from forebay import kinds
 from forebay.errors import LibraryMissing, RecipeInvalid, SourceInvalid
-from forebay.kinds import RECIPES, SOURCES, own_kinds, recipe_class, reopen_recipe, reopen_source, source_class
+from forebay.kinds import RECIPES, SOURCES, known_kinds, recipe_class, reopen_recipe, reopen_source, source_class
 from forebay.recipe import document
 
 WRONG: list[Any] = [None, True, 5, 1.5, [], {}, [[]], [5], {"x": []}]
@@ -40,7 +39,7 @@ def test_a_source_opens_by_a_whole_description_and_by_no_other(kind):
                 reopen_source({"kind": kind, **WHOLE, name: value})
 
 
-@pytest.mark.parametrize("kind", own_kinds(SOURCES))
+@pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize("value", WRONG, ids=repr)
 def test_no_description_raises_an_error_that_is_not_ours(kind, value):
     for description in ({"kind": kind}, *({"kind": kind, **WHOLE, name: value} for name in WHOLE)):
@@ -63,41 +62,21 @@ def test_a_recipe_with_fields_of_another_type_says_so(fields):
     assert reopen_recipe(kept) == fb.RawRecipe()
 
 
-@pytest.mark.parametrize(("group", "find"), [(RECIPES, recipe_class), (SOURCES, source_class)])
-def test_every_kind_of_ours_is_found_under_its_own_name(group, find):
-    for kind in own_kinds(group):
+@pytest.mark.parametrize(("own", "find"), [(RECIPES, recipe_class), (SOURCES, source_class)])
+def test_every_kind_of_ours_is_found_under_its_own_name(own, find):
+    for kind in own:
         assert find(kind).kind == kind
 
 
-@pytest.fixture
-def installed(tmp_path, monkeypatch):
-    """As installed from a wheel: no pyproject.toml is there, and the metadata of packages says what there is."""
-
-    def install(package: str, lines: str) -> None:
-        folder = tmp_path / "site" / f"{package}-9.dist-info"
-        folder.mkdir(parents=True)
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 9\n")
-        (folder / "entry_points.txt").write_text(lines)
-
-    monkeypatch.setattr(kinds, "_PYPROJECT", tmp_path / "pyproject.toml")
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    own_kinds.cache_clear()
-    yield install
-    own_kinds.cache_clear()
-
-
-def test_an_installed_package_finds_its_kinds_in_its_metadata(installed):
-    installed("forebay", "[forebay.recipes]\nraw = forebay.raw:RawRecipe\n")
-    assert recipe_class("raw") is fb.RawRecipe
-    with pytest.raises(LibraryMissing, match="known: raw"):
-        recipe_class("tokens")
-
-
-def test_another_package_adds_kinds_and_replaces_none_of_ours(installed):
-    installed("forebay", "[forebay.recipes]\nraw = forebay.raw:RawRecipe\n")
-    installed(
-        "letters",
-        "[forebay.recipes]\nraw = tests.helpers.byte_tokens:ByteTokens\nbytes = tests.helpers.byte_tokens:ByteTokens\n",
-    )
+def test_another_package_adds_kinds_and_replaces_none_of_ours(tmp_path, monkeypatch):
+    about = tmp_path / "letters-9.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: letters\nVersion: 9\n")
+    named = "tests.helpers.byte_tokens:ByteTokens"
+    (about / "entry_points.txt").write_text(f"[forebay.recipes]\nraw = {named}\nbytes = {named}\n")
+    monkeypatch.syspath_prepend(tmp_path)
     assert recipe_class("raw") is fb.RawRecipe
     assert recipe_class("bytes") is ByteTokens
+    assert known_kinds().count("raw") == 1
+    with pytest.raises(LibraryMissing, match="known: chat, images"):
+        recipe_class("letters")

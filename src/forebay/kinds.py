@@ -1,14 +1,12 @@
-"""Which class stands behind a kind of recipe or source: entry points, of forebay itself and of other packages.
+"""Which class stands behind a kind of recipe or source: a table of forebay's own, and entry points of other packages.
 
 A package adds its own in the group `forebay.recipes` or `forebay.sources`, named as the kind. It cannot replace one of
 forebay's own.
 """
 
-import tomllib
 from collections.abc import Mapping
-from functools import cache
-from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
-from pathlib import Path
+from importlib.metadata import entry_points
+from pkgutil import resolve_name
 from typing import Any
 
 import msgspec
@@ -20,10 +18,29 @@ from forebay.store.base import is_url
 
 # What a description that somebody else wrote may raise in the class that it is turned into.
 WRONG = (KeyError, TypeError, ValueError, AttributeError, RecursionError, msgspec.ValidationError)
-RECIPES, SOURCES = "forebay.recipes", "forebay.sources"  # groups of entry points; an entry is named as its kind
-# forebay's own entry points are read from here in a source tree, where installed metadata is missing or older than the
-# code: an editable install records them once. An installed package has no such file, and is asked for its metadata.
-_PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+RECIPES = {  # named, not imported: most need an optional library
+    "chat": "forebay.chat:ChatRecipe",
+    "images": "forebay.images:ImageRecipe",
+    "imported": "forebay.compat.pt_import:ImportedRecipe",
+    "preferences": "forebay.chat:PreferenceRecipe",
+    "raw": "forebay.raw:RawRecipe",
+    "teacher": "forebay.teachers:TeacherRecipe",
+    "tokens": "forebay.tokens:TokenRecipe",
+}
+SOURCES = {
+    "chat-cache": "forebay.chat:ChatCacheSource",
+    "files": "forebay.sources:FileSource",
+    "function": "forebay.sources:FunctionSource",
+    "hub": "forebay.sources.hub_datasets:HubSource",
+    "image_manifest": "forebay.sources:ImageManifestSource",
+    "images": "forebay.sources:ImageSource",
+    "jsonl": "forebay.sources:JsonlSource",
+    "lines": "forebay.sources:LineSource",
+    "old-cache": "forebay.compat.pt_import:OldCacheSource",
+    "parquet": "forebay.sources.parquet_sources:ParquetSource",
+    "parquet_images": "forebay.sources.parquet_sources:ParquetImageSource",
+    "text": "forebay.sources:TextSource",
+}
 
 
 def recipe_class(kind: str) -> type[Any]:
@@ -110,37 +127,16 @@ def remote_source(description: Mapping[str, Any]) -> str:
     return root if is_url(root) else kind if source_class(kind).remote else ""
 
 
-@cache
-def own_kinds(group: str) -> dict[str, EntryPoint]:
-    """forebay's own kinds of recipes or of sources."""
-    if Path(__file__).parents[1].name == "src" and _PYPROJECT.is_file():
-        project = tomllib.loads(_PYPROJECT.read_text("utf-8")).get("project", {})
-        if project.get("name") == "forebay":
-            return {kind: EntryPoint(kind, value, group) for kind, value in project["entry-points"][group].items()}
-    try:
-        own = distribution("forebay").entry_points
-    except PackageNotFoundError as error:
-        hint = "install forebay again, or allow more open files (`ulimit -n`)"
-        raise LibraryMissing("the metadata of the package 'forebay' cannot be read", hint=hint) from error
-    return {entry.name: entry for entry in own.select(group=group)}
-
-
 def known_kinds() -> list[str]:
     """The kinds of recipes that are installed: forebay's own, then those of other packages."""
-    return [*dict.fromkeys([*own_kinds(RECIPES), *sorted(entry.name for entry in _of_others(RECIPES))])]
+    return [*dict.fromkeys([*RECIPES, *sorted(entry.name for entry in entry_points(group="forebay.recipes"))])]
 
 
-def _of_others(group: str, name: str | None = None) -> list[EntryPoint]:
-    """The entry points of other packages: the metadata of an editable install of forebay may be older than its code."""
-    entries = entry_points(group=group) if name is None else entry_points(group=group, name=name)
-    return [entry for entry in entries if entry.dist is None or entry.dist.name != "forebay"]
-
-
-def _find(what: str, kind: str, group: str) -> type[Any]:
-    own = own_kinds(group)
-    for entry in (own[kind],) if kind in own else _of_others(group, name=kind):
-        loaded: type[Any] = entry.load()
-        return loaded
+def _find(what: str, kind: str, own: Mapping[str, str]) -> type[Any]:
+    names = [own[kind]] if kind in own else [each.value for each in entry_points(group=f"forebay.{what}s", name=kind)]
+    if names:
+        named: type[Any] = resolve_name(names[0])
+        return named
     raise LibraryMissing(
         f"no {what} of kind '{kind}' is installed (known: {', '.join(sorted(own))})",
         hint=f"install the package that provides it, or pass the {what} itself",

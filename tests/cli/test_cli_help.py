@@ -14,7 +14,7 @@ from tools.cli_reference import DOCS, REFRESH, helps, pages
 from forebay.cli.main import cli
 from forebay.cli.settings import FAMILIAR, ON_OTHER_LAYERS, kind_names, kind_of
 from forebay.fields import declared
-from forebay.kinds import RECIPES, own_kinds, recipe_class
+from forebay.kinds import RECIPES, recipe_class
 
 VERBS = (
     "demo", "estimate", "build", "view", "status", "info", "peek", "verify", "repair", "update", "copy", "clean",
@@ -127,6 +127,6 @@ def test_help_of_builds_imports_no_torch():
 
 
 def test_kinds_that_no_source_makes_are_known_without_their_modules():
-    kinds = {name: recipe_class(name) for name in own_kinds(RECIPES)}
+    kinds = {name: recipe_class(name) for name in RECIPES}
     from_a_source = {name for name, kind in kinds.items() if "chunk_target" in dir(kind) and kind.source_settings}
     assert set(kinds) - from_a_source == ON_OTHER_LAYERS

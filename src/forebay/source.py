@@ -188,6 +188,9 @@ class Failure(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
+Samples = Iterable[Sample | Failure | SampleBatch]
+
+
 def allows_all(allowed: int | float | None) -> bool:
     """True if the caller lets every sample fail: a share of 100%."""
     return isinstance(allowed, float) and allowed >= 1
@@ -262,9 +265,7 @@ class Source(Protocol):
         """
 
     @abstractmethod
-    def read(
-        self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
-    ) -> Iterable[Sample | Failure | SampleBatch]:
+    def read(self, part: Part, *, digest: PartDigest | None = None, preview: bool = False) -> Samples:
         """The samples of one part in order, alone or in batches.
 
         A source that hashes the bytes it reads sets `digest`. With `preview`, for estimates, it may read fewer samples

@@ -8,7 +8,7 @@ of the cache is a file of the source, read whole and passed on as one batch.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, ClassVar
@@ -25,7 +25,7 @@ from forebay.format.generation import ChunkTable
 from forebay.masks.train_on import check_roles_and_kinds
 from forebay.read.cache import Cache
 from forebay.read.opening import open_cache
-from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, Source, SourceFile, Unit
+from forebay.source import Part, PartDigest, Samples, Source, SourceFile, Unit
 from forebay.sources.jsonl import lines
 from forebay.sources.source_settings import PathSettings
 from forebay.store import Store, open_store
@@ -85,9 +85,7 @@ class ChatCacheSource(Source):
         """A chunk is one part: the documents of one conversation may lie in several of its rows."""
         return iter([self.weight(file)] if start == 0 else [])
 
-    def read(
-        self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
-    ) -> Iterable[Sample | Failure | SampleBatch]:
+    def read(self, part: Part, *, digest: PartDigest | None = None, preview: bool = False) -> Samples:
         pinned, path = self._pinned, part.file.path
         rows = pinned.cache.chunk(pinned.find(path)[0], ("tokens", "seq_lens", "documents", "spans"))
         check_roles_and_kinds(rows["spans"].values)  # type: ignore[union-attr]  # a chunk has a count for each

@@ -244,34 +244,21 @@ _ESTIMATED_SHARE = 100  # 1/100 of a file is read
 _LEAST_ESTIMATED = 16 * 1024
 _MOST_ESTIMATED = 256 * 1024
 _FIRST_BLOCK = 1 << 20  # contains the first block of any file
-_FITS = 1.6  # two equal members, one of which is stated, differ by a factor of 2
-_DEFLATE_RATIO = 1032  # the limit of deflate; more is not a size
 _USUAL_RATIO = 4.0  # if the beginning is too short
 _MOST_UNPACKED = 1 << 26  # limit for a beginning that expands very much
 
 
 @lru_cache(maxsize=1 << 16)
 def estimated_size(path: str, file: SourceFile) -> int:
-    """The estimated decompressed size of a compressed file; it depends on the file only.
-
-    A gzip file states the size of its last member at its end, a Zstandard file may state that of its first frame at its
-    beginning. That is used unless it is far less than the compression ratio of the beginning suggests.
-    """
-    packing, stated = format_of(path), 0
+    """The decompressed size of a compressed file, estimated from its beginning; it depends on the file only."""
     with open_file(path) as raw, _named_errors(path):
-        least = _LEAST_ESTIMATED if packing in ("gzip", "zstd") else _FIRST_BLOCK
+        least = _LEAST_ESTIMATED if format_of(path) in ("gzip", "zstd") else _FIRST_BLOCK
         head = raw.read(min(max(least, min(file.size // _ESTIMATED_SHARE, _MOST_ESTIMATED)), file.size))
-        if packing == "gzip":
-            raw.seek(max(0, file.size - 4))
-            stated = int.from_bytes(raw.read(4), "little")
-        elif packing == "zstd" and head:
-            stated = zstd.get_frame_info(head).decompressed_size or 0
         ratio = _ratio(head, path)
-        if not ratio and stated < file.size and len(head) < file.size:  # no block ends there
+        if not ratio and len(head) < file.size:  # no block ends there
             raw.seek(0)
             ratio = _ratio(raw.read(min(_FIRST_BLOCK, file.size)), path) or _USUAL_RATIO
-    estimated = int(ratio * file.size)
-    return stated if estimated / _FITS < stated <= file.size * _DEFLATE_RATIO else estimated
+    return int(ratio * file.size)
 
 
 def _ratio(head: bytes, path: str) -> float:

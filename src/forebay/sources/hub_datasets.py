@@ -8,7 +8,7 @@ A shard is a stream: its parts go to one worker in order, so that it is download
 
 import atexit
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -32,17 +32,7 @@ from forebay.hub import (
     scratch_folder,
     sweep,
 )
-from forebay.source import (
-    Failure,
-    Part,
-    PartDigest,
-    Sample,
-    SampleBatch,
-    Source,
-    SourceFile,
-    Unit,
-    source_unreadable,
-)
+from forebay.source import Part, PartDigest, Samples, Source, SourceFile, Unit, source_unreadable
 from forebay.sources.opening import open_file
 from forebay.sources.parquet_rows import ParquetRows, read_rows, row_cuts
 
@@ -110,9 +100,7 @@ class HubSource(Source):
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         return row_cuts(_group_ends(self, self._remote(file.path)), start, first, every)
 
-    def read(
-        self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
-    ) -> Iterable[Sample | Failure | SampleBatch]:
+    def read(self, part: Part, *, digest: PartDigest | None = None, preview: bool = False) -> Samples:
         """The documents of some rows; a preview reads them by ranges, without downloading the shard."""
         remote = _planned(part.file)
         if preview:

@@ -4,7 +4,7 @@ import errno
 import os
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -21,7 +21,7 @@ from forebay.source import (
     Part,
     PartDigest,
     Sample,
-    SampleBatch,
+    Samples,
     SourceFile,
     Unit,
     files_changed,
@@ -266,9 +266,7 @@ class ImageSource(LocalFiles):
         """Objects arrive with their etags. Looking at one would ask for it and for four possible sidecars."""
         return is_url(self.root)
 
-    def read(
-        self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
-    ) -> Iterable[Sample | Failure | SampleBatch]:
+    def read(self, part: Part, *, digest: PartDigest | None = None, preview: bool = False) -> Samples:
         file = part.file
         if not is_url(self.root) and not preview:
             self.check_beside(file, self.look(file.path))

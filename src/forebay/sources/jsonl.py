@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from forebay import kernels
 from forebay.errors import SourceInvalid
 from forebay.fields import check_flags
-from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, SourceFile, TextBatch
+from forebay.source import Failure, Part, PartDigest, Sample, Samples, SourceFile, TextBatch
 from forebay.sources.paths import BOM, MAX_SAMPLE_BYTES, LocalFiles, checked_limit, empty, named_below, not_utf8
 from forebay.sources.pieces import Block, Reading, cut_between_pieces, line_numbers, piece_bounds, piece_ends
 from forebay.sources.walking import with_stream_suffixes
@@ -182,9 +182,7 @@ class JsonlSource(LocalFiles):
     def sample_ends(self, file: SourceFile) -> NDArray[np.uint64] | None:
         return piece_ends(self.root, b"\n", file, self.max_sample_bytes)
 
-    def read(
-        self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
-    ) -> Iterable[Sample | Failure | SampleBatch]:
+    def read(self, part: Part, *, digest: PartDigest | None = None, preview: bool = False) -> Samples:
         reading = Reading(self.root, part, b"\n", self.max_sample_bytes, digest)
         return reading.samples(lambda block: _documents(reading, block, part.file.path, self.text))
 
@@ -225,9 +223,7 @@ class LineSource(LocalFiles):
     def sample_ends(self, file: SourceFile) -> NDArray[np.uint64] | None:
         return piece_ends(self.root, b"\n", file, self.max_sample_bytes)
 
-    def read(
-        self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
-    ) -> Iterable[Sample | Failure | SampleBatch]:
+    def read(self, part: Part, *, digest: PartDigest | None = None, preview: bool = False) -> Samples:
         reading = Reading(self.root, part, b"\n", self.max_sample_bytes, digest)
         return reading.samples(lambda block: _samples(block, part.file.path, reading.position))
 

@@ -10,7 +10,7 @@ import os
 import re
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -29,7 +29,7 @@ from forebay.source import (
     Part,
     PartDigest,
     Sample,
-    SampleBatch,
+    Samples,
     Source,
     SourceFile,
     Unit,
@@ -291,9 +291,7 @@ class ImageManifestSource(Source):
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         return iter(range(start + 1, 2))
 
-    def read(
-        self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
-    ) -> Iterable[Sample | Failure | SampleBatch]:
+    def read(self, part: Part, *, digest: PartDigest | None = None, preview: bool = False) -> Samples:
         line = self._line_of(part.file.path)
         if _LINE.match(part.file.etag)[0] != line.check:  # type: ignore[index]  # it matches nothing at least
             raise files_changed(self.root, {part.file.path: f"has another line in '{self.manifest}' than was planned"})

@@ -3,22 +3,12 @@
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from forebay.source import (
-    Annotated,
-    Failure,
-    Part,
-    PartDigest,
-    Sample,
-    SampleBatch,
-    SourceFile,
-    Unit,
-    source_unreadable,
-)
+from forebay.source import Annotated, Failure, Part, PartDigest, Sample, Samples, SourceFile, Unit, source_unreadable
 from forebay.sources.image_files import stamp
 from forebay.sources.opening import full_path
 from forebay.sources.parquet_columns import holds_bytes, holds_json
@@ -84,9 +74,7 @@ class ParquetSource(_RowFiles):
     text: str = "text"
     max_sample_bytes: int = MAX_SAMPLE_BYTES
 
-    def read(
-        self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
-    ) -> Iterable[Sample | Failure | SampleBatch]:
+    def read(self, part: Part, *, digest: PartDigest | None = None, preview: bool = False) -> Samples:
         return read_rows(self._rows(part.file), self.text, part, self.max_sample_bytes)
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
@@ -128,9 +116,7 @@ class ParquetImageSource(_RowFiles):
     def stamp(self, file: SourceFile) -> str:
         return stamp(self.root, file)
 
-    def read(
-        self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
-    ) -> Iterable[Sample | Failure | SampleBatch]:
+    def read(self, part: Part, *, digest: PartDigest | None = None, preview: bool = False) -> Samples:
         rows = self._rows(part.file)
         names = _metadata_columns(rows.schema, self.image)
         for first_row, batch in rows.batches((*names, self.image), part.start, part.stop, self.max_sample_bytes):

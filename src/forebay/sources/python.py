@@ -14,7 +14,7 @@ import msgspec
 import xxhash
 
 from forebay.errors import ForebayError, SourceInvalid
-from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, Source, SourceFile, Unit
+from forebay.source import Failure, Part, PartDigest, Sample, Samples, Source, SourceFile, Unit
 from forebay.sources.jsonl import JsonlSource, jsonl
 from forebay.store.base import is_url
 from forebay.store.local import write_aside
@@ -147,9 +147,7 @@ class FunctionSource(Source):
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         return iter([] if start else [1])
 
-    def read(
-        self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
-    ) -> Iterable[Sample | Failure | SampleBatch]:
+    def read(self, part: Part, *, digest: PartDigest | None = None, preview: bool = False) -> Samples:
         running = xxhash.xxh3_64()
         yield from self._documents(part.file.path, running)
         if digest is not None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from forebay.errors import ForebayError, SourceInvalid
 from forebay.fields import check_flags
-from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, SourceFile, files_changed
+from forebay.source import Failure, Part, PartDigest, Sample, Samples, SourceFile, files_changed
 from forebay.sources.compression import DecompressedStream, stream_at
 from forebay.sources.opening import full_path, read_planned
 from forebay.sources.paths import (
@@ -147,9 +147,7 @@ class TextSource(LocalFiles):
         separator = self.separator
         return None if separator is None else piece_ends(self.root, separator.encode(), file, self.max_sample_bytes)
 
-    def read(
-        self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
-    ) -> Iterable[Sample | Failure | SampleBatch]:
+    def read(self, part: Part, *, digest: PartDigest | None = None, preview: bool = False) -> Samples:
         if self.separator is None:
             return _only_document(self.root, part, self.max_sample_bytes, digest)
         separator = self.separator.encode()
@@ -253,9 +251,7 @@ class FileSource(LocalFiles):
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         return cut_whole(self.root, file, start, self.max_sample_bytes)
 
-    def read(
-        self, part: Part, *, digest: PartDigest | None = None, preview: bool = False
-    ) -> Iterable[Sample | Failure | SampleBatch]:
+    def read(self, part: Part, *, digest: PartDigest | None = None, preview: bool = False) -> Samples:
         content = read_whole(self.root, part, self.max_sample_bytes, digest=digest)
         yield content if isinstance(content, Failure) else Sample(part.file.path, content)
 

@@ -32,7 +32,7 @@ from forebay.recipe import (
     fingerprint,
     hooks_of,
 )
-from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, Source, SourceFile, samples_of
+from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, Samples, Source, SourceFile, samples_of
 
 
 def check_names(kind: type[Any], of: str, declared: Iterable[type[Any]], helpers: Iterable[str] = ()) -> None:
@@ -335,7 +335,7 @@ class SourceContract:
             source.digest(file, 0, 10)
 
 
-def one_by_one(items: Iterable[Sample | Failure | SampleBatch]) -> Iterator[Sample | Failure]:
+def one_by_one(items: Samples) -> Iterator[Sample | Failure]:
     for one in items:
         yield from one.samples() if isinstance(one, SampleBatch) else (one,)
 

@@ -120,12 +120,13 @@ def _on_hub(cache: str, described: Mapping[str, Any], paths: Sequence[str], down
         raise SourceInvalid(
             f"'{cache}' was built from {own} and is updated with a newer revision of it", hint=f"pass {own}"
         )
-    sources: Any = import_module("forebay.sources")  # the hub has an optional library
-    repository = sources.HubSource.from_description(described).repository
+    stored: Any = reopen_source(described)
+    repository = stored.repository
     if not repository.gets_token:
         raise SourceInvalid(
             f"'{cache}' was built from the hub at {repository.address}, which is not your endpoint",
             hint=f"if you trust it, set HF_ENDPOINT={repository.address}: your token will be sent there",
         )
+    sources: Any = import_module("forebay.sources")  # the hub has an optional library
     source: Source = sources.hub(described["name"], **{name: described[name] for name in HUB_IDENTITY}, **download)
     return source

@@ -20,12 +20,12 @@ from tests.sources.recipes import TextRecipe
 import forebay as fb
 from forebay.errors import SourceInvalid, SourceNotFound, SourceUnreadable
 from forebay.hub import HubFile, Repository, RetryPolicy, download
-from forebay.kinds import reopen_recipe
+from forebay.kinds import reopen_recipe, reopen_source
 from forebay.recipe import RecipeDocument, fields_of
 from forebay.source import Part
 from forebay.sources import hub_datasets
-from forebay.sources.hub_datasets import HubSource, release
 from forebay.sources.hub_datasets import hub as hub_source
+from forebay.sources.hub_datasets import release
 from forebay.teachers import T5, TeacherRecipe
 from forebay.teachers.align import reopened
 from forebay.tokens.vocabulary import gpt2_json
@@ -220,12 +220,12 @@ def test_token_follows_no_redirect_and_no_address_of_a_storage_service(hub, toke
 
 def test_a_description_from_a_plan_is_checked(stranger):
     good = hub_source("org/set", "sample", endpoint=stranger.address).describe()
-    assert HubSource.from_description(good).describe() == good
+    assert reopen_source(good).describe() == good
     for wrong in ({"revision": "../../etc"}, {"revision": "main"}, {"name": 5}, {"endpoint": ["x"]}, {"split": None}):
-        with pytest.raises(SourceInvalid, match="the description of a data set on the hub is invalid"):
-            HubSource.from_description({**good, **wrong})
+        with pytest.raises(SourceInvalid, match=r"the source in the plan \(kind 'hub'\) cannot be opened"):
+            reopen_source({**good, **wrong})
     with pytest.raises(SourceInvalid):
-        HubSource.from_description({"kind": "hub"})
+        reopen_source({"kind": "hub"})
 
 
 @pytest.mark.parametrize("wrong", [{"path": "../x.parquet"}, {"path": "/x.parquet"}, {"etag": "../x"}, {"size": -1}])

@@ -7,14 +7,16 @@ files make the same bytes wherever they are. An object is identified by its size
 import posixpath
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import lru_cache
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from forebay.errors import SourceNotFound
 from forebay.source import SourceFile
 from forebay.store.base import Entry, Missing
 from forebay.store.seekable_file import SeekableFile
+
+if TYPE_CHECKING:
+    from forebay.store.object_store import ObjectStore
 
 SCHEMES = ("s3", "gs", "az", "memory")
 _FIRST_BYTES = 256 << 10  # fetched at a seek; doubled while reading goes on
@@ -77,7 +79,7 @@ def _folder_of(bucket: str, key: str, has_magic: Any) -> str:
 
 
 @lru_cache(maxsize=8)
-def _bucket(url: str) -> Any:
+def _bucket(url: str) -> "ObjectStore":
     """The store of a whole bucket; imported when it is needed, because its library is optional."""
     from forebay.store.object_store import ObjectStore  # noqa: PLC0415
 
@@ -91,8 +93,7 @@ def look_at(root: str, name: str, stream: bool) -> SourceFile:
 
 def entry_of(url: str) -> Entry:
     """Size and etag of an object; `FileNotFoundError` if it does not exist."""
-    bucket, key = split_url(url)
-    entry: Entry | None = _bucket(bucket).stat(key)
+    entry = _entry_or_none(url)
     if entry is None:
         raise FileNotFoundError(2, "there is no such object", url)
     return entry
@@ -105,17 +106,15 @@ def entries_of(urls: Sequence[str]) -> list[Entry | None]:
 
 
 def _entry_or_none(url: str) -> Entry | None:
-    with suppress(FileNotFoundError):
-        return entry_of(url)
-    return None
+    bucket, key = split_url(url)
+    return _bucket(bucket).stat(key)
 
 
 def read_object(url: str, count: int) -> tuple[bytes, str]:
     """The first bytes and the etag of an object, by one request; `FileNotFoundError` if it does not exist."""
     bucket, key = split_url(url)
     try:
-        content_and_etag: tuple[bytes, str] = _bucket(bucket).fetch(key, 0, count)
-        return content_and_etag
+        return _bucket(bucket).fetch(key, 0, count)
     except Missing as error:
         raise FileNotFoundError(2, "there is no such object", url) from error
 

@@ -20,7 +20,6 @@ from typing import Annotated, Any, ClassVar, cast
 import msgspec
 
 from forebay.columns import Array
-from forebay.errors import SourceInvalid
 from forebay.hub import (
     HubFile,
     RangeFile,
@@ -75,14 +74,8 @@ class HubSource(Source):
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "HubSource":
-        try:
-            return msgspec.convert(
-                {**{name: description[name] for name in _STATED if name in description}, "is_named": False}, cls
-            )
-        except msgspec.ValidationError as error:
-            raise SourceInvalid(
-                f"the description of a data set on the hub is invalid: {error}", hint="run `forebay verify`"
-            ) from error
+        stated = {name: description[name] for name in _STATED if name in description}
+        return msgspec.convert({**stated, "is_named": False}, cls)
 
     def files(self) -> list[SourceFile]:
         _planned_spools.add(self.folder)

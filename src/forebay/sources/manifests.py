@@ -41,7 +41,7 @@ from forebay.sources.bucket_files import entries_of, join_url, objects_below, re
 from forebay.sources.compression import DecompressedStream
 from forebay.sources.image_files import clean_etag, image_digest, read_image, stamp
 from forebay.sources.opening import FILE_PROBLEMS, file_as_it_is, full_path, open_planned, state_of
-from forebay.sources.paths import BOM, MAX_IMAGE_BYTES, checked_limit, look, refuse_one_slash
+from forebay.sources.paths import BOM, MAX_IMAGE_BYTES, checked_limit, look, looking_in_listing, refuse_one_slash
 from forebay.sources.walking import is_stream
 from forebay.store.base import Entry, is_url
 
@@ -268,10 +268,7 @@ class ImageManifestSource(Source):
         return FileTable.of(self._planned(line, listed) for line in self._lines().named())
 
     def looking(self) -> Callable[[str], SourceFile]:
-        if not is_url(self.root):
-            return self.look
-        listed = {file.path: file for file in self.files()}
-        return lambda path: listed[path] if path in listed else self.look(path)
+        return looking_in_listing(self) if is_url(self.root) else self.look
 
     def look(self, path: str) -> SourceFile:
         line = self._line_of(path)

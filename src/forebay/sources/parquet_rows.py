@@ -24,15 +24,12 @@ import xxhash
 from forebay.columns import Array
 from forebay.errors import SourceUnreadable
 from forebay.source import Failure, Part, Sample, SourceFile, settling_seconds, source_unreadable
-from forebay.sources.bucket_files import entry_of
 from forebay.sources.compression import most_unpacked
 from forebay.sources.opening import check_planned, hashed_range, open_planned
 from forebay.sources.parquet_columns import ParquetFile, documents, holds_text, pa, pc
 from forebay.sources.paths import MAX_SAMPLE_BYTES
-from forebay.store.base import is_url
 
 Span = tuple[int, int]
-State = tuple[int, ...]
 MAX_FOOTER_BYTES = 1 << 28
 _BUFFER = 1 << 22
 _TAIL_BYTES = 8  # at the end: the length of the footer, and a magic number
@@ -288,32 +285,22 @@ def understood(path: str) -> Iterator[None]:
         raise source_unreadable(path, f"it is not a sound Parquet file: {error or 'rows are missing'}") from error
 
 
-def row_digest(path: str, column: str | None, start: int, stop: int) -> int:
-    """A hash of all that the rows from `start` to `stop` of a column, or of every one, are read from."""
-    state = _object_state(path) if is_url(path) else _file_state(path)
+def row_digest(path: str, file: SourceFile, column: str | None, start: int, stop: int) -> int:
+    """A hash of all that the rows from `start` to `stop` of a column, or of every one, are read from.
+
+    `file` is the file as it looks now.
+    """
+    time.sleep(settling_seconds(file.ctime_ns, time.time_ns()))  # any later edit gives it another time
     running = xxhash.xxh3_64()
-    for span in _spans(path, state, column, start, stop):
-        running.update(_span_digest(path, state, span))
+    for span in _spans(path, file, column, start, stop):
+        running.update(_span_digest(path, file, span))
     value: int = running.intdigest()
     return value
 
 
-def _file_state(path: str) -> State:
-    status = os.stat(path)
-    state: State = (status.st_size, status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
-    if settling_seconds(status.st_ctime_ns, time.time_ns()):  # it may be touched again without a new time
-        state = (*state, time.monotonic_ns())  # not cached
-    return state
-
-
-def _object_state(url: str) -> State:
-    entry = entry_of(url)
-    return (entry.size, xxhash.xxh3_64_intdigest(entry.etag.encode()))
-
-
-def _spans(path: str, state: State, column: str | None, start: int, stop: int) -> list[Span]:
+def _spans(path: str, file: SourceFile, column: str | None, start: int, stop: int) -> list[Span]:
     """Where the rows are stored, by row group, and where the footer is."""
-    rows, size = _digested(path, state, column), state[0]
+    rows, size = _digested(path, file, column), file.size
     with understood(path):
         ends = rows.ends.tolist()
         groups = enumerate(zip([0, *ends], ends, strict=False))
@@ -323,12 +310,12 @@ def _spans(path: str, state: State, column: str | None, start: int, stop: int) -
 
 
 @lru_cache(maxsize=4)
-def _digested(path: str, state: State, column: str | None) -> ParquetRows:
-    rows = open_parquet(path, SourceFile(path, state[0]))
+def _digested(path: str, file: SourceFile, column: str | None) -> ParquetRows:
+    rows = open_parquet(path, file)
     return rows if column is None else rows.check_text(column)
 
 
 @lru_cache(maxsize=256)
-def _span_digest(path: str, state: State, span: Span) -> bytes:
+def _span_digest(path: str, file: SourceFile, span: Span) -> bytes:
     value: bytes = hashed_range(path, *span).digest()
     return value

@@ -78,7 +78,7 @@ class ParquetSource(_RowFiles):
         return read_rows(self._rows(part.file), self.text, part, self.max_sample_bytes)
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
-        return row_digest(full_path(self.root, file.path), self.text, start, stop)
+        return row_digest(full_path(self.root, file.path), self.look(file.path), self.text, start, stop)
 
     def _checked(self, rows: ParquetRows) -> ParquetRows:
         return rows.check_text(self.text)
@@ -133,7 +133,7 @@ class ParquetImageSource(_RowFiles):
                     yield from (_as_json(facts) for facts in batch.to_pylist())
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
-        return row_digest(full_path(self.root, file.path), None, start, stop)
+        return row_digest(full_path(self.root, file.path), self.look(file.path), None, start, stop)
 
     def _checked(self, rows: ParquetRows) -> ParquetRows:
         names = rows.check_column(self.image, _holds_images, "bytes of images", "--image, image=").schema.names

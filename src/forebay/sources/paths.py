@@ -161,12 +161,7 @@ class LocalFiles(Source):
         return look(self.root, path, self._decompressed)
 
     def looking(self) -> Callable[[str], SourceFile]:
-        if not is_url(self.root):
-            return self.look
-        listed: dict[str, SourceFile] = {}
-        with suppress(SourceNotFound):
-            listed = {file.path: file for file in self.files()}
-        return lambda path: listed[path] if path in listed else self.look(path)
+        return looking_in_listing(self) if is_url(self.root) else self.look
 
     def weight(self, file: SourceFile) -> int:
         return estimated_size(full_path(self.root, file.path), file) if file.stream else file.size
@@ -181,6 +176,14 @@ class LocalFiles(Source):
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         return digest(self.root, file, start, stop)
+
+
+def looking_in_listing(source: Source) -> Callable[[str], SourceFile]:
+    """`source.look` for many objects of a bucket, by one listing."""
+    listed: dict[str, SourceFile] = {}
+    with suppress(SourceNotFound):
+        listed = {file.path: file for file in source.files()}
+    return lambda path: listed[path] if path in listed else source.look(path)
 
 
 def list_files(

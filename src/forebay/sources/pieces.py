@@ -339,14 +339,10 @@ def cut_between_pieces(
             stream.skip(start - len(separator))
             if start and stream.read(len(separator)) != separator:
                 raise piece_moved(root, file.path, start, separator)
-            yield from _cuts_in_order(stream.read, stream.position, sys.maxsize, separator, first, every)
+            yield from _cuts_in_order(stream.read, stream.position, separator, first, every)
         return
     with open_file(path) as plain:
         check_piece_start(plain, root, file.path, start, separator)
-        if max(first, every) < _LOOK:  # looking for each cut would read more than there is
-            plain.seek(start)
-            yield from _cuts_in_order(plain.read, start, file.size - start, separator, first, every)
-            return
         step, long_pieces = first, _long_pieces(path, file, separator)
         while (position := start + step) < file.size:
             known = (end for begin, end in long_pieces if begin <= position <= end)
@@ -397,12 +393,10 @@ def _ends_in(block: Block | LongPiece, separator: bytes) -> NDArray[np.uint64]:
     return ends if len(ends) and ends[-1] == len(block) else np.append(ends, np.uint64(len(block)))
 
 
-def _cuts_in_order(
-    read: Callable[[int], bytes], start: int, length: int, separator: bytes, first: int, every: int
-) -> Iterator[int]:
+def _cuts_in_order(read: Callable[[int], bytes], start: int, separator: bytes, first: int, every: int) -> Iterator[int]:
     """Cuts found by one pass that starts at the piece at `start`."""
     cut, end, step = start, start, first
-    for block in whole_pieces(read, length, separator, _LONG_PIECE):
+    for block in whole_pieces(read, sys.maxsize, separator, _LONG_PIECE):
         if start < cut == end:  # the cut at the end of the last block is not the end of the file
             yield cut
         begin, end = end, end + len(block)

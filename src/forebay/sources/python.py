@@ -75,7 +75,7 @@ def _line(document: str | Mapping[str, Any], field: str, number: int) -> bytes:
 def _publish(aside: str, path: str) -> None:
     """Give a written file its name; raise if a file of that name does not begin it."""
     if not os.path.lexists(path):
-        _name(aside, path)
+        os.link(aside, path)
     elif not _continues(aside, path):
         raise SourceInvalid(
             f"'{path}' exists and does not begin these documents",
@@ -83,16 +83,6 @@ def _publish(aside: str, path: str) -> None:
         )
     elif not filecmp.cmp(aside, path, shallow=False):
         os.replace(aside, path)
-
-
-def _name(aside: str, path: str) -> None:
-    """Rename a file unless the name is taken; a file system without links may replace the other file."""
-    try:
-        os.link(aside, path)
-    except FileExistsError:
-        raise
-    except OSError:
-        os.rename(aside, path)
 
 
 def _continues(new: str, old: str) -> bool:

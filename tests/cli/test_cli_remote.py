@@ -31,9 +31,9 @@ def test_tier_fill_list_and_clean_by_environment(root: Path, tmp_path: Path, mon
     assert not any(words[0] == "fetched" for words in again)
     assert "12 chunks" in run("tier", "list").out
     (kept,) = run("tier", "list", tmp_path / "tier", "--json").json["caches"]
-    assert kept["addresses"] == [str(root)]
-    assert "no cache has an id that begins with 'nothing'" in run("tier", "clean", "--cache", "nothing", code=1).err
-    cleaned = run("tier", "clean", "--cache", kept["cache_id"][:6], "--json").json
+    assert kept["address"] == str(root)
+    assert "has nothing of a cache at 's3://b/c'" in run("tier", "clean", "--cache", "s3://b/c", code=1).err
+    cleaned = run("tier", "clean", "--cache", root, "--json").json
     assert cleaned["freed_bytes"] == kept["bytes"]
     assert run("tier", "list", "--json").json["bytes"] == 0
 

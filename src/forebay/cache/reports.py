@@ -343,8 +343,7 @@ class TierFill(Record, frozen=True, kw_only=True):
 class TierShare(Record, frozen=True, kw_only=True):
     """What a tier keeps of one cache."""
 
-    cache_id: str
-    addresses: tuple[str, ...]
+    address: str  # empty if unknown
     chunks: int
     bytes: int
 
@@ -361,7 +360,7 @@ class TierClean(Record, frozen=True, kw_only=True):
     """The files removed from a tier."""
 
     path: str
-    caches: tuple[str, ...]
+    caches: tuple[str, ...]  # their addresses
     freed_bytes: int
 
 

@@ -120,16 +120,16 @@ def list_tier(path: str) -> Any:
 
 @verb("clean")
 @_tier_argument
-@option("--cache", "cache_id", metavar="ID", help="Only the cache whose id begins so; see `forebay tier list`.")
-def clean_tier(path: str, cache_id: str | None) -> Any:
+@option("--cache", metavar="URL", help="Only the cache at this address; see `forebay tier list`.")
+def clean_tier(path: str, cache: str | None) -> Any:
     """Remove the chunks of all caches or of one from a tier.
 
     Removes only files that forebay wrote. Training that reads them continues, and fetches them again when it next opens
     them. Without TIER, the folder is $FOREBAY_TIER.
 
-    Example: forebay tier clean /nvme/forebay --cache 3f6c
+    Example: forebay tier clean /nvme/forebay --cache s3://my-bucket/edu
     """
-    return tiers.clean_tier(path, cache_id)
+    return tiers.clean_tier(path, cache)
 
 
 @click.group(cls=Verbs)

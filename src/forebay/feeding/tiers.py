@@ -210,24 +210,19 @@ def _fill(job: _Job, chunks: Numbers, on_progress: OnProgress | None) -> TierFil
 def tier_contents(path: str | os.PathLike[str]) -> TierContents:
     """The contents of a tier folder, cache by cache."""
     folder = TierFolder(path).opened()
-    caches = tuple(
-        TierShare(cache_id=one.cache_id, addresses=one.addresses, chunks=one.chunks, bytes=one.bytes)
-        for one in folder.caches()
-    )
+    caches = tuple(TierShare(address=one.address, chunks=one.chunks, bytes=one.bytes) for one in folder.caches())
     return TierContents(path=folder.path, bytes=sum(one.bytes for one in caches), caches=caches)
 
 
-def clean_tier(path: str | os.PathLike[str], cache_id: str | None = None) -> TierClean:
-    """Remove the chunks and documents of one cache, or of all, from a tier of chunks."""
+def clean_tier(path: str | os.PathLike[str], cache: str | None = None) -> TierClean:
+    """Remove the chunks and documents of the cache at an address, or of all, from a tier of chunks."""
     folder = TierFolder(path).opened()
-    known = [one.cache_id for one in folder.caches()]
-    chosen = known if cache_id is None else [name for name in known if name.startswith(cache_id)]
-    if cache_id is not None and len(chosen) != 1:
+    chosen = [one for one in folder.caches() if cache in (None, one.address)]
+    if cache is not None and not chosen:
         raise TierUnusable(
-            f"'{folder.path}' cannot be used as a tier: "
-            f"{'several caches have ids that begin' if chosen else 'no cache has an id that begins'} "
-            f"with '{cache_id}'",
+            f"the tier at '{folder.path}' has nothing of a cache at '{cache}'",
             hint=f"list them: forebay tier list {folder.path}",
             path=folder.path,
         )
-    return TierClean(path=folder.path, caches=tuple(chosen), freed_bytes=sum(map(folder.clean, chosen)))
+    freed = sum(folder.clean(one.name) for one in chosen)
+    return TierClean(path=folder.path, caches=tuple(one.address for one in chosen), freed_bytes=freed)

@@ -34,8 +34,6 @@ def load_pinned(
     if min_generation is not None:
         checked_whole("min_generation", min_generation)
     generation = load_generation(store, number)
-    if isinstance(store, TieredStore):  # which then need not read `cache.json`
-        store.identify(generation.document.cache_id)
     own_id, problem = generation.document.cache_id, ""
     if cache_id is not None and own_id != cache_id:
         problem = f"its cache_id is {own_id}, expected {cache_id}"

@@ -3,9 +3,10 @@
     tier/
       forebay-tier.json                     says that this folder is a tier
       tier.lock                             locked while space is reserved; holds the bytes reserved
-      caches/<cache id>/chunks/<sha256>     a chunk whose SHA-256 was right when it was linked here
-      caches/<cache id>/parts/<sha256>      one being fetched, locked by the process that fetches it
-      addresses/<hash of address>/<name>    documents of the cache at an address, each after its own SHA-256
+      caches/<hash of address>/…            what is kept of the cache at an address
+        chunks/<sha256>                     a chunk whose SHA-256 was right when it was linked here
+        parts/<sha256>                      one being fetched, locked by the process that fetches it
+        documents/<name>                    a document after its own SHA-256; `address` is the address
 
 A part has the size of its chunk from the start, so the bytes taken are those of all chunks and parts, at any moment and
 after any crash. The kernel unlocks the part of a process that died, and the next process starts it again. Only names of
@@ -25,7 +26,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import psutil
 
 from forebay.errors import StoreFull, TierUnusable
@@ -38,8 +38,8 @@ LOCK = "tier.lock"
 RESERVE_BYTES = 10 << 30
 RESERVE_SHARE = 0.05  # of the disk, where that is less
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_CACHE = re.compile(r"[0-9A-Za-z_-]{1,64}")
-_ADDRESS = re.compile(r"[0-9a-f]{32}")
+_CACHE = re.compile(r"[0-9a-f]{32}")
+ADDRESS = "address"
 _NETWORK = re.compile(
     r"nfs\d?|cifs|smb\d?|smbfs|lustre|ceph|gpfs|gfs2|ocfs2|beegfs|9p|virtiofs|glusterfs|afs|davfs|wekafs|orangefs|"
     r"fuse\.(?:sshfs|s3fs|gcsfuse|juicefs|rclone|goofys|.*mount.*)"
@@ -49,25 +49,18 @@ _MOST_ADDRESS_BYTES = 64 << 10
 _locked: set[int] = set()  # locked descriptors; a forked process closes its copies, which would keep them locked
 
 
-class _KnownAddress(msgspec.Struct, frozen=True):
-    """Which cache is at an address."""
-
-    address: str
-    cache_id: str
-
-
 @dataclass(frozen=True, slots=True)
 class TierCache:
-    """What a tier keeps of one cache."""
+    """What a tier keeps of one cache. Its address is empty if it cannot be read."""
 
-    cache_id: str
-    addresses: tuple[str, ...]
+    name: str
+    address: str
     chunks: int
     bytes: int
 
 
 class TierFolder:
-    """Chunks by cache id and SHA-256, and documents by address."""
+    """Chunks by SHA-256 and documents by name, for each cache: `cache` is the `cache_name` of its address."""
 
     def __init__(
         self, path: str | os.PathLike[str], limit_bytes: int | None = None, reserve_bytes: int | None = None
@@ -109,17 +102,10 @@ class TierFolder:
             )
         return self
 
-    def chunk(self, cache_id: str, sha256: bytes) -> str:
-        """The key of a chunk in `files`."""
-        return f"caches/{_folder_name(cache_id)}/chunks/{sha256.hex()}"
-
-    def _part(self, cache_id: str, sha256: bytes) -> str:
-        return f"caches/{_folder_name(cache_id)}/parts/{sha256.hex()}"
-
     @contextmanager
-    def filling(self, cache_id: str, sha256: bytes) -> Iterator[int]:
+    def filling(self, cache: str, sha256: bytes) -> Iterator[int]:
         """A descriptor of the part of a chunk, once no other process or thread has it."""
-        descriptor = self._open_locked(self._part(cache_id, sha256))
+        descriptor = self._open_locked(_part_key(cache, sha256))
         _locked.add(descriptor)
         try:
             yield descriptor
@@ -138,9 +124,9 @@ class TierFolder:
             taken.write(wanted)
             return True
 
-    def publish(self, cache_id: str, sha256: bytes) -> None:
+    def publish(self, cache: str, sha256: bytes) -> None:
         """Give a verified part its final name; its lock is held."""
-        part, chunk = self._part(cache_id, sha256), self.chunk(cache_id, sha256)
+        part, chunk = _part_key(cache, sha256), chunk_key(cache, sha256)
         with self.files.writing(part) as part_path, self.files.writing(chunk) as chunk_path:
             with self._taken():  # not while another process counts: it would be in neither folder
                 try:
@@ -149,15 +135,15 @@ class TierFolder:
                     raise self._not_ours(chunk) from error
             sync_folder(os.path.dirname(chunk_path))
 
-    def discard_part(self, cache_id: str, sha256: bytes) -> None:
+    def discard_part(self, cache: str, sha256: bytes) -> None:
         """Remove a part and free its space; its lock is held."""
         with self._taken() as taken:
-            self._remove(self._part(cache_id, sha256), taken)
+            self._remove(_part_key(cache, sha256), taken)
 
-    def drop(self, cache_id: str, sha256: bytes) -> bool:
+    def drop(self, cache: str, sha256: bytes) -> bool:
         """Remove a chunk; processes that have it mapped keep their map. Return whether it was there."""
         with self._taken() as taken:
-            return self._remove(self.chunk(cache_id, sha256), taken)
+            return self._remove(chunk_key(cache, sha256), taken)
 
     def _remove(self, key: str, taken: "_Taken") -> bool:
         """Remove a file, if it exists, and count its bytes as free; a link itself is removed, not its target."""
@@ -170,9 +156,9 @@ class TierFolder:
             taken.write(max(0, taken.read() - size))
             return True
 
-    def store_document(self, address: str, name: str, value: Buffer) -> bool:
+    def store_document(self, cache: str, name: str, value: Buffer) -> bool:
         """Store a document for use while the far store is away; return False if the disk is full."""
-        key, digest = _document_key(address, name), hashlib.sha256(value).digest()
+        key, digest = _document_key(cache, name), hashlib.sha256(value).digest()
         with suppress(Missing):
             if self.files.read(key, 0, len(digest)) == digest:
                 return True
@@ -180,53 +166,48 @@ class TierFolder:
             return self.files.replace(key, [digest, value], durable=False)
         return False
 
-    def document(self, address: str, name: str) -> memoryview:
+    def document(self, cache: str, name: str) -> memoryview:
         """A kept document; raises `Missing` where there is none or it is damaged."""
-        stored = self.files.view(_document_key(address, name))
+        stored = self.files.view(_document_key(cache, name))
         if hashlib.sha256(stored[32:]).digest() != stored[:32]:
             raise Missing(name)
         return stored[32:]
 
-    def documents(self, address: str) -> list[tuple[str, int]]:
-        """(name, size) of the kept documents of an address."""
-        folder = f"{_address_folder(address)}/"
+    def documents(self, cache: str) -> list[tuple[str, int]]:
+        """(name, size) of the kept documents of a cache."""
+        folder = _document_key(cache, "")
         entries = self.files.entries(folder)
         return sorted((entry.key.removeprefix(folder).replace("~", "/"), entry.size - 32) for entry in entries)
 
     def caches(self) -> list[TierCache]:
         """The stored chunks, cache by cache."""
-        addresses = self._addresses()
         caches = []
-        for cache_id in sorted(self.files.folders("caches/")):
-            sizes = [entry.size for entry in self.files.entries(f"caches/{cache_id}/chunks/")]
-            caches.append(TierCache(cache_id, tuple(addresses.get(cache_id, ())), len(sizes), sum(sizes)))
+        for name in filter(_CACHE.fullmatch, self.files.folders("caches/")):
+            sizes = [entry.size for entry in self.files.entries(f"caches/{name}/chunks/")]
+            caches.append(TierCache(name, self._address_of(name), len(sizes), sum(sizes)))
         return caches
 
-    def clean(self, cache_id: str | None = None) -> int:
-        """Remove the chunks, dead parts and documents of one cache, or of all; return the bytes of the chunks."""
+    def clean(self, cache: str) -> int:
+        """Remove the chunks, dead parts and documents of a cache; return the bytes of the chunks."""
         freed = 0
-        addresses = self._addresses()
-        for one in [each for each in self.caches() if cache_id in (None, each.cache_id)]:
-            for entry in list(self.files.entries(f"caches/{one.cache_id}/chunks/")):
-                if _DIGEST.fullmatch(name := entry.key.rpartition("/")[2]) and self.drop(
-                    one.cache_id, bytes.fromhex(name)
-                ):
-                    freed += entry.size
-            self._clean_parts(one.cache_id)
-            for address in addresses.get(one.cache_id, ()):
-                for entry in list(self.files.entries(f"{_address_folder(address)}/")):
-                    self.files.delete(entry.key)
-                _remove_empty(os.path.join(self.path, _address_folder(address)))
-            for folder in ("chunks", "parts", ""):
-                _remove_empty(os.path.join(self.path, "caches", one.cache_id, folder))
+        for entry in list(self.files.entries(f"caches/{cache}/chunks/")):
+            name = entry.key.rpartition("/")[2]
+            if _DIGEST.fullmatch(name) and self.drop(cache, bytes.fromhex(name)):
+                freed += entry.size
+        self._clean_parts(cache)
+        for entry in list(self.files.entries(_document_key(cache, ""))):
+            self.files.delete(entry.key)
+        for folder in ("chunks", "parts", "documents", ""):
+            with suppress(OSError):  # it has other files, or is not there
+                os.rmdir(os.path.join(self.path, "caches", cache, folder))
         return freed
 
     def used_bytes(self) -> int:
         with self._taken() as taken:
             return taken.read()
 
-    def _clean_parts(self, cache_id: str) -> None:
-        for entry in list(self.files.entries(f"caches/{cache_id}/parts/")):
+    def _clean_parts(self, cache: str) -> None:
+        for entry in list(self.files.entries(f"caches/{cache}/parts/")):
             name = entry.key.rpartition("/")[2]
             if not _DIGEST.fullmatch(name):
                 continue
@@ -234,21 +215,15 @@ class TierFolder:
                 descriptor = os.open(os.path.join(self.path, entry.key), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # else another process is fetching it
-                    self.discard_part(cache_id, bytes.fromhex(name))
+                    self.discard_part(cache, bytes.fromhex(name))
                 finally:
                     os.close(descriptor)
 
-    def _addresses(self) -> dict[str, list[str]]:
-        """cache id -> the addresses it was read from."""
-        addresses: dict[str, list[str]] = {}
-        for folder in self.files.folders("addresses/"):
-            if not _ADDRESS.fullmatch(folder):
-                continue
-            with suppress(Missing, ValueError, RecursionError, msgspec.DecodeError):
-                stored = self.files.read(f"addresses/{folder}/address", 0, _MOST_ADDRESS_BYTES)
-                known = msgspec.json.decode(stored[32:], type=_KnownAddress)
-                addresses.setdefault(_folder_name(known.cache_id), []).append(known.address)
-        return addresses
+    def _address_of(self, cache: str) -> str:
+        with suppress(Missing, UnicodeDecodeError):
+            address = self.files.read(_document_key(cache, ADDRESS), 32, _MOST_ADDRESS_BYTES).decode()
+            return address if cache_name(address) == cache else ""
+        return ""
 
     def _allocate(self, part: int, size: int, had: int) -> bool:
         disk = shutil.disk_usage(self.path)
@@ -343,22 +318,22 @@ def _unlock(descriptor: int) -> None:
     os.close(descriptor)
 
 
-def _folder_name(cache_id: str) -> str:
-    """A cache id as the name of a folder; an untrusted cache may contain any."""
-    return cache_id if _CACHE.fullmatch(cache_id) else hashlib.sha256(cache_id.encode()).hexdigest()[:32]
+def cache_name(address: str) -> str:
+    """The folder of the cache at an address."""
+    return hashlib.sha256(address.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
-def _address_folder(address: str) -> str:
-    return f"addresses/{hashlib.sha256(address.encode()).hexdigest()[:32]}"
+def chunk_key(cache: str, sha256: bytes) -> str:
+    """The key of a chunk in the files of a tier."""
+    return f"caches/{cache}/chunks/{sha256.hex()}"
 
 
-def _document_key(address: str, name: str) -> str:
-    return f"{_address_folder(address)}/{name.replace('/', '~')}"
+def _part_key(cache: str, sha256: bytes) -> str:
+    return f"caches/{cache}/parts/{sha256.hex()}"
 
 
-def _remove_empty(folder: str) -> None:
-    with suppress(OSError):
-        os.rmdir(folder)
+def _document_key(cache: str, name: str) -> str:
+    return f"caches/{cache}/documents/{name.replace('/', '~')}"
 
 
 def _refuse_network(path: str) -> None:

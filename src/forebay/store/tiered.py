@@ -18,7 +18,6 @@ times when the far store does not answer.
 
 import errno
 import hashlib
-import json
 import os
 import tempfile
 import threading
@@ -39,17 +38,15 @@ from forebay.store.base import (
     Missing,
     Store,
     Transfers,
-    index_corrupt,
     is_full,
     load_index,
 )
 from forebay.store.file_map import map_file
 from forebay.store.local import LocalStore
-from forebay.store.tier_folder import TierFolder
+from forebay.store.tier_folder import ADDRESS, TierFolder, cache_name, chunk_key
 
 RANGE_BYTES = 32 << 20  # of one request
 _AWAY_SECONDS = 60.0  # without asking a far store again that did not answer, where the tier has a document
-_CACHE = "cache.json"
 T = TypeVar("T")
 _open_stores: "weakref.WeakSet[TieredStore]" = weakref.WeakSet()
 
@@ -69,7 +66,8 @@ class TieredStore(Store):
         self._options = {"limit_bytes": limit_bytes, "reserve_bytes": reserve_bytes}
         self.tier = TierFolder(near.local_path(""), limit_bytes, reserve_bytes).begin()
         self._digests: dict[str, bytes] = {}  # key of a chunk -> SHA-256 that was expected of it
-        self._known_id: str | None = None
+        self._cache = cache_name(self.address)
+        self.tier.store_document(self._cache, ADDRESS, self.address.encode("utf-8", "surrogateescape"))
         self._current: set[str] = set()  # documents that this process, or the one that it was forked from, has fetched
         self._counts: Counter[str] = Counter()
         self._forget()
@@ -77,7 +75,7 @@ class TieredStore(Store):
 
     def _forget(self) -> None:
         """Start with no locks and nothing passing through: in a new store or a forked process."""
-        self._lock, self._identifying = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._fetching = [threading.Lock() for _ in range(256)]  # by the first byte of a digest
         self._passing: weakref.WeakValueDictionary[bytes, memoryview] = weakref.WeakValueDictionary()
         self._away_until = 0.0
@@ -116,7 +114,7 @@ class TieredStore(Store):
         digest = self._digests.get(key)
         if digest is not None:
             self._passing.pop(digest, None)
-            self.tier.drop(self._cache_id, digest)
+            self.tier.drop(self._cache, digest)
 
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
         if _is_chunk(key):
@@ -167,7 +165,7 @@ class TieredStore(Store):
     def local_path(self, key: str) -> str | None:
         """The path of a chunk that the tier keeps."""
         digest = self._digests.get(key)
-        path = None if digest is None else os.path.join(self.tier.path, self.tier.chunk(self._cache_id, digest))
+        path = None if digest is None else os.path.join(self.tier.path, chunk_key(self._cache, digest))
         return path if path is not None and os.path.exists(path) else None
 
     def document(self) -> Mapping[str, Any]:
@@ -177,46 +175,22 @@ class TieredStore(Store):
     def __reduce__(self) -> tuple[Any, ...]:
         return (_reopened, (self._near, self._far, self._options))
 
-    @property
-    def _cache_id(self) -> str:
-        if self._known_id is None:
-            with self._identifying:  # one thread asks, and those that fetch the first chunks wait for it
-                if self._known_id is None:
-                    self._known_id = self._read_id()
-        return self._known_id
-
-    def _read_id(self) -> str:
-        try:
-            cache_id = str(json.loads(bytes(self._document(_CACHE)))["cache_id"])
-        except Missing:
-            raise
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise index_corrupt(self.address, _CACHE, "it has no cache id") from error
-        self.identify(cache_id)
-        return cache_id
-
-    def identify(self, cache_id: str) -> None:
-        """Use the id that a generation has, instead of asking for `cache.json`."""
-        known = {"address": self.address, "cache_id": cache_id}
-        self.tier.store_document(self.address, "address", json.dumps(known).encode())
-        self._known_id = cache_id
-
     def _document(self, key: str) -> memoryview:
         if key in self._current:
             with suppress(Missing):
-                return self.tier.document(self.address, key)
-        return self._asked(lambda: self._fetched_document(key), lambda: self.tier.document(self.address, key))
+                return self.tier.document(self._cache, key)
+        return self._asked(lambda: self._fetched_document(key), lambda: self.tier.document(self._cache, key))
 
     def _fetched_document(self, key: str) -> memoryview:
         """A document of the far store; a large one is an index, which is not held in memory."""
         is_small = key.endswith(".json")
         value = memoryview(self._far.read(key, 0, MAX_DOCUMENT_BYTES + 1)) if is_small else load_index(self._far, key)
-        if self.tier.store_document(self.address, key, value):
+        if self.tier.store_document(self._cache, key, value):
             self._current.add(key)
         return value
 
     def _stored_entries(self, prefix: str) -> list[Entry]:
-        names = self.tier.documents(self.address)
+        names = self.tier.documents(self._cache)
         entries = [Entry(name, size) for name, size in names if name.startswith(prefix)]
         if not entries:
             raise Missing(prefix)
@@ -225,31 +199,31 @@ class TieredStore(Store):
     def _local_copy(self, expect: Expected) -> memoryview | None:
         """The chunk in the tier, None if it is not there; one of another size is dropped."""
         try:
-            view = self.tier.files.view(self.tier.chunk(self._cache_id, expect.sha256))
+            view = self.tier.files.view(chunk_key(self._cache, expect.sha256))
         except Missing:
             return None
         if len(view) == expect.size:
             return view
-        self.tier.drop(self._cache_id, expect.sha256)
+        self.tier.drop(self._cache, expect.sha256)
         return None
 
     def _admitted(self, key: str, expect: Expected) -> memoryview | None:
         """Fetch a chunk into the tier, unless another process does so first; None if there is no space."""
-        with self.tier.filling(self._cache_id, expect.sha256) as part:
+        with self.tier.filling(self._cache, expect.sha256) as part:
             view = self._local_copy(expect)
             if view is not None:  # another process has fetched it
-                self.tier.discard_part(self._cache_id, expect.sha256)
+                self.tier.discard_part(self._cache, expect.sha256)
                 return view
             if self.tier.admit(part, expect.size):
                 try:
                     self._fetch(key, expect, part)
                     os.fsync(part)
                 except BaseException:  # cleaned up also on Ctrl+C
-                    self.tier.discard_part(self._cache_id, expect.sha256)
+                    self.tier.discard_part(self._cache, expect.sha256)
                     raise
-                self.tier.publish(self._cache_id, expect.sha256)
+                self.tier.publish(self._cache, expect.sha256)
                 return map_file(part)
-            self.tier.discard_part(self._cache_id, expect.sha256)
+            self.tier.discard_part(self._cache, expect.sha256)
             return None
 
     def _pass(self, key: str, expect: Expected) -> memoryview:

@@ -154,7 +154,6 @@ def test_only_few_modules_read_the_environment() -> None:
     # engine/local.py reads none of it: it hands the whole of it on to its workers; engine/base.py sets some for Ray.
     assert {reader for reader in readers if not reader.startswith("cli/")} == {
         "format/tensors.py",
-        "installation.py",  # whether credentials are set
         "engine/local.py",
         "engine/base.py",
         "store/bucket_client.py",  # the endpoint, which obstore reads too

@@ -18,7 +18,6 @@ import forebay
 from forebay import api, kernels
 from forebay.cache.reports import Status
 from forebay.errors import ForebayError, message_of
-from forebay.format.tensors import VARIABLE
 from forebay.preview.words import command_line, counted, human_bytes
 from forebay.records import Record, html_table
 from forebay.store import LocalStore, Root
@@ -32,17 +31,6 @@ _EXTRA = re.compile(r"extra\s*==\s*[\"']([^\"']+)[\"']")
 _AT_LEAST = re.compile(r"[>=]=\s*([\d.]+)")
 # Computes as a teacher does. Some virtual machines report AMX and do not run it.
 _TRY_BFLOAT16 = "import torch; torch.nn.Linear(64, 64).bfloat16()(torch.zeros(64, 64).bfloat16())"
-_CREDENTIALS = {
-    "Hugging Face": (("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), ("~/.cache/huggingface/token",)),
-    "S3": (("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"), ("~/.aws/credentials",)),
-    "Google Cloud": (
-        ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT"),
-        ("~/.config/gcloud/application_default_credentials.json",),
-    ),
-    "Azure": (("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_SECRET"), ()),
-}
-
-
 _STATES = {"ok": "✓", "note": "·", "problem": "✗"}
 
 
@@ -78,11 +66,10 @@ class DoctorReport(Record, frozen=True, kw_only=True):
 def doctor(root: Root | None = None) -> DoctorReport:
     """Check the installation, the machine, the disk and, if one is passed, a cache.
 
-    Lists versions and extras; CPU, memory and disk; whether credentials are set, never their values. Tries a
-    create-only write next to the cache, or in this folder. `problems` of the report lists what is wrong, each with the
-    command that repairs it.
+    Lists versions and extras; CPU, memory and disk. Tries a create-only write next to the cache, or in this folder.
+    `problems` of the report lists what is wrong, each with the command that repairs it.
     """
-    checks = (*_python(), *_libraries(), *_extras(), *_machine(), *_disk(_folder_of(root)), *_credentials())
+    checks = (*_python(), *_libraries(), *_extras(), *_machine(), *_disk(_folder_of(root)))
     return DoctorReport(checks=(*checks, *(() if root is None else _cache(root, _address(root)))))
 
 
@@ -232,21 +219,6 @@ def _writes(folder: str) -> Check:
         detail=f"a cache cannot be built here: {problem}",
         command="forebay build … --into FOLDER-ON-ANOTHER-DISK",
     )
-
-
-def _credentials() -> Iterator[Check]:
-    """Whether credentials are set; their values are never read."""
-    for name, (variables, files) in _CREDENTIALS.items():
-        origins = [variable for variable in variables if variable in os.environ]
-        origins += [path for path in files if os.path.exists(os.path.expanduser(path))]
-        yield _credential(name, origins)
-    yield _credential("cache key", [VARIABLE] if VARIABLE in os.environ else [])
-
-
-def _credential(name: str, origins: list[str]) -> Check:
-    """A note where nothing is set: most caches need none."""
-    detail = f"set by {', '.join(origins)}" if origins else "not set"
-    return Check(group="Credentials", name=name, state="ok" if origins else "note", detail=detail)
 
 
 def _cache(root: Root, address: str) -> Iterator[Check]:

@@ -151,8 +151,8 @@ tier.add_command(clean_tier)
 def doctor(cache: str | None) -> Finding | DoctorReport:
     """Check the installation, the machine, the disk and, if one is passed, a cache.
 
-    Lists versions and extras with the commands that install missing ones; CPU, memory and disk; whether credentials are
-    set, never their values. Tries a create-only write next to CACHE, or in this folder. Exits 1 if there is a problem.
+    Lists versions and extras with the commands that install missing ones; CPU, memory and disk. Tries a create-only
+    write next to CACHE, or in this folder. Exits 1 if there is a problem.
 
     \b
     Example: forebay doctor

@@ -57,11 +57,6 @@ class SourceFile(msgspec.Struct, frozen=True):
         pairs = ((self.ctime_ns, other.ctime_ns), (self.inode, other.inode))
         return self.same_look(other) and all(mine == theirs or not mine or not theirs for mine, theirs in pairs)
 
-    def same_file(self, other: "SourceFile") -> bool:
-        """True if it is the same unmodified file, regardless of its etag; False if unknown."""
-        mine, theirs = ((one.size, one.mtime_ns, one.ctime_ns, one.inode) for one in (self, other))
-        return mine == theirs and all((self.ctime_ns, self.inode))
-
     def same_look(self, other: "SourceFile") -> bool:
         """True if size, time and etag are equal, as they are in a copy that keeps times."""
         return (self.size, self.mtime_ns, self.etag) == (other.size, other.mtime_ns, other.etag)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from forebay.errors import Damaged
 from forebay.store import LocalStore, MemoryStore
-from forebay.store.base import PIECE_BYTES, Pieces, cut, sha256_of
+from forebay.store.base import PIECE_BYTES, Missing, Pieces, cut, read_document, sha256_of
 
 
 class BadSector(LocalStore):
@@ -57,3 +58,15 @@ def test_a_bad_sector_is_an_error_of_the_store(tmp_path: Path) -> None:
     store.create("x", [bytes(10_000)])
     with pytest.raises(OSError, match="Input/output error"):
         sha256_of(Pieces(store, "x"))
+
+
+def test_a_document_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.store.base.MAX_DOCUMENT_BYTES", 1 << 20)
+    store = MemoryStore()
+    store.create("small", [b"{}"])
+    store.create("large", [bytes(1 << 20), b"x"])
+    assert read_document(store, "small") == b"{}"
+    with pytest.raises(Damaged, match="'large'"):
+        read_document(store, "large")
+    with pytest.raises(Missing):
+        read_document(store, "nothing")

@@ -98,7 +98,7 @@ class Store(Protocol):
         """
 
     def link(self, key: str, other: "Store") -> bool:
-        """Create a key with the value that another store has under it: a hard link, or a copy made by the service.
+        """Create a key as a hard link to the value that another store has under it.
 
         Returns False and writes nothing if the store cannot, or the key exists.
         """

@@ -1,7 +1,7 @@
 """Read-only maps of files that keep no descriptor.
 
 The `mmap` module keeps a descriptor per map (until Python 3.13), so a cache of thousands of chunks would exceed
-`ulimit -n`; on Linux and macOS the C function is called directly instead.
+`ulimit -n`; the C function is called directly instead.
 """
 
 import ctypes
@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 
 _FAILED = ctypes.c_void_p(-1).value
-_libc = ctypes.CDLL(None, use_errno=True) if sys.platform in ("linux", "darwin") else None
-if _libc is not None:
-    _libc.mmap.restype = ctypes.c_void_p
-    _libc.mmap.argtypes = [
-        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
-    ]  # fmt: skip
-    _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
+]  # fmt: skip
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 def map_file(descriptor: int) -> memoryview:
@@ -28,8 +27,6 @@ def map_file(descriptor: int) -> memoryview:
     size = os.fstat(descriptor).st_size
     if size == 0:
         return memoryview(b"")
-    if _libc is None:
-        return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
     address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     if address == _FAILED:
         code = ctypes.get_errno()
@@ -54,5 +51,5 @@ class _Map:
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         # While the interpreter exits, a thread may still be copying; the kernel unmaps when the process ends.
-        if _libc is not None and not ending():
+        if not ending():
             _libc.munmap(self._address, self._size)

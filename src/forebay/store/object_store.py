@@ -100,18 +100,6 @@ class ObjectStore(Store):
         upload = Upload(self.address, key, data)
         return self._create(upload)
 
-    def link(self, key: str, other: Store) -> bool:
-        """A copy that the service makes within one bucket; it replaces a value that exists."""
-        if not isinstance(other, ObjectStore) or self.scheme == "memory":
-            return False
-        if (other.scheme, other._bucket) != (self.scheme, self._bucket):
-            return False
-        self._check_process()
-        client = open_client(self.scheme, self._bucket, "", {"timeout": f"{60 * upload_minutes(READ_BYTES)}s"})
-        source, target = (f"{prefix}/{key}" if prefix else key for prefix in (other._prefix, self._prefix))
-        self._retried("copy", key, lambda: self._asked(client.copy, source, target))
-        return True
-
     def replace(self, key: str, data: Sequence[Buffer], *, if_etag: str | None = None, durable: bool = True) -> bool:
         check_key(self.address, key)
         upload = Upload(self.address, key, data)

@@ -366,5 +366,4 @@ def _forked() -> None:
     _locked.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_forked)

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from forebay.errors import Damaged, StoreRefused
-from forebay.store.base import BadCopy, Buffer, Entry, Expected, Missing, Store, holds, read_document
+from forebay.errors import StoreRefused
+from forebay.store.base import BadCopy, Buffer, Entry, Expected, Missing, Store, holds
 from forebay.testing.kind_contracts import check_names
 
 Reopen = Callable[[], Store]
@@ -85,16 +85,6 @@ class StoreContract:
             with pytest.raises(StoreRefused):
                 act()
         assert list(store.entries("")) == [Entry("a/b", 5)]
-
-    def test_a_document_has_a_largest_size(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("forebay.store.base.MAX_DOCUMENT_BYTES", 1 << 20)
-        store.create("small", [b"{}"])
-        store.create("large", [bytes(1 << 20), b"x"])
-        assert read_document(store, "small") == b"{}"
-        with pytest.raises(Damaged, match="'large'"):
-            read_document(store, "large")
-        with pytest.raises(Missing):
-            read_document(store, "nothing")
 
     @pytest.mark.parametrize(
         ("start", "stop", "expected"),
@@ -216,12 +206,10 @@ class StoreContract:
         assert list(store.entries("")) == [Entry("empty", 0)]
         assert not store.create("empty", [b"x"])
 
-    def test_buffers_of_every_kind_are_joined(self, store: Store) -> None:
+    def test_buffers_of_every_kind_and_size_are_joined_in_order(self, store: Store) -> None:
         buffers: list[Buffer] = [b"bytes ", bytearray(b"bytearray "), memoryview(b"--view--")[2:6], b"", b" end"]
         store.create("joined", buffers)
         assert store.read("joined") == b"bytes bytearray view end"
-
-    def test_many_and_large_buffers_are_joined_in_order(self, store: Store) -> None:
         pieces = [index.to_bytes(3, "big") for index in range(5000)]
         store.create("many", pieces)
         assert store.read("many") == b"".join(pieces)

@@ -66,11 +66,7 @@ def test_what_is_no_source_is_rejected(tmp_path: Path, data: Path, source: Any, 
         fb.update(tmp_path / "cache", source, workers=0)
 
 
-@pytest.mark.parametrize("wrong", [0, 1, "no"])
-def test_wrong_options_of_a_source_are_rejected(wrong: Any) -> None:
-    for source in (fb.sources.lines, fb.sources.text):
-        with pytest.raises(TypeError, match="json_as_text must be True or False"):
-            source("data", json_as_text=wrong)
+def test_wrong_options_of_a_source_are_rejected() -> None:
     with pytest.raises(SourceInvalid, match="no field can be found by the name 5"):
         fb.sources.jsonl("data", text=5)  # type: ignore[arg-type]
     for files in (fb.sources.text, fb.sources.files):
@@ -105,16 +101,3 @@ def test_json_lines_are_not_tokenized_as_text(tmp_path: Path, data: Path, source
     with pytest.raises(SourceInvalid, match="holds JSON lines"):
         fb.estimate(opened, RECIPE)
     assert not (tmp_path / "cache").exists()
-
-
-def test_json_lines_are_tokenized_as_text_on_request(tmp_path: Path, data: Path) -> None:
-    root, words = tmp_path / "cache", ("build", "tokens", data / "a.jsonl", "--format", "text", "-w", 0)
-    error = run(*words, "--into", root, code=1).err
-    assert "error: 'a.jsonl' holds JSON lines" in error
-    assert "--json-as-text" in error
-    run(*words, "--into", root, "--json-as-text")
-    assert fb.open_cache(root).text(0)[0].startswith('{"text": ')
-    run("build", root)  # continues as it was built
-    fb.build(tmp_path / "lines", fb.sources.lines(data / "a.jsonl", json_as_text=True), RECIPE, workers=0)
-    fb.build(tmp_path / "lines", fb.sources.lines(data / "a.jsonl"), RECIPE, workers=0)
-    run("build", "tokens", data / "a.jsonl", "--json-as-text", "--into", tmp_path / "other", code=2)

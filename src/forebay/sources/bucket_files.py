@@ -63,10 +63,6 @@ def relative_url(url: str, root: str) -> str:
 def common_url(urls: Sequence[str], has_magic: Any) -> str:
     """The deepest folder that all URLs share: a folder itself, the folder of an object, the fixed part of a glob."""
     parts = [split_url(url) for url in urls]
-    if len({bucket for bucket, _ in parts}) > 1:
-        raise SourceNotFound(
-            f"no source at '{urls[1]}': it is in another bucket than '{urls[0]}'; a source has one root"
-        )
     shared = posixpath.commonpath([f"/{_folder_of(bucket, key, has_magic)}" for bucket, key in parts])
     return join_url(parts[0][0], shared)
 

@@ -6,7 +6,7 @@ has its line number and reason.
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, ClassVar
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from forebay import kernels
 from forebay.errors import SourceInvalid
-from forebay.fields import check_flags
 from forebay.source import Failure, Part, PartDigest, Sample, Samples, SourceFile, TextBatch
 from forebay.sources.paths import BOM, MAX_SAMPLE_BYTES, LocalFiles, checked_limit, empty, named_below, not_utf8
 from forebay.sources.pieces import Block, Reading, cut_between_pieces, line_numbers, piece_bounds, piece_ends
@@ -215,7 +214,6 @@ class LineSource(LocalFiles):
     read_by: ClassVar[tuple[str, ...]] = ("max_sample_bytes",)
 
     max_sample_bytes: int = MAX_SAMPLE_BYTES
-    json_as_text: bool = field(default=False, kw_only=True, compare=False)  # allows a token recipe on JSON lines
 
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         return cut_between_pieces(self.root, b"\n", file, start, first, every, self.max_sample_bytes)
@@ -249,11 +247,9 @@ def lines(
     *paths: str | os.PathLike[str],
     root: str | None = None,
     max_sample_bytes: int = MAX_SAMPLE_BYTES,
-    json_as_text: bool = False,
 ) -> LineSource:
-    """Every line of some files, folders or globs. `json_as_text` lets a token recipe read `.jsonl` files this way."""
-    check_flags(json_as_text=json_as_text)
-    return LineSource(*named_below(paths, root), checked_limit(max_sample_bytes), json_as_text=json_as_text)
+    """Every line of some files, folders or globs."""
+    return LineSource(*named_below(paths, root), checked_limit(max_sample_bytes))
 
 
 def _samples(block: Block, path: str, position: int) -> Iterator[Sample]:

@@ -134,7 +134,6 @@ class TextSettings(PathSettings, frozen=True, kw_only=True):
             extra={"format": "escaped", "default": "one document per file"},
         ),
     ] = None
-    json_as_text: Annotated[bool, Meta(description="Tokenize .jsonl files as text, JSON syntax included.")] = False
     suffix: Suffixes = ()
     max_sample_bytes: Annotated[Size | None, Meta(description="Fail longer documents.", extra={"default": "64MiB"})] = (
         None
@@ -158,14 +157,8 @@ class TextSettings(PathSettings, frozen=True, kw_only=True):
         limit = self._passed("max_sample_bytes")
         if chosen == "text":
             self._refuse("is a field of JSON lines or a column of Parquet; plain text has none", "text")
-            return text(
-                *self.paths,
-                separator=self.separator,
-                suffixes=self._suffixes(),
-                json_as_text=self.json_as_text,
-                **limit,
-            )
-        self._refuse(f"is for plain text; the format here is {chosen}", "separator", "suffix", "json_as_text")
+            return text(*self.paths, separator=self.separator, suffixes=self._suffixes(), **limit)
+        self._refuse(f"is for plain text; the format here is {chosen}", "separator", "suffix")
         make = _lazily("parquet") if chosen == "parquet" else jsonl
         source: Source = make(*self.paths, **limit, **self._passed("text"))
         return source
@@ -179,14 +172,8 @@ class TextSettings(PathSettings, frozen=True, kw_only=True):
     def _hub(self) -> Source:
         if len(self.paths) > 1:
             raise SourceInvalid(f"a build reads one data set of the hub, or files, but {len(self.paths)} were passed")
-        self._refuse(
-            "is for files; data sets on the hub are Parquet",
-            "format",
-            "separator",
-            "suffix",
-            "max_sample_bytes",
-            "json_as_text",
-        )
+        own = ("format", "separator", "suffix", "max_sample_bytes")
+        self._refuse("is for files; data sets on the hub are Parquet", *own)
         source: Source = _lazily("hub")(
             self.paths[0].removeprefix(HUB),
             self.subset,

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BytesIO
 from itertools import islice
 from typing import ClassVar
@@ -13,7 +13,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from forebay.errors import ForebayError, SourceInvalid
-from forebay.fields import check_flags
 from forebay.source import Failure, Part, PartDigest, Sample, Samples, SourceFile, files_changed
 from forebay.sources.compression import DecompressedStream, stream_at
 from forebay.sources.opening import full_path, read_planned
@@ -99,7 +98,6 @@ class TextSource(LocalFiles):
     separator: str | None = None
     suffixes: tuple[str, ...] = ()
     max_sample_bytes: int = MAX_SAMPLE_BYTES
-    json_as_text: bool = field(default=False, kw_only=True, compare=False)  # allows a token recipe on JSON lines
 
     @property
     def files_grow(self) -> bool:
@@ -149,10 +147,14 @@ class TextSource(LocalFiles):
 
     def read(self, part: Part, *, digest: PartDigest | None = None, preview: bool = False) -> Samples:
         if self.separator is None:
-            return _only_document(self.root, part, self.max_sample_bytes, digest)
+            return self._only_document(part, digest)
         separator = self.separator.encode()
         reading = Reading(self.root, part, separator, self.max_sample_bytes, digest)
         return reading.samples(lambda block: _in_block(reading, block, part.file.path, separator))
+
+    def _only_document(self, part: Part, digest: PartDigest | None) -> Iterator[Sample | Failure]:
+        content = read_whole(self.root, part, self.max_sample_bytes, digest)
+        yield content if isinstance(content, Failure) else _whole_document(content, part.file.path)
 
 
 def text(
@@ -161,13 +163,11 @@ def text(
     suffixes: Iterable[str] = (".txt", ".md"),
     root: str | None = None,
     max_sample_bytes: int = MAX_SAMPLE_BYTES,
-    json_as_text: bool = False,
 ) -> TextSource:
     r"""The documents of text files, folders or globs: one per file, or with a separator between.
 
     Files that end in `.gz`, `.zst`, `.bz2` or `.xz` as well are decompressed while they are read. A separator is found
     as it is written: in files with Windows line ends, `"\r\n---\r\n"` separates and `"\n---\n"` does not.
-    `json_as_text` lets a token recipe read `.jsonl` files this way.
 
     >>> text("/data/books/*.txt.zst", separator="<|endoftext|>").patterns
     ('*.txt.zst',)
@@ -176,9 +176,7 @@ def text(
     """
     if separator is not None and not separator.encode():
         raise SourceInvalid("a separator has at least one character", hint="leave it out for one document per file")
-    check_flags(json_as_text=json_as_text)
-    limit = checked_limit(max_sample_bytes)
-    return TextSource(*named_below(paths, root), separator, _listed(suffixes), limit, json_as_text=json_as_text)
+    return TextSource(*named_below(paths, root), separator, _listed(suffixes), checked_limit(max_sample_bytes))
 
 
 def _listed(suffixes: Iterable[str]) -> tuple[str, ...]:
@@ -186,11 +184,6 @@ def _listed(suffixes: Iterable[str]) -> tuple[str, ...]:
     if isinstance(suffixes, str):
         raise TypeError(f"suffixes is {suffixes!r}; pass a list: [{suffixes!r}]")
     return tuple(suffixes)
-
-
-def _only_document(root: str, part: Part, limit: int, digest: PartDigest | None) -> Iterator[Sample | Failure]:
-    content = read_whole(root, part, limit, digest)
-    yield content if isinstance(content, Failure) else _whole_document(content, part.file.path)
 
 
 def _whole_document(content: bytes, path: str) -> Sample | Failure:

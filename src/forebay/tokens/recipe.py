@@ -142,15 +142,14 @@ class TokenRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fie
         return {CONSTANT: np.frombuffer(self.vocabulary().json, np.uint8)}
 
     def check_source(self, source: Source, files: Sequence[SourceFile]) -> None:
-        """Reject JSON lines that the source reads as plain text, unless the caller asked for that."""
-        if source.kind not in ("files", "lines", "text") or getattr(source, "json_as_text", False):
+        """Reject JSON lines that the source reads as plain text."""
+        if source.kind not in ("files", "lines", "text"):
             return
         path = next((file.path for file in files if _JSON_LINES.search(file.path)), None)
         if path is not None:
             raise SourceInvalid(
                 f"'{path}' holds JSON lines, and this source (kind '{source.kind}') reads them as plain text",
-                hint="read a field with fb.sources.jsonl (--format jsonl), or tokenize the JSON itself with "
-                "json_as_text=True (--json-as-text)",
+                hint="read a field with fb.sources.jsonl (--format jsonl), or name the file .txt to tokenize the JSON",
                 path=path,
             )
 

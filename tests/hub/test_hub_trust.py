@@ -91,8 +91,7 @@ def _at_home(patch: pytest.MonkeyPatch, folder: Path) -> None:
 
 def forget_sources() -> None:
     """What this process has learnt of hubs so far."""
-    for known in (hub_datasets._remotes, hub_datasets._shards):
-        known.cache_clear()
+    hub_datasets._data_set.cache_clear()
 
 
 def as_user(*words: object, code: int = 0, **environment: str) -> Ran:

@@ -23,7 +23,7 @@ from forebay import sources
 from forebay.errors import SourceChanged, SourceNotFound, SourceUnreadable
 from forebay.source import Annotated, Failure, Part, Sample, Source, samples_of
 from forebay.sources import image_files, manifests
-from forebay.sources.manifests import manifest_file
+from forebay.sources.paths import look
 from forebay.testing import SourceContract
 
 RECIPE = fb.ImageRecipe(size=32)
@@ -353,7 +353,7 @@ def test_lines_are_counted_as_an_editor_counts_them_and_bounded(tmp_path, monkey
 
 def test_a_manifest_that_is_cut_short_under_a_reader_is_an_error_and_no_crash(tmp_path):
     put(tmp_path, {"a.png": png(), "list.jsonl": '{"path": "a.png"}\n' * 5000})
-    status = manifest_file(str(tmp_path / "list.jsonl"))
+    status = look(str(tmp_path), "list.jsonl")
     lines = manifests.open_lines(str(tmp_path), str(tmp_path / "list.jsonl"), status, "path")
     os.truncate(tmp_path / "list.jsonl", 0)
     with pytest.raises(SourceChanged, match=r"'list\.jsonl' was truncated"):

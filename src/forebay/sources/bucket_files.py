@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from forebay.errors import SourceNotFound
 from forebay.source import SourceFile
-from forebay.store.base import Entry, Missing
+from forebay.store.base import SCHEMES, Entry, Missing
 from forebay.store.seekable_file import SeekableFile
 
 if TYPE_CHECKING:
     from forebay.store.object_store import ObjectStore
 
-SCHEMES = ("s3", "gs", "az", "memory")
 _FIRST_BYTES = 256 << 10  # fetched at a seek; doubled while reading goes on
 _MOST_BYTES = 8 << 20
 
@@ -80,11 +79,6 @@ def _bucket(url: str) -> "ObjectStore":
     from forebay.store.object_store import ObjectStore  # noqa: PLC0415
 
     return ObjectStore(url)
-
-
-def look_at(root: str, name: str, stream: bool) -> SourceFile:
-    """One object as it is now; `FileNotFoundError` if it does not exist."""
-    return as_file(name, entry_of(join_url(root, name)), stream)
 
 
 def entry_of(url: str) -> Entry:

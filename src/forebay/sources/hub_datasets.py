@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from io import RawIOBase
 from math import ceil
 from typing import Annotated, Any, ClassVar, cast
@@ -79,19 +79,20 @@ class HubSource(Source):
 
     def files(self) -> list[SourceFile]:
         _planned_spools.add(self.folder)
-        return [_source_file(shard) for shard in _shards(self)]
+        return [_source_file(shard) for shard in _data_set(self).shards]
 
     def look(self, path: str) -> SourceFile:
         return _source_file(self._remote(path))
 
     def weight(self, file: SourceFile) -> int:
         """The number of rows; with many shards, estimated from a few, because each takes several requests."""
-        if len(_shards(self)) <= _JUDGED_SHARDS:
-            return _rows(self, self._remote(file.path))
-        return round(file.size * _rows_per_byte(self))
+        known = _data_set(self)
+        if len(known.shards) <= _JUDGED_SHARDS:
+            return known.rows(self._remote(file.path))
+        return round(file.size * known.rows_per_byte)
 
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
-        return row_cuts(_group_ends(self, self._remote(file.path)), start, first, every)
+        return row_cuts(_data_set(self).group_ends(self._remote(file.path)), start, first, every)
 
     def read(self, part: Part, *, digest: PartDigest | None = None, preview: bool = False) -> Samples:
         """The documents of some rows; a preview reads them by ranges, without downloading the shard."""
@@ -118,7 +119,7 @@ class HubSource(Source):
         return os.path.join(self.spool, SHARDS_FOLDER) if self.spool else self.repository.cache_folder("shards")
 
     def _remote(self, path: str) -> RemoteFile:
-        shard = _remotes(self).get(path)
+        shard = _data_set(self).remotes.get(path)
         if shard is None:
             raise FileNotFoundError(f"'{path}' is not in {self.repository.what} at commit {self.revision}")
         return shard
@@ -148,53 +149,53 @@ def hub(
     return HubSource(name, subset, split, text, commit, endpoint, folder, patience)
 
 
-@lru_cache(maxsize=8)
-def _remotes(source: HubSource) -> dict[str, RemoteFile]:
-    return {file.path: file for file in source.repository.files(source.revision)}
+class _DataSet:
+    """What this process has asked the hub about a source: each answer is kept."""
+
+    def __init__(self, source: HubSource) -> None:
+        self._source = source
+        self._ends: dict[str, Array] = {}  # of the row groups of each shard whose footer was read
+
+    @cached_property
+    def remotes(self) -> dict[str, RemoteFile]:
+        return {file.path: file for file in self._source.repository.files(self._source.revision)}
+
+    @cached_property
+    def shards(self) -> list[RemoteFile]:
+        source, owner = self._source, self._source.repository
+        has_readme = _README in self.remotes
+        readme = HubFile(owner, source.revision, self.remotes[_README]).text() if has_readme else ""
+        return parquet_shards(list(self.remotes.values()), readme, owner.what, source.subset, source.split)
+
+    @cached_property
+    def rows_per_byte(self) -> float:
+        judged = self.shards[:: ceil(len(self.shards) / _JUDGED_SHARDS)]
+        self._read_footers(judged)
+        return sum(map(self.rows, judged)) / max(1, sum(shard.size for shard in judged))
+
+    def rows(self, shard: RemoteFile) -> int:
+        return int(self.group_ends(shard).max(initial=0))
+
+    def group_ends(self, shard: RemoteFile) -> Array:
+        """Where the row groups of a shard end. Also reads the footers of the next shards, which planning needs soon."""
+        if shard.path not in self._ends:
+            at = self.shards.index(shard) if shard in self.shards else len(self.shards)
+            self._read_footers(self.shards[at : at + _FOOTERS_AT_ONCE])
+        if shard.path not in self._ends:  # another try raises
+            self._ends[shard.path] = _read_footer(self._source, shard)
+        return self._ends[shard.path]
+
+    def _read_footers(self, shards: Sequence[RemoteFile]) -> None:
+        """Read footers at the same time: each takes some requests that depend on each other."""
+        unread = [shard for shard in shards if shard.path not in self._ends]
+        with ThreadPoolExecutor(_FOOTERS_AT_ONCE, "forebay-footers") as pool:
+            reading = {shard.path: pool.submit(_read_footer, self._source, shard) for shard in unread}
+        self._ends |= {path: footer.result() for path, footer in reading.items() if footer.exception() is None}
 
 
 @lru_cache(maxsize=8)
-def _shards(source: HubSource) -> list[RemoteFile]:
-    remotes, owner = _remotes(source), source.repository
-    readme = HubFile(owner, source.revision, remotes[_README]).text() if _README in remotes else ""
-    return parquet_shards(list(remotes.values()), readme, owner.what, source.subset, source.split)
-
-
-@lru_cache(maxsize=8)
-def _rows_per_byte(source: HubSource) -> float:
-    shards = _shards(source)
-    judged = shards[:: ceil(len(shards) / _JUDGED_SHARDS)]
-    _read_footers(source, judged)
-    return sum(_rows(source, shard) for shard in judged) / max(1, sum(shard.size for shard in judged))
-
-
-def _rows(source: HubSource, shard: RemoteFile) -> int:
-    return int(_group_ends(source, shard).max(initial=0))
-
-
-def _group_ends(source: HubSource, shard: RemoteFile) -> Array:
-    """Where the row groups of a shard end. Also reads the footers of the next shards, which planning needs soon."""
-    ends, shards = _known_ends(source), _shards(source)
-    if shard.path not in ends:
-        at = shards.index(shard) if shard in shards else len(shards)
-        _read_footers(source, shards[at : at + _FOOTERS_AT_ONCE])
-    if shard.path not in ends:  # another try raises
-        ends[shard.path] = _read_footer(source, shard)
-    return ends[shard.path]
-
-
-@lru_cache(maxsize=8)
-def _known_ends(source: HubSource) -> dict[str, Array]:
-    """The row group ends of each shard whose footer was read."""
-    return {}
-
-
-def _read_footers(source: HubSource, shards: Sequence[RemoteFile]) -> None:
-    """Read footers at the same time: each takes some requests that depend on each other."""
-    ends = _known_ends(source)
-    with ThreadPoolExecutor(_FOOTERS_AT_ONCE, "forebay-footers") as pool:
-        reading = {one.path: pool.submit(_read_footer, source, one) for one in shards if one.path not in ends}
-    ends |= {path: footer.result() for path, footer in reading.items() if footer.exception() is None}
+def _data_set(source: HubSource) -> _DataSet:
+    return _DataSet(source)
 
 
 def _read_footer(source: HubSource, shard: RemoteFile) -> Array:

@@ -192,18 +192,13 @@ def _look(root: str, name: str, names: Container[str]) -> SourceFile | None:
     return msgspec.structs.replace(file, etag=f"{sidecar}:{known}")
 
 
-def is_image(name: str) -> bool:
-    """Whether a name has the suffix of an image, in any case."""
-    return name.lower().endswith(ENDINGS)
-
-
 def _is_sidecar(file: WalkedFile) -> bool:
     """Whether a file may be the sidecar of an image in the same folder."""
     stem, suffix = os.path.splitext(os.path.basename(file.path))
     if suffix not in SIDECAR_SUFFIXES:
         return False
     ends = ("", *ENDINGS, *map(str.upper, ENDINGS))
-    return any(is_image(stem + end) and stem + end in file.names for end in ends)
+    return any((stem + end).lower().endswith(ENDINGS) and stem + end in file.names for end in ends)
 
 
 Labels = Literal["sidecar", "folder"]

@@ -75,7 +75,7 @@ def _one_by_one(reading: Reading, block: Block, at: int, path: str, field: str) 
         line = memoryview(block)[max(begin, at) : end]
         document = _document(line, field)
         if not isinstance(document, Exception):
-            yield Sample(sample, document) if document else _empty(sample, reading.first_line() + index)
+            yield Sample(sample, document) if document else empty(sample, f"line {reading.first_line() + index}")
         elif not _is_blank(line):
             first_line = first_line or reading.first_line()
             offset = reading.position + max(begin, at)
@@ -88,10 +88,6 @@ def _document(line: memoryview, field: str) -> str | Exception:
         return text
     except _DECODE_ERRORS as error:
         return error.with_traceback(None)  # which would keep the line in memory
-
-
-def _empty(sample: str, number: int) -> Failure:
-    return empty(sample, f"line {number}")
 
 
 def _is_blank(line: memoryview) -> bool:

@@ -148,10 +148,6 @@ def open_lines(root: str, path: str, file: SourceFile, key: str) -> ImageLines:
     return ImageLines(_stored(path, file), key, root)
 
 
-def manifest_file(path: str) -> SourceFile:
-    return look(os.path.dirname(path), os.path.basename(path))
-
-
 class StoredText:
     """The bytes of a manifest, read on demand. Not mapped: truncating a mapped file would kill the process."""
 
@@ -280,7 +276,9 @@ class ImageManifestSource(Source):
     def edited_beside(self, known: SourceFile, current: SourceFile) -> str:
         before, now = ((file.size, file.mtime_ns, file.etag.partition("+")[2]) for file in (known, current))
         is_same_image = before == now and not self._is_line_name(current.path)
-        return self._place_of(current.path) if is_same_image and known.etag != current.etag else ""
+        if not is_same_image or known.etag == current.etag:
+            return ""
+        return f"{self.manifest}@{self._line_of(current.path).start}"
 
     def weight(self, file: SourceFile) -> int:
         return 1
@@ -311,8 +309,7 @@ class ImageManifestSource(Source):
         return value
 
     def _lines(self) -> ImageLines:
-        path = full_path(self.root, self.manifest)
-        return open_lines(self.root, path, manifest_file(path), self.image)
+        return open_lines(self.root, full_path(self.root, self.manifest), look(self.root, self.manifest), self.image)
 
     def _line_of(self, path: str) -> Line:
         offset = self._offset_of(path)
@@ -351,9 +348,6 @@ class ImageManifestSource(Source):
         if not isinstance(state, os.stat_result):
             raise FileNotFoundError(errno.ENOENT, FILE_PROBLEMS.get(state or "", os.strerror(errno.ENOENT)), path)
         return file_as_it_is(line.image, state, etag=line.check)
-
-    def _place_of(self, path: str) -> str:
-        return f"{self.manifest}@{self._line_of(path).start}"
 
     def _failed(self, line: Line) -> SourceFile:
         reason = line.reason or self._problem(line) or ""

@@ -19,7 +19,7 @@ from forebay.errors import SourceInvalid, SourceNotFound
 from forebay.fields import checked_whole
 from forebay.file_table import FileTable
 from forebay.source import Failure, Listing, Source, SourceFile, Unit, listing_of, source_unreadable
-from forebay.sources.bucket_files import common_url, join_url, look_at, relative_url
+from forebay.sources.bucket_files import as_file, common_url, entry_of, join_url, relative_url
 from forebay.sources.compression import estimated_size, take_digest
 from forebay.sources.opening import FILE_PROBLEMS, digest, file_as_it_is, full_path, state_of
 from forebay.sources.walking import PassedOver, is_stream, list_objects, walk_files
@@ -201,7 +201,7 @@ def list_files(
 def look(root: str, name: str, decompressed: bool = True) -> SourceFile:
     """The current state of a file; `FileNotFoundError` if it or one of its folders is gone."""
     if is_url(root):
-        return look_at(root, name, decompressed and is_stream(name))
+        return as_file(name, entry_of(full_path(root, name)), decompressed and is_stream(name))
     try:
         status = os.stat(full_path(root, name))
     except NotADirectoryError as error:

@@ -1,6 +1,5 @@
 """Python as a source: an iterable, spooled to a file, or a function that returns the documents of a slice."""
 
-import filecmp
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -81,7 +80,7 @@ def _publish(aside: str, path: str) -> None:
             f"'{path}' exists and does not begin these documents",
             hint="delete it, or name another file to spool them to",
         )
-    elif not filecmp.cmp(aside, path, shallow=False):
+    elif os.path.getsize(aside) > os.path.getsize(path):
         os.replace(aside, path)
 
 

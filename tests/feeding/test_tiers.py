@@ -22,7 +22,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tiered(root: Path, tier: Path, limit: int | None = None) -> TieredStore:
-    return TieredStore(LocalStore(tier), FarFolder(root), limit_bytes=limit, reserve_bytes=0)
+    return TieredStore(LocalStore(tier), FarFolder(root), limit_bytes=limit)
 
 
 def fetched_in(store: TieredStore, epoch: int, ranks: range, world: int) -> int:

@@ -51,7 +51,7 @@ def far(root: Path, tmp_path: Path) -> FarFolder:
 
 
 def tiered(far: LocalStore, tmp_path: Path, limit: int | None = None) -> TieredStore:
-    return TieredStore(LocalStore(tmp_path / "tier"), far, limit_bytes=limit, reserve_bytes=0)
+    return TieredStore(LocalStore(tmp_path / "tier"), far, limit_bytes=limit)
 
 
 def tokens_of(cache: fb.Cache) -> np.ndarray:
@@ -327,7 +327,7 @@ def test_caches_share_a_tier_and_are_cleaned_one_by_one(tmp_path: Path) -> None:
 
 
 def test_cleaning_leaves_what_is_being_fetched_and_names_of_others(tmp_path: Path) -> None:
-    tier, parts = TierFolder(tmp_path / "tier", reserve_bytes=0).begin(), tmp_path / "tier" / "caches" / "a" / "parts"
+    tier, parts = TierFolder(tmp_path / "tier").begin(), tmp_path / "tier" / "caches" / "a" / "parts"
     with tier.filling("a", bytes(32)) as part:
         assert tier.admit(part, 100)
         (parts / "notes.txt").write_text("mine")
@@ -363,8 +363,12 @@ def test_a_folder_that_another_process_is_making_a_tier_of_is_one(far: FarFolder
     assert len(fb.open_cache(tiered(far, tmp_path))) == ROWS
 
 
-def test_nothing_is_admitted_below_the_free_space_reserve(root: Path, far: FarFolder, tmp_path: Path) -> None:
-    store = TieredStore(LocalStore(tmp_path / "tier"), far, reserve_bytes=1 << 60)
+def test_nothing_is_admitted_below_the_free_space_reserve(
+    root: Path, far: FarFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_module, "RESERVE_SHARE", 1.0)
+    monkeypatch.setattr(folder_module, "RESERVE_BYTES", 1 << 60)
+    store = tiered(far, tmp_path)
     assert np.array_equal(tokens_of(fb.open_cache(store)), tokens_of(fb.open_cache(root)))
     assert kept_files(tmp_path) == []
 
@@ -426,7 +430,7 @@ def test_threads_of_a_process_fetch_a_passing_chunk_once(root: Path, far: FarFol
 
 
 def read_in_a_process(far: FarFolder, tier: str, results: "multiprocessing.Queue[tuple[int, bytes]]") -> None:
-    cache = fb.open_cache(TieredStore(LocalStore(tier), far, reserve_bytes=0))
+    cache = fb.open_cache(TieredStore(LocalStore(tier), far))
     tokens = tokens_of(cache)
     results.put((cache.store.transfers().fetched, tokens.tobytes()))
 
@@ -457,7 +461,7 @@ class Slow(FarFolder):
         time.sleep(0.002)
         return value
 print("ready", flush=True)
-cache = fb.open_cache(tiered.TieredStore(LocalStore(sys.argv[2]), Slow(sys.argv[1]), reserve_bytes=0))
+cache = fb.open_cache(tiered.TieredStore(LocalStore(sys.argv[2]), Slow(sys.argv[1])))
 cache.read(np.arange(len(cache)), ["tokens"])
 """
 
@@ -481,7 +485,7 @@ def test_a_killed_filler_leaves_nothing_wrong(root: Path, far: FarFolder, tmp_pa
         filler.stdout.close()
         for path in tier.glob("caches/*/chunks/*"):
             assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
-        store = TieredStore(LocalStore(tier), far, reserve_bytes=0)
+        store = TieredStore(LocalStore(tier), far)
         assert np.array_equal(tokens_of(fb.open_cache(store)), right)
         assert store.tier.used_bytes() == sum(chunk_sizes(root))
         assert not list(tier.glob("caches/*/parts/*"))

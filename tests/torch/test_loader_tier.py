@@ -35,7 +35,7 @@ def data_bytes(root: Path) -> int:
 
 
 def tiered(root: Path, tier: Path, limit: int | None = None) -> TieredStore:
-    return TieredStore(LocalStore(tier), FarFolder(root), limit_bytes=limit, reserve_bytes=0)
+    return TieredStore(LocalStore(tier), FarFolder(root), limit_bytes=limit)
 
 
 def loader_of(store: TieredStore, **options: object) -> Loader:

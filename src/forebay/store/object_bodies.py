@@ -5,7 +5,7 @@ import secrets
 import tempfile
 from collections.abc import Sequence
 from functools import cached_property
-from typing import IO, Any
+from typing import Any
 
 from forebay.errors import StoreFull, StoreRefused
 from forebay.store.base import IN_MEMORY_BYTES, Buffer, is_full
@@ -31,8 +31,7 @@ class Upload:
         digest = hashlib.sha256()
         for each in data:
             digest.update(each)
-        self.sha256 = digest.digest()
-        self.attributes = {WRITER: self.writer, SHA256: self.sha256.hex()}
+        self.attributes = {WRITER: self.writer, SHA256: digest.hexdigest()}
 
     @cached_property
     def body(self) -> bytes:
@@ -52,23 +51,16 @@ class Download:
     """The bytes of a response as they arrive: in memory, or in a file without a name when there are many."""
 
     def __init__(self, key: str) -> None:
-        self._key, self._memory, self._size = key, bytearray(), 0
-        self._file: IO[bytes] | None = None
+        self._key, self._size = key, 0
+        self._bytes = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, prefix="forebay-")  # noqa: SIM115, see __del__
 
     def __len__(self) -> int:
         return self._size
 
     def add(self, piece: Any) -> None:
         try:
-            if self._file is None and self._size + len(piece) > IN_MEMORY_BYTES:
-                self._file = tempfile.TemporaryFile(prefix="forebay-")  # noqa: SIM115, see __del__
-                self._file.write(self._memory)
-                self._memory = bytearray()
-            if self._file is None:
-                self._memory += piece
-            else:
-                self._file.write(piece)
-                self._file.flush()
+            self._bytes.write(piece)
+            self._bytes.flush()
         except OSError as error:
             if not is_full(error):
                 raise
@@ -80,16 +72,16 @@ class Download:
         self._size += len(piece)
 
     def __del__(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        self._bytes.close()
 
     def cut(self, size: int) -> None:
         """Truncate to a size."""
         if self._size > size:
-            del self._memory[size:]
-            if self._file is not None:
-                self._file.truncate(size)
+            self._bytes.truncate(size)
             self._size = size
 
     def view(self) -> memoryview:
-        return memoryview(self._memory).toreadonly() if self._file is None else map_file(self._file.fileno())
+        if self._size > IN_MEMORY_BYTES:
+            return map_file(self._bytes.fileno())
+        self._bytes.seek(0)
+        return memoryview(self._bytes.read(self._size))

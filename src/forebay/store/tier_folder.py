@@ -62,9 +62,7 @@ class TierCache:
 class TierFolder:
     """Chunks by SHA-256 and documents by name, for each cache: `cache` is the `cache_name` of its address."""
 
-    def __init__(
-        self, path: str | os.PathLike[str], limit_bytes: int | None = None, reserve_bytes: int | None = None
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], limit_bytes: int | None = None) -> None:
         if is_url(os.fspath(path)):
             raise TierUnusable(
                 f"'{os.fspath(path)}' cannot be used as a tier: it is a URL, and a tier is a folder",
@@ -74,7 +72,6 @@ class TierFolder:
         self.path = os.path.abspath(os.fspath(path))
         self.limit_bytes = limit_bytes
         self.files = LocalStore(self.path)
-        self._reserve = reserve_bytes
 
     def begin(self) -> "TierFolder":
         """Make a new folder a tier, and count its chunks."""
@@ -227,10 +224,7 @@ class TierFolder:
 
     def _allocate(self, part: int, size: int, had: int) -> bool:
         disk = shutil.disk_usage(self.path)
-        reserve = self._reserve
-        if reserve is None:
-            reserve = min(RESERVE_BYTES, int(disk.total * RESERVE_SHARE))
-        if disk.free - max(0, size - had) < reserve:
+        if disk.free - max(0, size - had) < min(RESERVE_BYTES, int(disk.total * RESERVE_SHARE)):
             return False
         try:
             if hasattr(os, "posix_fallocate"):

@@ -54,17 +54,13 @@ _open_stores: "weakref.WeakSet[TieredStore]" = weakref.WeakSet()
 class TieredStore(Store):
     """The cache at `far`, with the chunks that it reads in the folder of `near`, at most `limit_bytes` of them.
 
-    Without a limit, the tier grows until the disk has `reserve_bytes` left: by default 10 GiB or a twentieth of the
-    disk, whichever is less.
+    Also without a limit, the tier leaves 10 GiB or a twentieth of the disk free, whichever is less.
     """
 
-    def __init__(
-        self, near: LocalStore, far: Store, *, limit_bytes: int | None = None, reserve_bytes: int | None = None
-    ) -> None:
+    def __init__(self, near: LocalStore, far: Store, limit_bytes: int | None = None) -> None:
         self.address = far.address
         self._near, self._far = near, far
-        self._options = {"limit_bytes": limit_bytes, "reserve_bytes": reserve_bytes}
-        self.tier = TierFolder(near.local_path(""), limit_bytes, reserve_bytes).begin()
+        self.tier = TierFolder(near.local_path(""), limit_bytes).begin()
         self._digests: dict[str, bytes] = {}  # key of a chunk -> SHA-256 that was expected of it
         self._cache = cache_name(self.address)
         self.tier.store_document(self._cache, ADDRESS, self.address.encode("utf-8", "surrogateescape"))
@@ -173,7 +169,7 @@ class TieredStore(Store):
         return self._far.document()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_reopened, (self._near, self._far, self._options))
+        return (TieredStore, (self._near, self._far, self.tier.limit_bytes))
 
     def _document(self, key: str) -> memoryview:
         if key in self._current:
@@ -270,10 +266,6 @@ class TieredStore(Store):
     def _count(self, name: str, more: int = 1) -> None:
         with self._lock:
             self._counts[name] += more
-
-
-def _reopened(near: LocalStore, far: Store, options: dict[str, Any]) -> TieredStore:
-    return TieredStore(near, far, **options)
 
 
 def _is_chunk(key: str) -> bool:

@@ -2,6 +2,7 @@
 
 import base64
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -127,6 +128,18 @@ def test_a_damaged_page_is_unreadable_when_it_is_read(tmp_path):
     parts = parts_of(source, 1 << 40, 1 << 40)
     with pytest.raises(SourceUnreadable, match=r"a\.parquet.*(CRC|checksum)"):
         list(samples_of(source, parts[0]))
+
+
+def test_a_page_that_claims_two_gigabytes_of_a_small_file_is_not_given_them(tmp_path):
+    content = parquet_of(pa.array(["one", "two"] * 300))
+    page = pq.ParquetFile(pa.BufferReader(content)).metadata.row_group(0).column(1).dictionary_page_offset
+    sizes = re.compile(rb"\x15\x04\x15[\x80-\xff]*[\0-\x7f]\x15").match(content, page)
+    begin = content[: sizes.end()] + b"\xfe\xff\xff\xff\x0f"  # the compressed size, 2**31 - 1
+    (tmp_path / "a.parquet").write_bytes(begin + re.sub(rb"^[\x80-\xff]*[\0-\x7f]", b"", content[sizes.end() :]))
+    before = pa.default_memory_pool().max_memory()
+    with pytest.raises(SourceUnreadable, match=r"Page was smaller \(.*\) than expected \(2147483647\)"):
+        read_all(fb.sources.parquet(tmp_path))
+    assert pa.default_memory_pool().max_memory() < max(before, 1 << 28)
 
 
 def test_the_digest_of_rows_covers_their_text_and_the_footer_and_nothing_else(tmp_path):

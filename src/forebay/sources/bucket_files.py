@@ -8,7 +8,7 @@ import posixpath
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any
 
 from forebay.errors import SourceNotFound
 from forebay.source import SourceFile
@@ -122,11 +122,6 @@ def objects_below(url: str) -> Iterator[tuple[str, Entry]]:
         return
     for entry in _bucket(bucket).walk(key.rstrip("/")):
         yield f"{bucket}/{entry.key}", entry
-
-
-def open_object(url: str) -> BinaryIO:
-    """An object for reading, as a file is opened without a buffer."""
-    return cast(BinaryIO, ObjectReader(url))
 
 
 class ObjectReader(SeekableFile):

@@ -9,7 +9,7 @@ from typing import BinaryIO, cast
 import xxhash
 
 from forebay.source import CHANGED_MEANWHILE, SourceFile, files_changed, open_regular
-from forebay.sources.bucket_files import join_url, open_object
+from forebay.sources.bucket_files import ObjectReader, join_url
 from forebay.store.base import is_url
 
 _HASHED_BYTES = 1 << 22  # at once
@@ -40,7 +40,7 @@ def full_path(root: str, name: str) -> str:
 
 def open_file(path: str) -> BinaryIO:
     """A file or an object, opened for unbuffered reading."""
-    return open_object(path) if is_url(path) else open(path, "rb", buffering=0, opener=open_regular)
+    return cast(BinaryIO, ObjectReader(path)) if is_url(path) else open(path, "rb", buffering=0, opener=open_regular)
 
 
 def open_planned(path: str, file: SourceFile) -> BinaryIO:

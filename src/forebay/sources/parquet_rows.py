@@ -32,6 +32,7 @@ from forebay.sources.paths import MAX_SAMPLE_BYTES
 Span = tuple[int, int]
 MAX_FOOTER_BYTES = 1 << 28
 _BUFFER = 1 << 22
+_READ_WHOLE = 1 << 24  # a smaller file is not streamed: that takes the memory which a page claims, up to 2 GiB
 _TAIL_BYTES = 8  # at the end: the length of the footer, and a magic number
 _BATCH_BYTES = 1 << 18
 _MOST_BATCH_ROWS = 1024
@@ -55,7 +56,8 @@ class ParquetRows:
         weakref.finalize(self, content.close)  # a few are cached, and closed when they are forgotten
         with understood(path):
             _check_footer_size(content, file.size)
-            self.parquet = ParquetFile(content, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True)
+            buffer = 0 if isinstance(content, FileIO) and file.size <= _READ_WHOLE else _BUFFER
+            self.parquet = ParquetFile(content, buffer_size=buffer, pre_buffer=False, page_checksum_verification=True)
 
     def close(self) -> None:
         self.parquet.close()

@@ -75,7 +75,7 @@ def reopen_recipe(
             f"the recipe of layer '{stored.layer}' cannot be opened as one of kind '{stored.kind}': {_one_line(error)}",
             hint="pass the recipe itself, or restore 'recipe.json' from a copy of the cache",
         ) from error
-    on_hub = () if allow_network else remote_inputs(recipe)
+    on_hub = () if allow_network else hooks_of(recipe).on_hub()  # without any request
     if on_hub:
         raise SourceInvalid(
             f"layer '{stored.layer}' of '{root}' needs '{on_hub[0]}' from the hub; forebay does not "
@@ -87,11 +87,6 @@ def reopen_recipe(
         changed = ", ".join(differing_fields(stored, recipe))
         raise RecipeInvalid(f"the recipe of layer '{stored.layer}' is not what it was (differs in: {changed})")
     return recipe
-
-
-def remote_inputs(recipe: AnyRecipe) -> tuple[str, ...]:
-    """The files that a recipe would fetch from the hub, without any request."""
-    return tuple(hooks_of(recipe).on_hub())
 
 
 def reopen_source(description: Mapping[str, Any]) -> Source:

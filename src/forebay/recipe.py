@@ -308,14 +308,6 @@ def dependencies_of(recipe: AnyRecipe) -> dict[str, str]:
     return dict(hooks_of(recipe).dependencies())
 
 
-def versions_of(recipe: AnyRecipe) -> dict[str, str]:
-    return dict(hooks_of(recipe).versions())
-
-
-def constants_of(recipe: AnyRecipe) -> dict[str, np.ndarray[Any, Any]]:
-    return dict(hooks_of(recipe).constants())
-
-
 def identity_of(recipe: AnyRecipe) -> Identity | None:
     """The identity of a sample, or None if the recipe does not deduplicate."""
     return hooks_of(recipe).identity

@@ -186,11 +186,6 @@ class Failure(msgspec.Struct, frozen=True):
 Samples = Iterable[Sample | Failure | SampleBatch]
 
 
-def allows_all(allowed: int | float | None) -> bool:
-    """True if the caller lets every sample fail: a share of 100%."""
-    return isinstance(allowed, float) and allowed >= 1
-
-
 class Listing(NamedTuple):
     """The files of a source as one walk found them."""
 

@@ -53,7 +53,6 @@ from forebay.recipe import (
     RecipeDocument,
     canonical_json,
     check_recipe,
-    constants_of,
     differing_fields,
     document,
     hooks_of,
@@ -116,7 +115,7 @@ def _create_recipe(store: Store, recipe: AnyRecipe, layer: str, inputs: Mapping[
 
 def sealed_constants(recipe: AnyRecipe, layer: str) -> Sequence[Buffer]:
     """The bytes of a layer's constants; none if its recipe has none."""
-    constants = constants_of(recipe)
+    constants = hooks_of(recipe).constants()
     metadata = {"format_version": FORMAT_VERSION, "type": "constants", "layer": layer}
     return seal(metadata, dict(sorted(constants.items()))) if constants else []
 

@@ -28,7 +28,7 @@ from forebay.failure_reasons import Reasons
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable
-from forebay.recipe import fields_of, hooks_of, versions_of
+from forebay.recipe import fields_of, hooks_of
 from forebay.source import CHANGED_MEANWHILE
 from forebay.store.base import Store, disk_full, is_url, naming_full_disk
 from forebay.store.owners import this_process
@@ -84,7 +84,7 @@ class Work:
 
     def _publisher(self) -> Publisher:
         cache, job = self.cache, self.job
-        versions, newest = builder_versions(versions_of(job.recipe)), cache.index.newest
+        versions, newest = builder_versions(hooks_of(job.recipe).versions()), cache.index.newest
         if newest is not None and self._todo and (other := differing_versions(newest.versions, versions)):
             self._warn(f"chunks are made with other library versions than those that exist: {other}")
         about = Publication(

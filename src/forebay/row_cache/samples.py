@@ -16,7 +16,7 @@ import numpy as np
 from forebay.errors import SourceChanged, SourceInvalid, SourceUnreadable
 from forebay.format.layout import CHUNK_VERSION
 from forebay.images.tags import ImageUnreadable
-from forebay.recipe import RowRecipe, canonical_json, versions_of
+from forebay.recipe import RowRecipe, canonical_json, hooks_of
 from forebay.source import Failure, Part, Sample, Source, SourceFile, samples_of, settling_seconds
 
 CheckSource = Literal["read", "open"]
@@ -114,7 +114,11 @@ class ListedSamples:
 
 def _row_maker(recipe: RowRecipe) -> dict[str, Any]:
     """Return what determines a row besides its sample: recipe fields and library versions."""
-    return {"format": CHUNK_VERSION, "recipe": dict(recipe.row_fields()), "libraries": dict(versions_of(recipe))}
+    return {
+        "format": CHUNK_VERSION,
+        "recipe": dict(recipe.row_fields()),
+        "libraries": dict(hooks_of(recipe).versions()),
+    }
 
 
 def _unreadable(path: str, error: Exception) -> ImageUnreadable:

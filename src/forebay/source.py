@@ -380,9 +380,11 @@ class Source(Protocol):
         return ()
 
 
-def samples_of(source: Source, part: Part) -> Iterator[Sample | Failure]:
+def samples_of(
+    source: Source, part: Part, *, digest: PartDigest | None = None, preview: bool = False
+) -> Iterator[Sample | Failure]:
     """The samples of one part, one by one. Yielded samples are not kept here: they may be large."""
-    for item in source.read(part):
+    for item in source.read(part, digest=digest, preview=preview):
         waiting = deque(item.samples() if isinstance(item, SampleBatch) else (item,))
         del item
         while waiting:

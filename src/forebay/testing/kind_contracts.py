@@ -8,7 +8,7 @@ names that forebay does not call are listed in `helpers`: any other undeclared n
 import json
 import os
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from inspect import get_annotations, getattr_static, signature
@@ -32,7 +32,7 @@ from forebay.recipe import (
     fingerprint,
     hooks_of,
 )
-from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, Samples, Source, SourceFile, samples_of
+from forebay.source import Failure, Part, PartDigest, Sample, Source, SourceFile, samples_of
 
 
 def check_names(kind: type[Any], of: str, declared: Iterable[type[Any]], helpers: Iterable[str] = ()) -> None:
@@ -316,8 +316,8 @@ class SourceContract:
         for part in [*parts_of(source, 50_000, 70_000), *parts_of(source, 500, 700)[:3]]:
             digest = PartDigest()
             samples = list(samples_of(source, part))
-            assert list(one_by_one(source.read(part, preview=True))) == samples
-            assert list(one_by_one(source.read(part, digest=digest))) == samples
+            assert list(samples_of(source, part, preview=True)) == samples
+            assert list(samples_of(source, part, digest=digest)) == samples
             if self.hashes and not part.file.stream:
                 assert digest.value == source.digest(part.file, part.start, part.stop)
             else:
@@ -333,11 +333,6 @@ class SourceContract:
             read_part(source, Part(file, 0, 10))
         with pytest.raises(FileNotFoundError):
             source.digest(file, 0, 10)
-
-
-def one_by_one(items: Samples) -> Iterator[Sample | Failure]:
-    for one in items:
-        yield from one.samples() if isinstance(one, SampleBatch) else (one,)
 
 
 def cut_file(source: Source, file: SourceFile, start: int, first: int, every: int) -> list[Part]:

@@ -30,7 +30,7 @@ from forebay.order.window import Window, WindowOrder, lanes_of
 from forebay.read.cache import Cache
 from forebay.read.opening import open_cache
 from forebay.store import Root
-from forebay.store.tier_folder import TierFolder
+from forebay.store.tier_folder import TierFolder, cache_name
 from forebay.store.tiered import RANGE_BYTES, TieredStore
 
 OPEN_TRIPS = 2  # list the generations, read the newest; then chunks
@@ -217,7 +217,7 @@ def tier_contents(path: str | os.PathLike[str]) -> TierContents:
 def clean_tier(path: str | os.PathLike[str], cache: str | None = None) -> TierClean:
     """Remove the chunks and documents of the cache at an address, or of all, from a tier of chunks."""
     folder = TierFolder(path).opened()
-    chosen = [one for one in folder.caches() if cache in (None, one.address)]
+    chosen = [one for one in folder.caches() if cache is None or one.name == cache_name(cache)]
     if cache is not None and not chosen:
         raise TierUnusable(
             f"the tier at '{folder.path}' has nothing of a cache at '{cache}'",

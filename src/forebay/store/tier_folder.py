@@ -217,8 +217,8 @@ class TierFolder:
                     os.close(descriptor)
 
     def _address_of(self, cache: str) -> str:
-        with suppress(Missing, UnicodeDecodeError):
-            address = self.files.read(_document_key(cache, ADDRESS), 32, _MOST_ADDRESS_BYTES).decode()
+        with suppress(Missing):
+            address = os.fsdecode(self.files.read(_document_key(cache, ADDRESS), 32, _MOST_ADDRESS_BYTES))
             return address if cache_name(address) == cache else ""
         return ""
 
@@ -312,9 +312,14 @@ def _unlock(descriptor: int) -> None:
     os.close(descriptor)
 
 
+def full_address(address: str) -> str:
+    """The address of a cache from any working directory."""
+    return address if is_url(address) else os.path.abspath(address)
+
+
 def cache_name(address: str) -> str:
     """The folder of the cache at an address."""
-    return hashlib.sha256(address.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    return hashlib.sha256(os.fsencode(full_address(address))).hexdigest()[:32]
 
 
 def chunk_key(cache: str, sha256: bytes) -> str:

@@ -43,7 +43,7 @@ from forebay.store.base import (
 )
 from forebay.store.file_map import map_file
 from forebay.store.local import LocalStore
-from forebay.store.tier_folder import ADDRESS, TierFolder, cache_name, chunk_key
+from forebay.store.tier_folder import ADDRESS, TierFolder, cache_name, chunk_key, full_address
 
 RANGE_BYTES = 32 << 20  # of one request
 _AWAY_SECONDS = 60.0  # without asking a far store again that did not answer, where the tier has a document
@@ -63,7 +63,7 @@ class TieredStore(Store):
         self.tier = TierFolder(near.local_path(""), limit_bytes).begin()
         self._digests: dict[str, bytes] = {}  # key of a chunk -> SHA-256 that was expected of it
         self._cache = cache_name(self.address)
-        self.tier.store_document(self._cache, ADDRESS, self.address.encode("utf-8", "surrogateescape"))
+        self.tier.store_document(self._cache, ADDRESS, os.fsencode(full_address(self.address)))
         self._current: set[str] = set()  # documents that this process, or the one that it was forked from, has fetched
         self._counts: Counter[str] = Counter()
         self._forget()

@@ -8,7 +8,7 @@ row     tokens     ┌ conversation 0 ──────────────
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress, pairwise
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -66,10 +66,9 @@ class Conversations:
 
 
 def encoded_conversations(
-    encoded: Encoded, usable: Sequence[bool], numbers: Sequence[int], names: Sequence[str], characters: int
+    encoded: Encoded, keep: Array, numbers: Array, names: Sequence[str], characters: int
 ) -> Conversations:
-    """The `usable` documents of a batch, with the number and the id of the sample of each."""
-    keep = np.array(usable, np.bool_)
+    """Those documents of a batch to keep, with the number and the id of the sample of each."""
     lengths = encoded.lengths[keep]
     return Conversations(
         [encoded.ids[np.repeat(keep, encoded.lengths)]],
@@ -77,8 +76,8 @@ def encoded_conversations(
         lengths,
         encoded.spans[np.repeat(keep, encoded.span_counts)],
         encoded.span_counts[keep],
-        np.array(numbers, np.int64)[keep],
-        list(compress(names, usable)),
+        numbers,
+        names,
         characters,
         encoded.straddling,
         encoded.headers,

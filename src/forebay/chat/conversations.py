@@ -12,9 +12,9 @@ code in a sample is data like any other text: nothing here or later compiles it.
 import json
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -68,7 +68,7 @@ class FieldNames:
         return {**dict(zip(ROLES, ROLES, strict=True)), **USUAL_ROLES, **dict(self.roles)}
 
     def role(self, name: object, at: int, content: object) -> str:
-        role = self.known_roles.get(str(name))
+        role = self.known_roles.get(name) if isinstance(name, str) else None
         if role is None:
             raise BadConversation(
                 "unknown-role", f"message {at}, {_shown(content)}, has the role {_shown(name)}; map it with `roles`"
@@ -76,8 +76,7 @@ class FieldNames:
         return role
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(NamedTuple):
     """Checked messages as a template reads them; `untrained` are answers with `"weight": 0`, which are only context."""
 
     messages: list[dict[str, Any]]
@@ -87,8 +86,8 @@ class Conversation:
     @property
     def turns(self) -> list[int]:
         """The numbers of the assistant's messages to train on."""
-        answers = (at for at, message in enumerate(self.messages) if message["role"] == "assistant")
-        return [at for at in answers if at not in self.untrained]
+        trained = enumerate(self.messages)
+        return [at for at, message in trained if message["role"] == "assistant" and at not in self.untrained]
 
 
 def read_conversation(data: Any, names: FieldNames, *, nfc: bool = False) -> Conversation:
@@ -121,7 +120,7 @@ def without_thinking(conversation: Conversation) -> Conversation:
     for message in messages:
         if message["role"] == "assistant" and "</think>" in message["content"]:
             message["content"] = message["content"].partition("</think>")[2].lstrip()
-    return replace(conversation, messages=messages)
+    return conversation._replace(messages=messages)
 
 
 _TEXTS = (bytes, str)
@@ -319,7 +318,7 @@ def _normalized(conversation: Conversation) -> Conversation:
         }
         for message in conversation.messages
     ]
-    return replace(conversation, messages=messages)
+    return conversation._replace(messages=messages)
 
 
 def _roles(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -7,7 +7,7 @@ A turn that later turns write differently becomes a document by itself, as infer
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from forebay.chat.conversations import BadConversation, Conversation
@@ -128,7 +128,7 @@ class Dissector:
             {key: PRIVATE.sub("x", value) if key in SLOT_FIELDS else value for key, value in message.items()}
             for message in conversation.messages
         ]
-        layouts, _ = self.take_apart(replace(conversation, messages=messages))
+        layouts, _ = self.take_apart(conversation._replace(messages=messages))
         documents = [layout.fill(conversation.messages) for layout in layouts]
         if [document.text for document in documents] != [self._render(conversation, each.upto) for each in layouts]:
             raise BadConversation("private-characters", "it has characters from U+F0000 on that are not in a content")

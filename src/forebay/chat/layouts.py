@@ -8,7 +8,7 @@ text that it looks for, is always taken apart (`dissect.py`).
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from forebay.chat.conversations import THINKING_FIELDS, BadConversation, Conversation
@@ -52,7 +52,7 @@ class Layouts:
             for each in conversation.messages
         ]
         try:
-            _, documents = self.dissector.take_apart(replace(conversation, messages=quoted))
+            _, documents = self.dissector.take_apart(conversation._replace(messages=quoted))
         except BadConversation:
             return False
         filled, taken_apart = (

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import compress
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -270,11 +269,12 @@ class ChatRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fiel
         """The documents of some samples as tokens, without samples that have a problem."""
         encoded, problems = self._encoded(batch)
         failed += [(batch[at].number, Failure(batch[at].name, *problem)) for at, problem in problems.items()]
-        owners = [(at, sample) for at, sample in enumerate(batch) for _ in sample.documents]
-        usable = [at not in problems for at, _ in owners]
-        texts = compress((document.text for sample in batch for document in sample.documents), usable)
-        numbers, names = [sample.number for _, sample in owners], [sample.name for _, sample in owners]
-        return encoded_conversations(encoded, usable, numbers, names, sum(map(len, texts)))
+        usable = [sample for at, sample in enumerate(batch) if at not in problems]
+        keep = np.array([at not in problems for at, sample in enumerate(batch) for _ in sample.documents], np.bool_)
+        names = [sample.name for sample in usable for _ in sample.documents]
+        numbers = np.array([sample.number for sample in usable for _ in sample.documents], np.int64)
+        characters = sum([len(document.text) for sample in usable for document in sample.documents])
+        return encoded_conversations(encoded, keep, numbers, names, characters)
 
     def _encoded(self, batch: Sequence["Rendered"]) -> tuple[Encoded, dict[int, tuple[str, str]]]:
         """The documents of some samples, and the samples with a problem."""
@@ -282,9 +282,9 @@ class ChatRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fiel
         documents = [document for sample in batch for document in sample.documents]
         encoder = open_encoder(self._encoder(control=True), self.vocabulary(), control=True)
         encoded = encode_documents(documents, encoder, tokens)
-        problems = {**untrained_documents(batch, documents, encoded, tokens), **encoded.problems}
-        sample_of = [at for at, sample in enumerate(batch) for _ in sample.documents]
-        return encoded, {sample_of[at]: problems[at] for at in sorted(problems, reverse=True)}
+        sample_of = np.repeat(np.arange(len(batch)), [len(sample.documents) for sample in batch])
+        problems = {**untrained_documents(sample_of, documents, encoded, tokens), **encoded.problems}
+        return encoded, {int(sample_of[at]): problems[at] for at in sorted(problems, reverse=True)}
 
     def _renderer(self) -> "Renderer":
         arguments, tokens = canonical_json(self.template_arguments), self.token_bytes()
@@ -364,21 +364,19 @@ def in_batches(rendered: Iterator[Rendered]) -> Iterator[list[Rendered]]:
 
 
 def untrained_documents(
-    batch: Sequence[Rendered], documents: Sequence[Document], encoded: Encoded, tokens: TokenBytes
+    sample_of: Array, documents: Sequence[Document], encoded: Encoded, tokens: TokenBytes
 ) -> dict[int, tuple[str, str]]:
-    """Documents without a generated token, and those with a turn that no control token ends."""
-    sample_of = np.repeat(np.arange(len(batch)), [len(sample.documents) for sample in batch])
+    """Documents of samples without a generated token, and those with a turn that no control token ends."""
     span_document = np.repeat(np.arange(len(documents)), encoded.span_counts)
     kind = encoded.spans[:, 3]
-    written = np.bincount(sample_of[span_document[_WRITTEN[kind]]], minlength=len(batch))
+    written = np.bincount(sample_of[span_document[_WRITTEN[kind]]], minlength=len(documents))
     is_stop = kind == KINDS.index("stop")
     last = (np.cumsum(encoded.lengths) - encoded.lengths)[span_document] + encoded.spans[:, 1] - 1
     is_stop[is_stop] = tokens.control[encoded.ids[last[is_stop]]]
     stops = np.bincount(span_document[is_stop], minlength=len(documents))
     problems: dict[int, tuple[str, str]] = {}
-    for sample in np.flatnonzero(written == 0).tolist():
-        shown = _shown(batch[sample].documents[-1].text)
-        problems[int(np.searchsorted(sample_of, sample))] = "no-response", f"no token is the assistant's: {shown}"
+    for at in np.flatnonzero(written[sample_of] == 0).tolist():
+        problems[at] = "no-response", f"no token is the assistant's: {_shown(documents[at].text)}"
     for at in np.flatnonzero(stops < [document.turns for document in documents]).tolist():
         problems[at] = (
             "no-stop",

@@ -18,7 +18,8 @@ _OPEN, _CLOSE = 0xF0000, 0xF8000  # the private characters before and after slot
 MARK = chr(_OPEN)
 PRIVATE = re.compile("[\U000f0000-\U0010ffff]")
 KIND: Final = {name: number for number, name in enumerate(KINDS)}
-THINKING = KIND["thinking"]
+THINKING, PROMPT = KIND["thinking"], KIND["prompt"]
+_KIND_OF_ROLE = {"assistant": KIND["response"], "tool": KIND["tool_result"]}
 SLOT_FIELDS = ("content", *THINKING_FIELDS)
 # Whether a template removes the white space before the first slot, after it, before the next; empty if it removes none.
 Stripped = tuple[bool, ...]
@@ -61,7 +62,7 @@ def slots_of(messages: Sequence[dict[str, Any]]) -> list[Slot]:
     slots: list[Slot] = []
     for at, message in enumerate(messages):
         content, role = message["content"], message["role"]
-        if thinking := message.get(THINKING_FIELDS[0]):
+        if len(message) > 2 and (thinking := message.get(THINKING_FIELDS[0])):
             slots.append(Slot(at, THINKING_FIELDS[0], 0, len(thinking), THINKING))
         end = content.find("</think>") if role == "assistant" else -1
         if end >= 0:
@@ -70,8 +71,7 @@ def slots_of(messages: Sequence[dict[str, Any]]) -> list[Slot]:
             slots.append(Slot(at, "content", begin, end, THINKING))
             slots.append(Slot(at, "content", end + len("</think>"), len(content), KIND["response"]))
         elif content:
-            kind = {"assistant": "response", "tool": "tool_result"}.get(role, "prompt")
-            slots.append(Slot(at, "content", 0, len(content), KIND[kind]))
+            slots.append(Slot(at, "content", 0, len(content), _KIND_OF_ROLE.get(role, PROMPT)))
     return slots
 
 

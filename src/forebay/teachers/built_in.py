@@ -14,20 +14,18 @@ from msgspec import Meta
 from numpy.typing import ArrayLike, NDArray
 
 from forebay.columns import Array, Columns
-from forebay.errors import LibraryMissing, ModelUnusable, RecipeInvalid
+from forebay.errors import LibraryMissing, RecipeInvalid
 from forebay.teachers.hook import Hook
 from forebay.teachers.model_families import DENOISERS, DenoiserFamily, check_text_model, denoiser_class, latent_shape
 from forebay.teachers.protocol import (
-    Loaded,
     Output,
     Teacher,
     TimeDirection,
     config_of,
     hashes,
-    library_versions,
-    load_by,
     setting,
     tokenizer_of,
+    unusable,
 )
 from forebay.teachers.teacher_samples import SHARED_ROW_SUFFIX, class_in
 
@@ -44,6 +42,8 @@ class Latents(Teacher, frozen=True, kw_only=True, tag="latents"):
     """
 
     located: ClassVar[tuple[str, ...]] = ("vae",)
+    libraries: ClassVar[tuple[str, ...]] = ("torch", "diffusers")
+    loaded_by: ClassVar[tuple[str, ...]] = ("run_encoders", "LoadedVae")
 
     vae: Annotated[str, Meta(description="VAE for latents of images.", extra=MODEL)]
     size: int = 512
@@ -54,9 +54,6 @@ class Latents(Teacher, frozen=True, kw_only=True, tag="latents"):
     )
     name: str = "latents"
 
-    def layer_name(self) -> str:
-        return self.name
-
     def inputs(self) -> tuple[str, ...]:
         return ("pixels" if self.storage == "raw" else "jpeg", "box")
 
@@ -66,14 +63,8 @@ class Latents(Teacher, frozen=True, kw_only=True, tag="latents"):
     def files(self) -> Mapping[str, str]:
         return hashes("vae", self.vae)
 
-    def versions(self) -> Mapping[str, str]:
-        return library_versions("torch", "diffusers")
-
     def computes_in(self, dtype: str) -> str:
         return "float32" if config_of(self.vae).get("force_upcast") else dtype
-
-    def load(self, device: str, dtype: str) -> Loaded:
-        return load_by("run_encoders", "LoadedVae", self, device, dtype)
 
 
 class T5(Teacher, frozen=True, kw_only=True, tag="t5"):
@@ -86,6 +77,8 @@ class T5(Teacher, frozen=True, kw_only=True, tag="t5"):
     prompted: ClassVar[bool] = True
     depends_on: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
     located: ClassVar[tuple[str, ...]] = ("model", "tokenizer")
+    libraries: ClassVar[tuple[str, ...]] = ("torch", "transformers", "tokenizers")
+    loaded_by: ClassVar[tuple[str, ...]] = ("run_encoders", "LoadedT5")
 
     model: Annotated[str, Meta(description="T5 encoder for hidden states of prompts.", extra=MODEL)]
     tokenizer: str | None = None  # its folder, if it is neither with the model nor in the `tokenizer` of its pipeline
@@ -95,9 +88,6 @@ class T5(Teacher, frozen=True, kw_only=True, tag="t5"):
     ] = False
     masked: bool = True
     name: str = "t5"
-
-    def layer_name(self) -> str:
-        return self.name
 
     def outputs(self) -> tuple[Output, ...]:
         check_text_model(self.model, ("t5", "mt5"), "a T5 encoder")
@@ -113,12 +103,6 @@ class T5(Teacher, frozen=True, kw_only=True, tag="t5"):
     def files(self) -> Mapping[str, str]:
         return hashes("t5", self.model, tokenizer=tokenizer_of(self.model, self.tokenizer))
 
-    def versions(self) -> Mapping[str, str]:
-        return library_versions("torch", "transformers", "tokenizers")
-
-    def load(self, device: str, dtype: str) -> Loaded:
-        return load_by("run_encoders", "LoadedT5", self, device, dtype)
-
 
 class Clip(Teacher, frozen=True, kw_only=True, tag="clip"):
     """The pooled output and the hidden states of a CLIP text encoder, or one of them (`keeps`).
@@ -130,6 +114,8 @@ class Clip(Teacher, frozen=True, kw_only=True, tag="clip"):
     prompted: ClassVar[bool] = True
     depends_on: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
     located: ClassVar[tuple[str, ...]] = ("model", "tokenizer")
+    libraries: ClassVar[tuple[str, ...]] = ("torch", "transformers", "tokenizers")
+    loaded_by: ClassVar[tuple[str, ...]] = ("run_encoders", "LoadedClip")
 
     model: Annotated[str, Meta(description="CLIP text encoder for hidden states of prompts.", extra=MODEL)]
     tokenizer: str | None = None
@@ -140,9 +126,6 @@ class Clip(Teacher, frozen=True, kw_only=True, tag="clip"):
         Meta(description="Apply the text projection to CLIP's pooled output.", extra={"flags": ["--clip-projected"]}),
     ] = False
     name: str = "clip"
-
-    def layer_name(self) -> str:
-        return self.name
 
     @property
     def length(self) -> int:
@@ -157,12 +140,6 @@ class Clip(Teacher, frozen=True, kw_only=True, tag="clip"):
 
     def files(self) -> Mapping[str, str]:
         return hashes("clip", self.model, tokenizer=tokenizer_of(self.model, self.tokenizer))
-
-    def versions(self) -> Mapping[str, str]:
-        return library_versions("torch", "transformers", "tokenizers")
-
-    def load(self, device: str, dtype: str) -> Loaded:
-        return load_by("run_encoders", "LoadedClip", self, device, dtype)
 
     def _setting(self, name: str, default: Any) -> Any:
         """Return a setting of the text model, also from a configuration of text and image models."""
@@ -192,6 +169,7 @@ class DenoiserTeacher(Teacher, frozen=True, kw_only=True):
 
     timed: ClassVar[bool] = True
     located: ClassVar[tuple[str, ...]] = ("unet", "weights")
+    libraries: ClassVar[tuple[str, ...]] = ("torch", "diffusers")
 
     unet: Annotated[str, Meta(description="UNet or diffusion transformer.", extra=MODEL)]
     weights: Annotated[
@@ -234,9 +212,6 @@ class DenoiserTeacher(Teacher, frozen=True, kw_only=True):
         self.check_inputs()
         return hashes("unet", self.unet, self.weights)
 
-    def versions(self) -> Mapping[str, str]:
-        return library_versions("torch", "diffusers")
-
     def check_inputs(self) -> DenoiserFamily:
         """Return the family of the model; raise ModelUnusable if it reads other columns than the fields name."""
         kind = denoiser_class(self.unet)
@@ -245,7 +220,7 @@ class DenoiserTeacher(Teacher, frozen=True, kw_only=True):
         wrong_labels = bool(self.labels) and 0 not in family.texts
         if len(self.texts) not in family.texts or wrong_pooled or wrong_labels:
             named = f"text={self.text!r}, pooled={self.pooled!r}, labels={self.labels!r}"
-            raise ModelUnusable(f"the model '{self.unet}' cannot be used: a {kind} takes {family.fields} (got {named})")
+            raise unusable(self.unet, f"a {kind} takes {family.fields} (got {named})")
         return family
 
     def unusable(self, rows: Columns) -> Mapping[int, str]:
@@ -271,11 +246,10 @@ class Lune(DenoiserTeacher, frozen=True, kw_only=True, tag="lune"):
     are taken.
     """
 
+    loaded_by: ClassVar[tuple[str, ...]] = ("run_denoiser", "LoadedLune")
+
     submodule: str = "mid_block"
     name: str = "lune"
-
-    def layer_name(self) -> str:
-        return self.name
 
     def outputs(self) -> tuple[Output, ...]:
         return (Output(self.name, (self.check_inputs().width(self.unet),)),)
@@ -283,9 +257,6 @@ class Lune(DenoiserTeacher, frozen=True, kw_only=True, tag="lune"):
     def hooked(self) -> str:
         """Return the name of the submodule in this model."""
         return self.check_inputs().middle(self.unet) if self.submodule == "mid_block" else self.submodule
-
-    def load(self, device: str, dtype: str) -> Loaded:
-        return load_by("run_denoiser", "LoadedLune", self, device, dtype)
 
 
 class Sol(DenoiserTeacher, frozen=True, kw_only=True, tag="sol"):
@@ -297,19 +268,15 @@ class Sol(DenoiserTeacher, frozen=True, kw_only=True, tag="sol"):
     take gigabytes.
     """
 
+    loaded_by: ClassVar[tuple[str, ...]] = ("run_denoiser", "LoadedSol")
+
     side: int = 8
     most_positions: int = 1024
     name: str = "sol"
 
-    def layer_name(self) -> str:
-        return self.name
-
     def outputs(self) -> tuple[Output, ...]:
         stats = Output(f"{self.name}_stats", (len(SOL_STATS),))
         return (stats, Output(f"{self.name}_spatial", (self.side, self.side)))
-
-    def load(self, device: str, dtype: str) -> Loaded:
-        return load_by("run_denoiser", "LoadedSol", self, device, dtype)
 
 
 class GeometricSol(Teacher, frozen=True, kw_only=True, tag="geometric-sol"):
@@ -320,9 +287,6 @@ class GeometricSol(Teacher, frozen=True, kw_only=True, tag="geometric-sol"):
 
     side: int = 8
     name: str = "sol"
-
-    def layer_name(self) -> str:
-        return self.name
 
     def outputs(self) -> tuple[Output, ...]:
         return ()
@@ -364,6 +328,8 @@ class LogProbs(Teacher, frozen=True, kw_only=True, tag="log-probs"):
 
     needs_ids: ClassVar[bool] = False
     located: ClassVar[tuple[str, ...]] = ("model", "weights")
+    libraries: ClassVar[tuple[str, ...]] = ("torch", "transformers")
+    loaded_by: ClassVar[tuple[str, ...]] = ("run_encoders", "LoadedLanguageModel")
 
     model: str
     weights: str | None = None
@@ -380,9 +346,6 @@ class LogProbs(Teacher, frozen=True, kw_only=True, tag="log-probs"):
         if self.top_p < 1 and not self.top_k:
             raise RecipeInvalid("top_p needs top_k, the most tokens that are stored for a label")
 
-    def layer_name(self) -> str:
-        return self.name
-
     def inputs(self) -> tuple[str, ...]:
         return ("tokens", "seq_lens") if self.over == "tokens" else ("prompt", "candidates", "candidate_lens")
 
@@ -397,12 +360,6 @@ class LogProbs(Teacher, frozen=True, kw_only=True, tag="log-probs"):
 
     def files(self) -> Mapping[str, str]:
         return hashes("model", self.model, self.weights)
-
-    def versions(self) -> Mapping[str, str]:
-        return library_versions("torch", "transformers")
-
-    def load(self, device: str, dtype: str) -> Loaded:
-        return load_by("run_encoders", "LoadedLanguageModel", self, device, dtype)
 
 
 BUILT_IN: dict[str, type[Teacher]] = {

@@ -16,14 +16,12 @@ from msgspec import Meta
 
 from forebay.errors import RecipeInvalid
 from forebay.teachers.protocol import (
-    Loaded,
     Output,
     Teacher,
     TimeDirection,
     config_of,
     hashes,
     library_versions,
-    load_by,
     setting,
     tokenizer_of,
 )
@@ -118,6 +116,7 @@ class Hook(Teacher, frozen=True, kw_only=True, tag="hook"):
     """
 
     located: ClassVar[tuple[str, ...]] = ("model", "weights", "tokenizer")
+    loaded_by: ClassVar[tuple[str, ...]] = ("run_hook", "LoadedHook")
 
     model: str
     architecture: str
@@ -185,9 +184,6 @@ class Hook(Teacher, frozen=True, kw_only=True, tag="hook"):
         inner = config_of(self.model).get("vision_config") or {}
         return int(inner["image_size"] if "image_size" in inner else setting(self.model, "image_size"))
 
-    def layer_name(self) -> str:
-        return self.name
-
     def inputs(self) -> tuple[str, ...]:
         columns = [*self.argument_columns, *(f"{column}{SHARED_ROW_SUFFIX}" for column in self.shared)]
         columns += self.images.columns if self.images else ()
@@ -224,9 +220,6 @@ class Hook(Teacher, frozen=True, kw_only=True, tag="hook"):
     def versions(self) -> Mapping[str, str]:
         further = (("pillow",) if self.images else ()) + (("tokenizers",) if self.prompts else ())
         return library_versions("torch", "transformers", "diffusers", *further)
-
-    def load(self, device: str, dtype: str) -> Loaded:
-        return load_by("run_hook", "LoadedHook", self, device, dtype)
 
 
 def _repeated(names: list[str]) -> str:

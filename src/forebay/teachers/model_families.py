@@ -6,8 +6,7 @@ How a denoiser is called is in `forebay.torch.teachers.run_denoiser`; which part
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from forebay.errors import ModelUnusable
-from forebay.teachers.protocol import config_of, setting
+from forebay.teachers.protocol import config_of, setting, unusable
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +125,8 @@ def check_text_model(model: str, types: Collection[str], what: str) -> None:
     model_type = config.get("model_type")
     if model_type is not None and model_type not in types:
         named = (config.get("architectures") or [model_type])[0]
-        raise ModelUnusable(
-            f"the model '{model}' cannot be used: its class is {named}, of the kind '{model_type}'; {what} "
-            f"must be one of {', '.join(types)}"
+        raise unusable(
+            model, f"its class is {named}, of the kind '{model_type}'; {what} must be one of {', '.join(types)}"
         )
 
 
@@ -138,7 +136,8 @@ def _known(model: str, known: Collection[str], what: str, default: str) -> str:
     class_name = str(config.get("_class_name") or (config.get("architectures") or [default])[0])
     if class_name in known:
         return class_name
-    raise ModelUnusable(
-        f"the model '{model}' cannot be used: its class is {class_name}; supported {what} are {', '.join(known)}",
+    raise unusable(
+        model,
+        f"its class is {class_name}; supported {what} are {', '.join(known)}",
         hint="for another, use Hook or a Teacher class",
     )

@@ -6,9 +6,8 @@ recipes = fb.teachers.pipeline("flux", size=1024, noise="noised")     # latents,
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from forebay.errors import ModelUnusable
 from forebay.teachers.built_in import T5, Clip, Latents, Lune, NoiseKind
-from forebay.teachers.protocol import Teacher, pipeline_index, scheduler_config
+from forebay.teachers.protocol import Teacher, pipeline_index, scheduler_config, unusable
 from forebay.teachers.recipe import TeacherRecipe
 
 
@@ -118,9 +117,9 @@ def pipeline(
     at = model.rstrip("/")
     kind = str(pipeline_index(at).get("_class_name"))
     if kind not in PIPELINES:
-        problem = f"its class is {kind}; supported pipelines are {', '.join(PIPELINES)}"
-        raise ModelUnusable(
-            f"the model '{model}' cannot be used: {problem}",
+        raise unusable(
+            model,
+            f"its class is {kind}; supported pipelines are {', '.join(PIPELINES)}",
             hint=f"a supported part of another can be used alone, as in vae='{at}/vae'",
         )
     texts, own = PIPELINES[kind](at, max_length)

@@ -119,7 +119,11 @@ class Teacher(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     depends_on: ClassVar[Literal["sample", "prompt", "nothing"]] = "sample"
     revision: ClassVar[int] = 1  # increase it when code changes what is stored: other layers are not reused
     located: ClassVar[tuple[str, ...]] = ()
+    libraries: ClassVar[tuple[str, ...]] = ()  # whose versions the outputs depend on
+    loaded_by: ClassVar[tuple[str, ...]] = ()  # the module and the class of `forebay.torch.teachers` that run it
     reads: ClassVar[tuple[str, ...]] = ()
+
+    name: str = ""  # of the layer, instead of the tag
 
     @classmethod
     def tag(cls) -> str:
@@ -127,7 +131,7 @@ class Teacher(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def layer_name(self) -> str:
         """Return the default name of the layer."""
-        return self.tag()
+        return self.name or self.tag()
 
     def inputs(self) -> tuple[str, ...]:
         """Return the columns that batches have: `reads`, unless they depend on the fields."""
@@ -150,8 +154,8 @@ class Teacher(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return {}
 
     def versions(self) -> Mapping[str, str]:
-        """Return the versions of the libraries that the outputs depend on."""
-        return {}
+        """Return the versions of `libraries`."""
+        return library_versions(*self.libraries)
 
     def computes_in(self, dtype: str) -> str:
         """Return the type that it computes in when asked for one: a wider one if the model needs it."""
@@ -159,16 +163,14 @@ class Teacher(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def load(self, device: str, dtype: str) -> Loaded:
         """Load the model onto a device, to compute in a dtype, and return a function of batches."""
-        raise NotImplementedError
+        if not self.loaded_by:
+            raise NotImplementedError
+        module, name = self.loaded_by
+        loaded: Loaded = getattr(runner(module), name)(self, device, dtype)
+        return loaded
 
 
 ROOM = "forebay.torch.teachers"
-
-
-def load_by(module: str, name: str, teacher: Teacher, device: str, dtype: str) -> Loaded:
-    """Load a teacher with a class of `forebay.torch.teachers`."""
-    loaded: Loaded = getattr(runner(module), name)(teacher, device, dtype)
-    return loaded
 
 
 def runner(module: str) -> Any:
@@ -218,10 +220,7 @@ def model_folder(model: str) -> str:
 def weights_file(weights: str) -> str:
     """Return the path of a single file of weights, downloaded from the hub if it is a name there."""
     if not weights.endswith(SUFFIX):
-        raise ModelUnusable(
-            f"the model '{weights}' cannot be used: single weights are a {SUFFIX} file; anything else "
-            "could run code when loaded"
-        )
+        raise unusable(weights, f"single weights are a {SUFFIX} file; anything else could run code when loaded")
     if os.path.isfile(weights):
         return os.path.abspath(weights)
     return _from_hub(weights, "there is no such file")
@@ -244,10 +243,7 @@ def tokenizer_of(model: str, tokenizer: str | None) -> str:
     near = os.path.join(above, name.replace("text_encoder", "tokenizer"))
     if name.startswith("text_encoder") and (os.path.isdir(near) or not os.path.isdir(model)):
         return near
-    raise ModelUnusable(
-        f"the model '{model}' cannot be used: it has no tokenizer",
-        hint="save one into its folder, or pass tokenizer='…'",
-    )
+    raise unusable(model, "it has no tokenizer", hint="save one into its folder, or pass tokenizer='…'")
 
 
 def unusable(model: object, problem: str, hint: str = "") -> ModelUnusable:
@@ -281,11 +277,11 @@ def _document(model: str, path: str, advice: str) -> Mapping[str, Any]:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise ModelUnusable(f"the model '{model}' cannot be used: it has no {name}", hint=advice) from error
+        raise unusable(model, f"it has no {name}", hint=advice) from error
     except ValueError as error:
-        raise ModelUnusable(f"the model '{model}' cannot be used: its {name} is not JSON: {error}") from error
+        raise unusable(model, f"its {name} is not JSON: {error}") from error
     if not isinstance(document, dict):
-        raise ModelUnusable(f"the model '{model}' cannot be used: its {name} is not a JSON object")
+        raise unusable(model, f"its {name} is not a JSON object")
     return document
 
 
@@ -293,9 +289,7 @@ def setting(model: str, name: str, default: Any = None) -> Any:
     """Return one value of a model's configuration."""
     value = config_of(model).get(name, default)
     if value is None:
-        raise ModelUnusable(
-            f"the model '{model}' cannot be used: its {CONFIG} has no '{name}'; it is another kind of model"
-        )
+        raise unusable(model, f"its {CONFIG} has no '{name}'; it is another kind of model")
     return value
 
 
@@ -334,14 +328,16 @@ def _weights_in(model: str, folder: str) -> list[str]:
     names = sorted(os.listdir(folder))
     variants = [name for name in names if name.endswith(SUFFIX)]
     if variants:
-        raise ModelUnusable(
-            f"the model '{model}' cannot be used: its weights have another name, '{variants[0]}': "
+        raise unusable(
+            model,
+            f"its weights have another name, '{variants[0]}': "
             f"expected '{_STEMS[0]}{SUFFIX}', '{_STEMS[1]}{SUFFIX}' or an index of shards",
             hint="link or rename the file to that, or save the model without variant=",
         )
     there = ", ".join(names[:6]) or "nothing"
-    raise ModelUnusable(
-        f"the model '{model}' cannot be used: it has no {SUFFIX} weights (found: {there})",
+    raise unusable(
+        model,
+        f"it has no {SUFFIX} weights (found: {there})",
         hint="save it with safe_serialization: pickle files are never loaded",
     )
 
@@ -351,17 +347,11 @@ def _shards(model: str, folder: str, index: str) -> Iterator[str]:
         with open(index, encoding="utf-8") as file:
             names = sorted({str(name) for name in json.load(file)["weight_map"].values()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelUnusable(
-            f"the model '{model}' cannot be used: its {os.path.basename(index)} names no weights",
-            hint="save the model again",
-        ) from error
+        raise unusable(model, f"its {os.path.basename(index)} names no weights", hint="save the model again") from error
     for name in names:
         path = os.path.join(folder, os.path.basename(name))
         if not os.path.isfile(path):
-            raise ModelUnusable(
-                f"the model '{model}' cannot be used: its weights lack the file '{name}' that "
-                f"{os.path.basename(index)} names"
-            )
+            raise unusable(model, f"its weights lack the file '{name}' that {os.path.basename(index)} names")
         yield path
 
 
@@ -377,15 +367,12 @@ def _is_hub_name(name: str) -> bool:
 def _from_hub(name: str, problem: str) -> str:
     """Return the local copy of a hub name. Cached, so that a build does not change its model half way."""
     if not _is_hub_name(name):
-        raise ModelUnusable(f"the model '{name}' cannot be used: {problem}")
+        raise unusable(name, problem)
     organization, repository, *path = name.split("/", 2)
     hub: Any = import_module("forebay.hub")  # only a name on the hub needs its library
     try:
         inner = path[0] if path else ""
         local: str = hub.model_files(f"{organization}/{repository}", inner, (SUFFIX, INDEX, *_TOKENIZER_FILES))
     except (SourceNotFound, StoreUnavailable) as error:
-        raise ModelUnusable(
-            f"the model '{name}' cannot be used: nothing of that name is on this disk, and {error.message}",
-            hint=error.hint,
-        ) from error
+        raise unusable(name, f"nothing of that name is on this disk, and {error.message}", hint=error.hint) from error
     return local

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Meta
 
 from forebay.columns import Array, Column, Columns, Dtype, Ragged
-from forebay.errors import ModelUnusable, RecipeInvalid
+from forebay.errors import RecipeInvalid
 from forebay.fields import Size
 from forebay.recipe import RecipeDocument, RecipeHooks, RecipeMeta, Rows, check_fields
 from forebay.teachers.batched_forward import (
@@ -22,7 +22,7 @@ from forebay.teachers.batched_forward import (
 )  # fmt: skip
 from forebay.teachers.built_in import known_teacher
 from forebay.teachers.prompt_columns import EMPTY, shared_columns, shared_rows
-from forebay.teachers.protocol import Output, Teacher, is_on_hub, runner
+from forebay.teachers.protocol import Output, Teacher, is_on_hub, runner, unusable
 from forebay.teachers.teacher_samples import BUCKETS, Prompts, TeacherSamples, check_buckets, read_samples
 
 UNUSABLE = "unusable"  # the failure reason of a row whose content a teacher cannot process
@@ -175,9 +175,7 @@ class TeacherRecipe(
         samples = TeacherSamples(ids, keys, {}, prompts=("",), present=np.ones(1, np.bool_), failures=())
         outputs, bad = self._forward_with().run(self._load(), samples, [0])
         if bad:
-            raise ModelUnusable(
-                f"the model '{self.default_layer}' cannot be used: of the empty prompt it returns {bad[0]}"
-            )
+            raise unusable(self.default_layer, f"of the empty prompt it returns {bad[0]}")
         return {f"{name}{EMPTY}": np.ascontiguousarray(values[0]) for name, values in outputs.items()}
 
     def dependencies(self) -> Mapping[str, str]:
@@ -330,9 +328,9 @@ class TeacherRecipe(
         rows = np.flatnonzero(samples.present).tolist()
         _, bad = self._forward_with(size).run(self._load(), samples, rows)
         if len(bad) == len(rows) > 1:
-            raise ModelUnusable(
-                f"the model '{self.default_layer}' cannot be used: it returns {bad[0]}, for every one of "
-                f"the first {len(rows)} samples",
+            raise unusable(
+                self.default_layer,
+                f"it returns {bad[0]}, for every one of the first {len(rows)} samples",
                 hint=f"check its weights, or compute and store in a wider type (dtype is {self.dtype}, stored "
                 f"is {self.stored})",
             )

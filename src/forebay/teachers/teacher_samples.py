@@ -132,7 +132,8 @@ def read_samples(rows: Columns, ids: str, prompts: Prompts | None) -> TeacherSam
 
     `ids` is the column of sample ids, empty for a teacher that needs none.
     """
-    raw = _ids(rows, ids) if ids else [f"row {row} of its chunk".encode() for row in range(_count(rows))]
+    count = next(map(len, rows.values()), 0)
+    raw = _ids(rows, ids) if ids else [f"row {row} of its chunk".encode() for row in range(count)]
     texts = tuple(one.decode("utf-8", "surrogateescape") for one in raw)
     bits = [np.asarray(values, np.bool_) for name, values in rows.items() if name.endswith(_PRESENT)]
     present = np.logical_and.reduce([np.ones(len(raw), np.bool_), *bits])
@@ -152,10 +153,6 @@ def _ids(rows: Columns, column: str) -> list[bytes]:
             f"column '{column}' does not hold sample ids", hint="name the column that does, as in ids='id'"
         )
     return [names[row].tobytes() for row in range(len(names))]
-
-
-def _count(rows: Columns) -> int:
-    return next((len(values) for values in rows.values()), 0)
 
 
 def prompt_hash(prompt: str) -> int:

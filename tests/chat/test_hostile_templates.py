@@ -35,7 +35,7 @@ def trained(path: Path, stock: Stock, template: str | None, *chats: list[dict[st
     recipe = recipe_of(path, stock, template, **fields)
     rows = made(recipe, *chats)
     assert [failure.detail for failure in rows.failures] == []
-    tokenizer = Tokenizer.from_str(recipe.vocabulary().text)
+    tokenizer = Tokenizer.from_str(recipe.vocabulary().json.decode())
     found = []
     for document in labeled_documents(rows):
         text, before = "", ""

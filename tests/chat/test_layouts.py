@@ -214,7 +214,7 @@ def test_control_tokens_within_a_tool_call_do_not_end_the_turn(
     template = CALLS.replace("'<|im_end|>", f"('{end}' if message.tool_calls else '<|im_end|>') + '")
     recipe, rows = calling(tmp_path, arguments, template)
     (document,) = labeled_documents(rows)
-    tokenizer = Tokenizer.from_str(recipe.vocabulary().text)
+    tokenizer = Tokenizer.from_str(recipe.vocabulary().json.decode())
     assert document.decoded(tokenizer, "tool_call") == f"<|call|>f<|args|>{json.dumps(arguments)}<|end_call|>"
     assert document.decoded(tokenizer, "stop") == end
 
@@ -223,7 +223,7 @@ def test_a_turn_with_calls_ends_with_the_last_stop_token_of_an_answer(tmp_path: 
     """Where several control tokens end an answer, and calls have the first of them too."""
     recipe, rows = calling(tmp_path, {"a": 1}, CALLS.replace("'<|im_end|>", "'<|end_call|><|im_end|>"))
     (document,) = labeled_documents(rows)
-    tokenizer = Tokenizer.from_str(recipe.vocabulary().text)
+    tokenizer = Tokenizer.from_str(recipe.vocabulary().json.decode())
     generated = '<|call|>f<|args|>{"a": 1}<|end_call|><|end_call|><|im_end|>'
     assert document.decoded(tokenizer, "tool_call", "stop") == generated
 

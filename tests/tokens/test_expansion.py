@@ -4,13 +4,14 @@ import base64
 import subprocess
 import sys
 
+import msgspec
 import pytest
 from tests.tokens.vocabularies import byte_level, written
 
 from forebay.errors import ModelUnusable
 from forebay.tokens.encoders import open_encoder
 from forebay.tokens.expansion import expansion_problem
-from forebay.tokens.vocabulary import load_vocabulary
+from forebay.tokens.vocabulary import TokenizerFile, load_vocabulary
 
 
 def replace(pattern: dict[str, str], content: str) -> dict[str, object]:
@@ -45,6 +46,12 @@ BOMBS = {
             "special_tokens": {},
         }
     },
+    "a step without a type": {"normalizer": {"pattern": {"String": "e"}, "content": "e" * 5_000}},
+    "steps without types": {"normalizer": {"normalizers": [{"pattern": {"String": "a"}, "content": "aa"}] * 40}},
+    "a step without a type in a sequence": {"normalizer": sequence({"pattern": {"String": "e"}, "content": "e" * 99})},
+    "the text a thousand times, without a type": {
+        "post_processor": {"single": [{"Sequence": {"id": "A", "type_id": 0}}] * 1000, "pair": [], "special_tokens": {}}
+    },
     "when it is read back": {"decoder": replace({"String": "e"}, "e" * 5_000)},
 }
 SOUND = {
@@ -68,13 +75,14 @@ SOUND = {
 @pytest.mark.parametrize("encoder", ["tokenizers", "fastokens"])
 def test_a_tokenizer_that_makes_texts_explode_is_refused(tmp_path, name, encoder):
     vocabulary = load_vocabulary(written(tmp_path, byte_level(**BOMBS[name])))
-    with pytest.raises(ModelUnusable, match=r"times as long|before or after a text"):
+    with pytest.raises(ModelUnusable, match=r"times as long|before or after a text|a step without a type"):
         open_encoder(encoder, vocabulary)
 
 
 @pytest.mark.parametrize("name", SOUND)
 def test_what_tokenizers_in_use_do_is_accepted(name):
-    assert expansion_problem(SOUND[name]) is None
+    document = msgspec.convert({"model": {}, **SOUND[name]}, TokenizerFile)
+    assert expansion_problem(document) is None
 
 
 def test_a_bomb_ends_a_build_with_a_sentence_and_little_memory(tmp_path):

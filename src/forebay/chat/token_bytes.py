@@ -10,7 +10,7 @@ import numpy as np
 
 from forebay.columns import Array
 from forebay.errors import ModelUnusable
-from forebay.tokens.vocabulary import TokenizerFile, Vocabulary, steps_of
+from forebay.tokens.vocabulary import TokenizerFile, Vocabulary, steps_of, tokenizer_unusable
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "▁"
@@ -130,9 +130,9 @@ def _normalizing(vocabulary: Vocabulary, file: TokenizerFile, by_byte: bool) -> 
 
 
 def _unusable(vocabulary: Vocabulary, problem: str) -> ModelUnusable:
-    return ModelUnusable(
-        f"the tokenizer '{vocabulary.name}' cannot be used: {problem}, so tokens cannot be "
-        "compared with the text byte by byte",
+    return tokenizer_unusable(
+        vocabulary.name,
+        f"{problem}, so tokens cannot be compared with the text byte by byte",
         hint="use another tokenizer",
     )
 

@@ -18,7 +18,8 @@ import numpy as np
 
 from forebay.columns import Array
 from forebay.errors import ForebayError, LibraryMissing, ModelUnusable, RecipeInvalid
-from forebay.tokens.vocabulary import Vocabulary
+from forebay.tokens.expansion import expansion_problem
+from forebay.tokens.vocabulary import Vocabulary, tokenizer_unusable
 
 MOST_SECONDS = 20  # for a call that usually takes milliseconds
 LEAVE_SECONDS = 2.0  # to wait for one after Ctrl-C or SIGTERM
@@ -81,10 +82,17 @@ def reference_tokenizer(vocabulary: Vocabulary) -> Any:
     return _load_reference(vocabulary, False)
 
 
+def _loadable(vocabulary: Vocabulary) -> str:
+    """The file as text for a library to load; raises `ModelUnusable` if it may expand texts too much."""
+    if problem := expansion_problem(vocabulary.document):
+        raise tokenizer_unusable(vocabulary.name, problem, "use another tokenizer")
+    return vocabulary.json.decode()
+
+
 @lru_cache(maxsize=4)
 def _load_reference(vocabulary: Vocabulary, control: bool) -> Any:
     library: Any = import_module("tokenizers")
-    text = vocabulary.text
+    text = _loadable(vocabulary)
     with library_errors(vocabulary.name, "it cannot be loaded"):
         tokenizer = library.Tokenizer.from_str(text)
     tokenizer.encode_special_tokens = not control
@@ -97,7 +105,7 @@ def _load_reference(vocabulary: Vocabulary, control: bool) -> Any:
 def load_fast(vocabulary: Vocabulary) -> Any:
     """The tokenizer of `fastokens`, without truncation."""
     library: Any = import_module("fastokens")
-    text = vocabulary.text
+    text = _loadable(vocabulary)
     with library_errors(vocabulary.name, "fastokens does not support it"):
         tokenizer = library.Tokenizer.from_json_str(text)
         tokenizer.no_truncation()
@@ -112,7 +120,7 @@ def library_errors(name: str, what: str) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, MemoryError, ForebayError):
         raise
     except BaseException as error:  # a panic in Rust is not an `Exception`
-        raise ModelUnusable(f"the tokenizer '{name}' cannot be used: {what}: {error}") from error
+        raise tokenizer_unusable(name, f"{what}: {error}") from error
 
 
 def decode(vocabulary: Vocabulary, ids: Array, *, control: bool = False) -> str:
@@ -151,9 +159,8 @@ def in_time(name: str, verb: str, count: int, call: Callable[[], T]) -> T:
         raise
     except TimeoutError:
         unit = "characters" if verb == "encode" else "ids"
-        raise ModelUnusable(
-            f"the tokenizer '{name}' cannot be used: it takes more than {MOST_SECONDS} s to {verb} {count:,} {unit}",
-            hint="use another tokenizer",
+        raise tokenizer_unusable(
+            name, f"it takes more than {MOST_SECONDS} s to {verb} {count:,} {unit}", hint="use another tokenizer"
         ) from None
 
 

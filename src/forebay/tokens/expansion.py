@@ -9,9 +9,13 @@ Unicode limits what NFKC and lower-casing can do; only what the file itself defi
 import base64
 import binascii
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import prod
 from typing import Any
+
+import msgspec
+
+from forebay.tokens.vocabulary import Step, TokenizerFile, steps_of
 
 MOST_EXPANSION = 64  # real tokenizers stay below 10
 MOST_AFFIX_BYTES = 1024
@@ -24,16 +28,23 @@ _AFFIXES = (
     "pad_token",
     "replacement",
 )
-_INNER = ("normalizers", "pretokenizers", "decoders", "processors")
-_PARTS = ("normalizer", "pre_tokenizer", "decoder", "post_processor", "model")
+_PARTS = {
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "decoder": "decoders",
+    "post_processor": "processors",
+}
 _CHARSMAP_HEAD = 4
 _RUN = re.compile(r"[ \w]\{(?P<least>[1-9]),\}", re.ASCII)  # as " {2,}" of T5, XLM-R and ALBERT
 
 
-def expansion_problem(document: Mapping[str, Any]) -> str | None:
+def expansion_problem(document: TokenizerFile) -> str | None:
     """Why a tokenizer may expand texts too much, None if it does not."""
-    for part in _PARTS:
-        steps = list(_steps(document.get(part)))
+    parts = {part: steps_of(getattr(document, part), inner) for part, inner in _PARTS.items()}
+    for part, steps in parts.items():
+        if not all(isinstance(step.get("type"), str) for step in steps):
+            return f"its {part} has a step without a type"  # which `tokenizers` recognizes by its fields
+    for part, steps in {**parts, "model": [msgspec.structs.asdict(document.model)]}.items():
         factor = prod(max(1.0, _own_factor(step)) for step in steps)
         if factor > MOST_EXPANSION:
             return f"its {part} may make a text {factor:,.0f} times as long; at most {MOST_EXPANSION} times is accepted"
@@ -44,23 +55,15 @@ def expansion_problem(document: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
-    """A part and the steps inside it."""
-    if isinstance(part, Mapping):
-        yield part
-        for name in _INNER:
-            for step in _list(part.get(name)):
-                yield from _steps(step)
-
-
-def _own_factor(step: Mapping[str, Any]) -> float:
+def _own_factor(step: Step) -> float:
     match step.get("type"):
         case "Replace":
             return _replaced(step.get("pattern"), str(step.get("content", "")))
         case "Precompiled":
             return _longest_mapped(str(step.get("precompiled_charsmap") or ""))
         case "TemplateProcessing":
-            return sum(isinstance(piece, Mapping) and "Sequence" in piece for piece in _list(step.get("single")))
+            pieces = single if isinstance(single := step.get("single"), list) else ()
+            return sum(isinstance(piece, Mapping) and "Sequence" in piece for piece in pieces)
     return 1.0
 
 
@@ -83,7 +86,3 @@ def _longest_mapped(charsmap: str) -> float:
         return 1.0  # the library will reject it
     texts = content[_CHARSMAP_HEAD + int.from_bytes(content[:_CHARSMAP_HEAD], "little") :]
     return float(max(map(len, texts.split(b"\0"))))
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

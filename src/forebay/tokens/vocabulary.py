@@ -16,7 +16,6 @@ import numpy as np
 
 from forebay.errors import Damaged, ModelUnusable
 from forebay.format.tensors import parse_header
-from forebay.tokens.expansion import expansion_problem
 
 GPT2_FILES = Path(__file__).with_name("gpt2")  # as OpenAI published them, with their license
 SHA256 = {
@@ -67,10 +66,8 @@ def _file(name: str) -> bytes:
     data = path.read_bytes()
     digest = hashlib.sha256(data).hexdigest()
     if digest != SHA256[name]:
-        raise ModelUnusable(
-            f"the tokenizer 'gpt2' cannot be used: '{path}' has the SHA-256 {digest}, not {SHA256[name]}",
-            hint="reinstall forebay",
-        )
+        problem = f"'{path}' has the SHA-256 {digest}, not {SHA256[name]}"
+        raise tokenizer_unusable(GPT2, problem, "reinstall forebay")
     return data
 
 
@@ -141,15 +138,6 @@ class Vocabulary:
     def sha256(self) -> str:
         return hashlib.sha256(self.json).hexdigest()
 
-    @property
-    def text(self) -> str:
-        """The file as text for a library to load; raises `ModelUnusable` if it may expand texts too much."""
-        parts = {name: value for name, value in msgspec.structs.asdict(self.document).items() if name != "model"}
-        problem = expansion_problem({**parts, "model": msgspec.structs.asdict(self.document.model)})
-        if problem:
-            raise ModelUnusable(f"the tokenizer '{self.name}' cannot be used: {problem}", hint="use another tokenizer")
-        return self.json.decode()
-
     @cached_property
     def ids(self) -> Mapping[str, int]:
         """The ids of all tokens of the model and all added tokens."""
@@ -181,9 +169,9 @@ class Vocabulary:
         """The id of a token that is named by text or number."""
         number = self.ids.get(token, -1) if isinstance(token, str) else token
         if not 0 <= number < self.size:
-            raise ModelUnusable(
-                f"the tokenizer '{self.name}' cannot be used: it has no token {token!r} for '{role}' (its "
-                f"{self.size:,} ids start at 0)",
+            raise tokenizer_unusable(
+                self.name,
+                f"it has no token {token!r} for '{role}' (its {self.size:,} ids start at 0)",
                 hint="pass another",
             )
         return number
@@ -192,8 +180,9 @@ class Vocabulary:
         """The id of the token that ends a document, found by its usual names."""
         number = next((self.ids[token] for token in END_TOKENS if token in self.ids), None)
         if number is None:
-            raise ModelUnusable(
-                f"the tokenizer '{self.name}' cannot be used: none of its tokens is known to end a document",
+            raise tokenizer_unusable(
+                self.name,
+                "none of its tokens is known to end a document",
                 hint="pass eos='<the token>', or eos=None for none",
             )
         return number
@@ -211,15 +200,14 @@ class Vocabulary:
         try:
             document = msgspec.json.decode(self.json, type=TokenizerFile)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ModelUnusable(
-                f"the tokenizer '{self.name}' cannot be used: its tokenizer.json is invalid: {error}"
-            ) from error
+            raise tokenizer_unusable(self.name, f"its tokenizer.json is invalid: {error}") from error
         if document.model.dropout:
-            raise ModelUnusable(
-                f"the tokenizer '{self.name}' cannot be used: its model uses random merges ('dropout')",
-                hint="set that to null",
-            )
+            raise tokenizer_unusable(self.name, "its model uses random merges ('dropout')", hint="set that to null")
         return document
+
+
+def tokenizer_unusable(name: str, problem: str, hint: str = "") -> ModelUnusable:
+    return ModelUnusable(f"the tokenizer '{name}' cannot be used: {problem}", hint=hint)
 
 
 def load_vocabulary(name: str) -> Vocabulary:
@@ -235,13 +223,11 @@ def load_vocabulary(name: str) -> Vocabulary:
     if is_path(name) and os.path.exists(name):
         return _at(os.path.join(name, TOKENIZER_FILE) if os.path.isdir(name) else name)
     if os.path.exists(name):
-        raise ModelUnusable(
-            f"the tokenizer '{name}' cannot be used: it is not a known vocabulary",
-            hint=f"for the local file or folder, write './{name}'",
+        raise tokenizer_unusable(
+            name, "it is not a known vocabulary", hint=f"for the local file or folder, write './{name}'"
         )
-    raise ModelUnusable(
-        f"the tokenizer '{name}' cannot be used: there is no such file",
-        hint="pass 'gpt2', the path of a tokenizer.json, or org/name on the hub",
+    raise tokenizer_unusable(
+        name, "there is no such file", hint="pass 'gpt2', the path of a tokenizer.json, or org/name on the hub"
     )
 
 
@@ -265,17 +251,13 @@ def _at(path: str) -> Vocabulary:
         status = os.stat(path)
     except FileNotFoundError as error:
         folder, name = os.path.split(path)
-        raise ModelUnusable(
-            f"the tokenizer '{folder}' cannot be used: the folder has no {name}",
-            hint="pass a folder that has one, or the file",
+        raise tokenizer_unusable(
+            folder, f"the folder has no {name}", hint="pass a folder that has one, or the file"
         ) from error
     if not stat.S_ISREG(status.st_mode):
-        raise ModelUnusable(f"the tokenizer '{path}' cannot be used: it is not a regular file")
+        raise tokenizer_unusable(path, "it is not a regular file")
     if status.st_size > MOST_BYTES and not path.endswith(CONSTANTS_SUFFIX):
-        raise ModelUnusable(
-            f"the tokenizer '{path}' cannot be used: it has {status.st_size:,} bytes; a "
-            f"tokenizer.json has at most {MOST_BYTES:,}"
-        )
+        raise tokenizer_unusable(path, f"it has {status.st_size:,} bytes; a tokenizer.json has at most {MOST_BYTES:,}")
     return _from_file(os.path.abspath(path), status.st_size, status.st_mtime_ns)
 
 
@@ -290,7 +272,7 @@ def _from_file(path: str, size: int, mtime_ns: int) -> Vocabulary:
     if path.endswith(CONSTANTS_SUFFIX):
         vocabulary = vocabulary_in(path)
         if vocabulary is None:
-            raise ModelUnusable(f"the tokenizer '{path}' cannot be used: it contains no tokenizer")
+            raise tokenizer_unusable(path, "it contains no tokenizer")
         return vocabulary
     with open(path, "rb") as file:
         return Vocabulary(path, file.read())

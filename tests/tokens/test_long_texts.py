@@ -345,7 +345,7 @@ def test_documents_are_encoded_by_few_calls_and_none_is_cut_to_fill_one(
 ) -> None:
     recording, texts = RecordingEncoder(), [character * 1_000] * 5_000
     blocks = [TextBatch(["id"] * 20, texts[at : at + 20]) for at in range(0, 5_000, 20)]
-    frame = Frame((), (), 1, np.dtype(np.uint16))
+    frame = Frame(-1, -1, 1, np.dtype(np.uint16))
     encoder = PiecewiseEncoder(recording, load_vocabulary(GPT2), most)  # type: ignore[arg-type]
     documents = encode_documents(Together(blocks), encoder, frame)
     assert documents.lengths.tolist() == list(map(len, texts))

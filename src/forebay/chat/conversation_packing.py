@@ -185,22 +185,21 @@ def pack_conversations(encoded: Conversations, cut: DocumentCut, capacity: int, 
     count = len(encoded.lengths)
     documents = Documents(encoded.ids, encoded.lengths, np.arange(count), [], encoded.starts)  # packing needs no names
     packed = pack_rows(documents, cut.lengths, capacity, pad)
-    in_rows = packed.documents.values[:, 0].astype(np.int64)  # documents in the order of rows
-    edges = packed.documents.offsets
+    in_rows = packed["documents"].values[:, 0].astype(np.int64)  # documents in the order of rows
+    edges = packed["documents"].offsets
     identity = np.column_stack([encoded.numbers, offsets_in_samples(encoded)])[in_rows].astype(np.uint32)
     document = encoded.span_document
     inside = encoded.spans[:, 1] <= cut.lengths[document]
     spans, counts = encoded.spans[inside], np.bincount(document[inside], minlength=count)
     each = ranges(offsets_of(counts)[in_rows], counts[in_rows])
-    lengths = packed.seq_lens.values.astype(np.int64)
+    lengths = packed["seq_lens"].values.astype(np.int64)
     passed = np.cumsum(lengths) - lengths
     in_row = passed - np.repeat(passed[edges[:-1]] if len(lengths) else passed, np.diff(edges))
     moved = spans.take(each, axis=0)
     moved[:, :2] += np.repeat(in_row.astype(np.uint32), counts[in_rows])[:, None]
     span_edges = offsets_of(counts[in_rows])[edges]
     return {
-        "tokens": packed.tokens,
-        "seq_lens": packed.seq_lens,
+        **packed,
         "documents": Ragged(identity, edges),
         "spans": Ragged(moved, span_edges),
         "last_turn": Ragged(last_turns(encoded, spans, counts)[in_rows].astype(np.uint32), edges),

@@ -26,20 +26,19 @@ BATCH_DOCUMENTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The begin and end tokens of a document, and the range of ids."""
+    """The begin and end tokens of a document, -1 for none, and the range of ids."""
 
-    begin: tuple[int, ...]
-    end: tuple[int, ...]
+    begin: int
+    end: int
     size: int  # ids are below it
     dtype: np.dtype[Any]
     control: frozenset[int] = frozenset()  # ids that text must not produce
 
     def around(self, ids: Array, offsets: Array) -> tuple[Array, Array]:
         """The ids of documents with begin and end tokens, and the length of each."""
-        lengths = np.diff(offsets) + len(self.begin) + len(self.end)
-        framed = np.empty(int(lengths.sum()), self.dtype)
-        begin, end = (number[0] if number else -1 for number in (self.begin, self.end))
-        kernels.frame_documents(framed, framed.itemsize, np.ascontiguousarray(ids, np.uint32), offsets, begin, end)
+        lengths = np.diff(offsets) + (self.begin >= 0) + (self.end >= 0)
+        framed, ids = np.empty(int(lengths.sum()), self.dtype), np.ascontiguousarray(ids, np.uint32)
+        kernels.frame_documents(framed, framed.itemsize, ids, offsets, self.begin, self.end)
         return framed, lengths
 
 
@@ -221,15 +220,6 @@ LongDocuments = Literal["split", "truncate", "drop", "error"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Packed:
-    """The columns of a chunk."""
-
-    tokens: Array  # (rows, capacity)
-    seq_lens: Ragged  # of uint32
-    documents: Ragged  # of uint32 pairs: number of the sample in the chunk, offset in its tokens
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class DocumentCut:
     """The tokens to store of every document, and the samples that are left out."""
 
@@ -260,19 +250,19 @@ def in_order(failed: Iterable[tuple[int, Failure]]) -> tuple[Failure, ...]:
     return tuple(failure for _, failure in sorted(failed, key=lambda each: each[0]))
 
 
-def pack_rows(documents: Documents, lengths: Array, capacity: int, pad: int) -> Packed:
-    """Pack the kept part of every document into rows, best fit."""
+def pack_rows(documents: Documents, lengths: Array, capacity: int, pad: int) -> dict[str, Any]:
+    """The columns of a chunk: the kept part of every document, packed into rows, best fit."""
     pieces = split_documents(lengths, capacity)
     row = pack_best_fit(pieces.length, capacity)
     order = np.argsort(row, kind="stable")  # by row, within it in the order of documents
     placed = DocumentPieces(pieces.document[order], pieces.offset[order], pieces.length[order])
     edges = np.concatenate([[0], np.cumsum(np.bincount(row))]) if len(row) else np.zeros(1, np.int64)
     which = documents.numbers[placed.document]
-    return Packed(
-        _laid_out(documents, placed, row[order], edges, capacity, pad),
-        Ragged(placed.length.astype(np.uint32), edges),
-        Ragged(np.stack([which, placed.offset], axis=1).astype(np.uint32), edges),
-    )
+    return {
+        "tokens": _laid_out(documents, placed, row[order], edges, capacity, pad),
+        "seq_lens": Ragged(placed.length.astype(np.uint32), edges),
+        "documents": Ragged(np.stack([which, placed.offset], axis=1).astype(np.uint32), edges),
+    }
 
 
 def _laid_out(documents: Documents, placed: DocumentPieces, row: Array, edges: Array, capacity: int, pad: int) -> Array:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from forebay.columns import DTYPES, Array, Ragged
+from forebay.columns import DTYPES, Array
 from forebay.errors import RecipeInvalid, SourceInvalid
 from forebay.fields import Size
 from forebay.recipe import Rows
@@ -24,11 +24,10 @@ USE_BINS = 20  # histogram of used shares of rows: [0, 5%), [5, 10%), … [95, 1
 
 
 def row_statistics(
-    lengths: Array, cut_lengths: Array, columns: Mapping[str, Array | Ragged], characters: int, capacity: int
+    lengths: Array, cut_lengths: Array, columns: Mapping[str, Any], characters: int, capacity: int
 ) -> dict[str, int | float | list[int]]:
     """The counts of one chunk, which are summed over chunks."""
     seq_lens = columns["seq_lens"]
-    assert isinstance(seq_lens, Ragged)
     used = np.diff(np.concatenate([[0], np.cumsum(seq_lens.values, dtype=np.int64)])[seq_lens.offsets])
     return {
         "documents": int(np.count_nonzero(cut_lengths)),
@@ -56,23 +55,6 @@ def token_figures(fields: Mapping[str, Any], statistics: Mapping[str, Any], hold
         "compression_ratio": _ratio(statistics.get("raw_bytes", 0), stored),
         "characters_per_token": _ratio(statistics.get("characters", 0), statistics.get("tokens_in", 0)),
         "tokens_per_document": _ratio(tokens, statistics.get("documents", 0)),
-    }
-
-
-def old_metadata(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
-    capacity = holds["rows"] * fields["sequence_length"]
-    tokens = statistics.get("tokens", 0)
-    return {
-        "version": "1.0",
-        "total_chunks": holds["chunks"],
-        "total_sequences": holds["rows"],
-        "max_length": fields["sequence_length"],
-        "compression_enabled": fields["codec"] != "none",
-        "utilization_stats": {
-            "avg_utilization": _ratio(tokens, capacity),
-            "total_tokens": tokens,
-            "efficiency_ratio": _ratio(tokens, statistics.get("tokens_in", 0)),
-        },
     }
 
 
@@ -178,12 +160,7 @@ class TokenRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fie
         encoder = PiecewiseEncoder(open_encoder(name, vocabulary), vocabulary, most)
         documents = encode_documents(samples, encoder, frame)
         cut = cut_long(documents, self.sequence_length, self.long)
-        packed = pack_rows(documents, cut.lengths, self.sequence_length, self._ids(vocabulary).pad)
-        columns: dict[str, Array | Ragged] = {
-            "tokens": packed.tokens,
-            "seq_lens": packed.seq_lens,
-            "documents": packed.documents,
-        }
+        columns = pack_rows(documents, cut.lengths, self.sequence_length, self._ids(vocabulary).pad)
         statistics = row_statistics(documents.lengths, cut.lengths, columns, documents.characters, self.sequence_length)
         return Rows(columns, in_order([*documents.failed, *cut.failed]), statistics)
 
@@ -195,13 +172,24 @@ class TokenRecipe(TokenizedRecipe, frozen=True, kw_only=True, forbid_unknown_fie
     @staticmethod
     def metadata(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
         """The same figures under the names that hand-made token caches use."""
-        return old_metadata(fields, statistics, holds)
+        figures = token_figures(fields, statistics, holds)
+        return {
+            "version": "1.0",
+            "total_chunks": holds["chunks"],
+            "total_sequences": holds["rows"],
+            "max_length": fields["sequence_length"],
+            "compression_enabled": fields["codec"] != "none",
+            "utilization_stats": {
+                "avg_utilization": figures["utilization"],
+                "total_tokens": statistics.get("tokens", 0),
+                "efficiency_ratio": _ratio(statistics.get("tokens", 0), statistics.get("tokens_in", 0)),
+            },
+        }
 
     def _frame(self, vocabulary: Vocabulary) -> Frame:
         ids = self._ids(vocabulary)
-        begin, end = (() if number is None else (number,) for number in (ids.bos, ids.eos))
-        control = vocabulary.control_ids([*begin, *end])
-        return Frame(begin, end, vocabulary.size, DTYPES[self._dtype()][1], control)
+        begin, end = (-1 if number is None else number for number in (ids.bos, ids.eos))
+        return Frame(begin, end, vocabulary.size, DTYPES[self._dtype()][1], vocabulary.control_ids([begin, end]))
 
     def _ids(self, vocabulary: Vocabulary) -> Ids:
         eos = vocabulary.end_of_document() if self.eos == "auto" else self.eos

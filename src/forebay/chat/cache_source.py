@@ -28,7 +28,6 @@ from forebay.read.opening import open_cache
 from forebay.source import Part, PartDigest, Samples, Source, SourceFile, Unit
 from forebay.sources.jsonl import lines
 from forebay.sources.source_settings import PathSettings
-from forebay.store import Store, open_store
 
 INLINE_BYTES = 256 << 20  # of stored chunks, packed again in about two seconds
 
@@ -64,14 +63,14 @@ class ChatCacheSource(Source):
 
     def files(self) -> list[SourceFile]:
         """Those of the newest generation, which is pinned from now on: the cache may have grown."""
-        _repin(self.root)
+        _pinned.cache_clear()
         return [file for _, file in self._pinned.chunks.values()]
 
     def look(self, path: str) -> SourceFile:
         return self._pinned.find(path)[1]
 
     def looking(self) -> Callable[[str], SourceFile]:
-        _repin(self.root)
+        _pinned.cache_clear()
         return self.look
 
     def workers(self) -> int | None:
@@ -113,10 +112,9 @@ class ChatCacheSource(Source):
 
 @dataclass(frozen=True)
 class _PinnedCache:
-    """A cache at one generation, and the newest one when it was opened."""
+    """A cache at the generation that was the newest when it was opened."""
 
     cache: Cache
-    newest: tuple[str, str]
 
     @property
     def table(self) -> ChunkTable:
@@ -161,24 +159,11 @@ class _PinnedCache:
 
 @lru_cache(maxsize=4)
 def _pinned(root: str, process: int) -> _PinnedCache:
-    """The cache at its newest generation, pinned for the process until `_repin`."""
-    newest = _newest(open_store(root))
+    """The cache at its newest generation, pinned for the process until the files are listed again."""
     cache = open_cache(root)
     if (kind := cache.recipe(cache.generation.base).kind) != ChatRecipe.kind:
         raise SourceInvalid(f"'{root}' is a cache of {kind}; only one of chat can be packed again")
-    return _PinnedCache(cache, newest)
-
-
-def _repin(root: str) -> None:
-    """Open a cache anew when it is needed next, if something was published there since."""
-    pinned = _pinned(root, os.getpid())
-    if pinned.newest != _newest(pinned.cache.store):
-        _pinned.cache_clear()
-
-
-def _newest(store: Store) -> tuple[str, str]:
-    """The file of the newest generation; another cache in the same place has another one of that name."""
-    return max(((entry.key, entry.etag) for entry in store.entries(layout.GENERATIONS)), default=("", ""))
+    return _PinnedCache(cache)
 
 
 def repack(root: str | os.PathLike[str], **fields: Any) -> tuple[ChatCacheSource, ChatRecipe]:
@@ -187,5 +172,5 @@ def repack(root: str | os.PathLike[str], **fields: Any) -> tuple[ChatCacheSource
     Fields that decide tokens or spans cannot be changed: for those, build from the conversations.
     """
     source = ChatCacheSource(os.path.abspath(root))
-    _repin(source.root)
-    return source, msgspec.structs.replace(_pinned(source.root, os.getpid()).stored_recipe, **fields)
+    _pinned.cache_clear()
+    return source, msgspec.structs.replace(source._pinned.stored_recipe, **fields)

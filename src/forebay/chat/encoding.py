@@ -49,8 +49,8 @@ def encode_documents(documents: Sequence[Document], encoder: Encoder, tokens: To
     skipped = _skipped(ids, ends, tokens, text, edges)
     begins = token_begins(ids, skipped, tokens, text)
     problems: dict[int, tuple[str, str]] = {}
-    if begins is None or not np.array_equal(_begins_at(ends, begins, len(text)), edges):
-        begins, problems = _not_reversible(documents, ids, ends, edges, skipped, tokens)
+    if begins is None or not np.array_equal(np.append(begins, len(text))[ends], edges):
+        begins, problems = _one_by_one(documents, ids, ends, edges, skipped, tokens)
     stops = np.cumsum(np.fromiter(chain.from_iterable(document.sizes for document in documents), np.int64))
     labels = np.concatenate([np.zeros((0, 4), np.uint32), *(document.labels for document in documents)])
     control = np.flatnonzero(tokens.control[ids])
@@ -65,14 +65,6 @@ def encode_documents(documents: Sequence[Document], encoder: Encoder, tokens: To
     part_counts = np.array([len(document.sizes) for document in documents], np.int64)
     headers = int(np.diff(part_ends, prepend=0)[labels[:, 3] == HEADER].sum())
     return _with_spans(ids, ends, part_ends, part_counts, labels[:, :3].astype(np.int64), problems, straddling, headers)
-
-
-def _begins_at(positions: Array, begins: Array, end: int) -> Array:
-    """Where the tokens at some positions begin; `end` behind the last one."""
-    begins_at = np.full(len(positions), end, np.int64)
-    inside = positions < len(begins)
-    begins_at[inside] = begins[positions[inside]]
-    return begins_at
 
 
 def _skipped(ids: Array, ends: Array, tokens: TokenBytes, text: bytes, edges: Array) -> Array:
@@ -108,33 +100,24 @@ def token_begins(ids: Array, skipped: Array, tokens: TokenBytes, text: bytes) ->
     return begins if kernels.token_places(begins, np.ascontiguousarray(ids), skipped, offsets, flat, text) else None
 
 
-def _decoded(ids: Array, skipped: Array, tokens: TokenBytes) -> tuple[Array, Array]:
-    """The bytes of all tokens, and where each begins in them."""
-    flat, offsets = tokens.flat
-    lengths = tokens.lengths[ids] - skipped
-    begins = np.cumsum(lengths) - lengths
-    positions = offsets[ids] + skipped - begins
-    return flat[np.arange(int(lengths.sum())) + np.repeat(positions, lengths)], begins
-
-
-def _not_reversible(
+def _one_by_one(
     documents: Sequence[Document], ids: Array, ends: Array, edges: Array, skipped: Array, tokens: TokenBytes
 ) -> tuple[Array, dict[int, tuple[str, str]]]:
-    """Return where tokens begin in their documents, approximately, and the documents that tokens do not spell."""
-    decoded, begins = _decoded(ids, skipped, tokens)
-    decoded_edges = np.append(begins, len(decoded))[ends]
-    problems = {}
+    """Where tokens begin, and the documents that they do not spell: all tokens of such a one are at its beginning."""
+    begins, problems = np.repeat(edges[:-1], np.diff(ends)), {}
     for at, document in enumerate(documents):
-        mine = decoded[decoded_edges[at] : decoded_edges[at + 1]].tobytes()
-        if mine != document.raw:
-            came_back = mine.decode(errors="replace")
-            at_char = first_difference(document.text, came_back)
-            shown = f"{document.text[at_char : at_char + 40]!r} became {came_back[at_char : at_char + 40]!r}"
-            shown += _stripped(document, at_char, tokens)
-            problems[at] = "not-reversible", f"its tokens do not decode back: {shown}"
-    in_document = begins - np.repeat(decoded_edges[:-1], np.diff(ends))
-    last = np.repeat(np.maximum(np.diff(edges) - 1, 0), np.diff(ends))
-    return np.minimum(in_document, last) + np.repeat(edges[:-1], np.diff(ends)), problems
+        own = slice(int(ends[at]), int(ends[at + 1]))
+        in_document = token_begins(ids[own], skipped[own], tokens, document.raw)
+        if in_document is not None:
+            begins[own] += in_document
+            continue
+        pairs = zip(ids[own].tolist(), skipped[own].tolist(), strict=True)
+        came_back = b"".join(tokens.table[number][left_out:] for number, left_out in pairs).decode(errors="replace")
+        at_char = first_difference(document.text, came_back)
+        shown = f"{document.text[at_char : at_char + 40]!r} became {came_back[at_char : at_char + 40]!r}"
+        shown += _stripped(document, at_char, tokens)
+        problems[at] = "not-reversible", f"its tokens do not decode back: {shown}"
+    return begins, problems
 
 
 def _stripped(document: Document, at_char: int, tokens: TokenBytes) -> str:

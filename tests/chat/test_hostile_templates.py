@@ -247,6 +247,18 @@ def test_white_space_has_no_layout_where_the_template_does_not_strip(tmp_path: P
         assert len(recipe._renderer().layouts.known) == shapes
 
 
+def test_white_space_alone_shares_one_layout_unless_it_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spaces = [" ", "\n", "\t \n\n", "a"]
+    chats = [{"messages": [user(one), assistant(other)]} for one in spaces for other in spaces]
+    looking = CHATML.plain().replace("{% for", "{% if ' ' in messages[0].content %}!{% endif %}{% for", 1)
+    for name, template, shapes in (("any", CHATML.plain(), 4), ("looked-for", looking, 4)):
+        recipe = recipe_of(tmp_path / name, CHATML, template)
+        compare(recipe, chats, monkeypatch)
+        assert len(recipe._renderer().layouts.known) == shapes
+
+
 def test_thinking_in_fields_and_contents_shares_no_layout_with_texts_that_only_look_like_it(tmp_path: Path) -> None:
     chats = [
         [user("x"), assistant(text)] for text in ("<think>\na\n</think>\n\nb", "c", "<think>\nd\n</think>\n\ne", "f")

@@ -18,6 +18,7 @@ from forebay.chat.slots import MARK, SLOT_FIELDS
 
 MOST_LAYOUTS = 4096
 MOST_SHAPE = 1 << 14  # characters; longer ones are mostly tools, and occur once
+WHITE = MARK * 2  # white space, where a template neither strips nor escapes it
 Shape = tuple[str, ...]
 
 
@@ -68,10 +69,10 @@ def shape_of(conversation: Conversation, uses: ContentUses) -> Shape | None:
     for message in conversation.messages:
         content = message["content"]
         thinks = message["role"] == "assistant" and "</think>" in content
-        if thinks or uses.strips or not content or content.isspace():
+        if thinks or uses.strips or uses.escapes or not content:
             frame = _frame(content, uses.strips, thinks)
         else:
-            frame = MARK
+            frame = WHITE if content.isspace() else MARK
         parts += (message["role"], frame)
         for text in uses.looked_for:
             if text in content and content.count(text) != frame.count(text):

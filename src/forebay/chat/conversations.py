@@ -124,6 +124,7 @@ def without_thinking(conversation: Conversation) -> Conversation:
 
 
 _TEXTS = (bytes, str)
+_OBJECT, _LIST = (dict, Mapping), (list, Sequence)  # the first is the usual one, and faster to see
 _decode = msgspec.json.Decoder().decode
 
 
@@ -133,7 +134,7 @@ def read_record(data: Any) -> Mapping[str, Any]:
             data = _decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadConversation("bad-json", str(error)) from error
-    if type(data) is not dict and not isinstance(data, Mapping):  # which takes longer
+    if not isinstance(data, _OBJECT):
         raise BadConversation("not-a-record", f"a sample must be an object with messages, not {type(data).__name__}")
     return data
 
@@ -160,7 +161,7 @@ def _format(record: Mapping[str, Any], names: FieldNames) -> Format:
     if names.format != "auto":
         return names.format
     for field in (names.messages, names.conversations):
-        if isinstance(listed := record.get(field), Sequence) and not isinstance(listed, str):
+        if isinstance(listed := record.get(field), _LIST) and not isinstance(listed, str):
             return "messages" if field == names.messages else "sharegpt"
     if names.prompt in record and names.completion in record:
         return "prompt-completion"
@@ -176,7 +177,7 @@ def _format(record: Mapping[str, Any], names: FieldNames) -> Format:
 
 
 def _each(listed: Any, names: FieldNames) -> list[dict[str, Any]]:
-    if not isinstance(listed, Sequence) or isinstance(listed, str | bytes):
+    if not isinstance(listed, _LIST) or isinstance(listed, _TEXTS):
         raise BadConversation("no-messages", f"the messages are {type(listed).__name__}; expected a list of objects")
     return [_message(message, names, at) for at, message in enumerate(listed)]
 
@@ -207,7 +208,7 @@ def _instruction(record: Mapping[str, Any], names: FieldNames) -> list[dict[str,
 
 
 def _message(fields: Any, names: FieldNames, at: int) -> dict[str, Any]:
-    if not isinstance(fields, dict | Mapping):  # the first is the usual one, and faster to see
+    if not isinstance(fields, _OBJECT):
         raise BadConversation("bad-message", f"message {at} is {type(fields).__name__}; expected an object")
     role, content = ("from", "value") if "from" in fields and "role" not in fields else ("role", "content")
     if role not in fields:

@@ -1,15 +1,17 @@
 """A tokenizer that would make texts explode is refused before it is run."""
 
 import base64
+import json
 import subprocess
 import sys
 
 import msgspec
+import numpy as np
 import pytest
-from tests.tokens.vocabularies import byte_level, written
+from tests.tokens.vocabularies import added, byte_level, written
 
 from forebay.errors import ModelUnusable
-from forebay.tokens.encoders import open_encoder
+from forebay.tokens.encoders import decode, open_encoder
 from forebay.tokens.expansion import expansion_problem
 from forebay.tokens.vocabulary import TokenizerFile, load_vocabulary
 
@@ -94,3 +96,13 @@ def test_a_bomb_ends_a_build_with_a_sentence_and_little_memory(tmp_path):
     assert ran.returncode == 1
     assert "times as long" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("name", ["vocab", "added_tokens"])
+def test_a_tokenizer_with_a_very_long_token_decodes_nothing(tmp_path, name):
+    document = json.loads(byte_level())
+    document["model"]["vocab"] |= {"e" * 2000: 257} if name == "vocab" else {}
+    document["added_tokens"] += [added("e" * 2000, 258)] if name == "added_tokens" else []
+    vocabulary = load_vocabulary(written(tmp_path, json.dumps(document).encode()))
+    with pytest.raises(ModelUnusable, match="it has a token of 2,000 characters; at most 1,024 are accepted"):
+        decode(vocabulary, np.full(2048, 257))

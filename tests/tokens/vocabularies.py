@@ -42,5 +42,5 @@ def with_endless_pattern(part: str) -> Vocabulary:
     replace = {"type": "Replace", "pattern": ENDLESS, "content": "x"}
     document = json.loads(byte_level(pre_tokenizer=split) if part == "pre_tokenizer" else byte_level(decoder=replace))
     document["added_tokens"] = []
-    document["model"]["vocab"]["ab " * 2000] = 256
+    document["model"]["vocab"]["ab " * 300] = 256
     return Vocabulary("hostile", json.dumps(document).encode())

@@ -2,6 +2,7 @@
 
     normalizer      Replace "a" -> "aa", forty times in a row      every "a" becomes 10^12 of them
     post-processor  a template that contains the text a thousand times
+    vocabulary      a token of a hundred megabytes, in every place of a row that is decoded
 
 Unicode limits what NFKC and lower-casing can do; only what the file itself defines is counted.
 """
@@ -9,7 +10,7 @@ Unicode limits what NFKC and lower-casing can do; only what the file itself defi
 import base64
 import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
@@ -19,6 +20,7 @@ from forebay.tokens.vocabulary import Step, TokenizerFile, steps_of
 
 MOST_EXPANSION = 64  # real tokenizers stay below 10
 MOST_AFFIX_BYTES = 1024
+MOST_TOKEN_CHARS = 1024  # the longest of real ones, runs of one character, have 256
 _AFFIXES = (
     "prepend",
     "prefix",
@@ -52,7 +54,16 @@ def expansion_problem(document: TokenizerFile) -> str | None:
         affix = max((len(text.encode("utf-8", "surrogatepass")) for text in affixes), default=0)
         if affix > MOST_AFFIX_BYTES:
             return f"its {part} adds {affix:,} bytes before or after a text; at most {MOST_AFFIX_BYTES:,} are accepted"
+    longest = max(map(len, _tokens(document)), default=0)
+    if longest > MOST_TOKEN_CHARS:
+        return f"it has a token of {longest:,} characters; at most {MOST_TOKEN_CHARS:,} are accepted"
     return None
+
+
+def _tokens(document: TokenizerFile) -> Iterator[str]:
+    vocab = document.model.vocab
+    yield from vocab if isinstance(vocab, dict) else (piece for piece, _ in vocab)
+    yield from (token.content for token in document.added_tokens or ())
 
 
 def _own_factor(step: Step) -> float:

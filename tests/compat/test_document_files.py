@@ -53,9 +53,7 @@ class Moon(Teacher, frozen=True, kw_only=True, tag="moon"):
     timed = True
     dim: int = 1280
     time_direction: str = "t0_noise"
-
-    def layer_name(self) -> str:
-        return "lune"
+    name: str = "lune"
 
     def outputs(self) -> tuple[Output, ...]:
         return (Output("lune", (self.dim,)),)

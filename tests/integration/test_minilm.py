@@ -34,9 +34,6 @@ class MiniLM(Teacher, frozen=True, kw_only=True, tag="minilm"):
     located: ClassVar[tuple[str, ...]] = ("model",)
     model: str
 
-    def layer_name(self) -> str:
-        return "minilm"
-
     def outputs(self) -> tuple[Output, ...]:
         return (Output("minilm", (DIM,)),)
 

@@ -41,9 +41,6 @@ class Ramp(Teacher, frozen=True, kw_only=True, tag="ramp"):
     def outputs(self) -> tuple[Output, ...]:
         return (Output(self.name, (self.width,)),)
 
-    def layer_name(self) -> str:
-        return self.name
-
     def load(self, device: str, dtype: str) -> Loaded:
         LOADED.append(self.tag())
         return self._answer

@@ -145,9 +145,6 @@ class Curve(Teacher, frozen=True, kw_only=True, tag="curve"):
     noise: float = 0.0
     name: str = "curve"
 
-    def layer_name(self) -> str:
-        return self.name
-
     def outputs(self) -> tuple[Output, ...]:
         return (Output(self.name, (64,)),)
 

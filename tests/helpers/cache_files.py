@@ -50,10 +50,6 @@ class CacheFiles:
     def claims(self) -> list[Path]:
         return [path for path in self._below(layout.CLAIMS) if path.suffix == ".json"]
 
-    @property
-    def heartbeats(self) -> list[Path]:
-        return [path for path in self._below(layout.BUILDERS) if layout.parse_builder(self.key(path)) is not None]
-
     def layer_folder(self, layer: str | None = None) -> Path:
         return layer_path(self.root, layer or self.base)
 

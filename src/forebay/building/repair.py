@@ -22,9 +22,9 @@ from forebay.building.writer import CacheWriter
 from forebay.cache.catalog import read_recipe_document
 from forebay.cache.copy import read_published
 from forebay.cache.reports import Problem, RepairReport
-from forebay.cache.soundness import newest_sound, split_foreign
+from forebay.cache.soundness import check_generations
 from forebay.cache.state import Index, numbers
-from forebay.cache.verify import check_all, check_chunk, document_problems, source_check, stale_sources
+from forebay.cache.verify import check_all, check_chunk, listed_problems, source_check, stale_sources
 from forebay.errors import BuildFailed, CacheNotFound, Damaged, ForebayError, FormatTooNew, IndexCorrupt
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
@@ -165,9 +165,9 @@ def _with_source(run: RepairRun, index: Index, job: ChunkJob) -> ChunkJob:
 def check_repaired(run: RepairRun) -> Generation:
     """The newest generation; whatever `verify` would still find is added to the failures."""
     store = run.store
-    newest, problems = newest_sound(store, past_refused=hmac_key() is not None)
+    newest, problems = check_generations(store, past_refused=hmac_key() is not None).published(store)
     index = Index(store, newest)
-    for problem in [*split_foreign(problems, newest)[0], *document_problems(index), *_bound_problems(index)]:
+    for problem in [*problems, *listed_problems(index), *_bound_problems(index)]:
         run.log.failed.setdefault(problem.key, problem.problem)
     for layer in index.layers:
         folder, touched = index.folder(layer) or "", {*run.log.restored, *run.log.replaced}

@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from forebay.building.layers import reopened, stored_recipe
-from forebay.errors import Damaged, ForebayError, FormatTooNew
-from forebay.format.tensors import unseal
+from forebay.errors import ForebayError
 from forebay.kinds import reopen_recipe
 from forebay.recipe import AnyRecipe, RecipeDocument, is_same_recipe
 from forebay.source import Source
-from forebay.store.base import Buffer, Missing, Pieces, Store, is_full, load_index
+from forebay.store.base import Buffer, Store, is_full
 
 
 @dataclass(slots=True)
@@ -72,26 +71,3 @@ class RepairRun:
             source = reopened(self.allow_network, description) if description else None
             if source is not None:
                 yield source.without_gone()
-
-
-def is_unreadable(read: Callable[..., object], *arguments: object) -> bool:
-    """True if reading finds damage."""
-    try:
-        read(*arguments)
-    except FormatTooNew:
-        raise
-    except (Damaged, Missing):
-        return True
-    return False
-
-
-def has_digest(store: Store, key: str, digest: str) -> bool:
-    try:
-        return Pieces(store, key).sha256.hex() == digest
-    except (Missing, Damaged):
-        return False
-
-
-def are_sound_constants(store: Store, key: str) -> bool:
-    """True if a file of constants agrees with its own digest."""
-    return not is_unreadable(lambda: unseal(load_index(store, key), store.address, key, "constants"))

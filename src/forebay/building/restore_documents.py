@@ -8,58 +8,69 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from forebay.building.layers import sealed_constants
-from forebay.building.repair_run import RepairRun, are_sound_constants, has_digest, is_unreadable
-from forebay.cache.catalog import examine_chunk, read_cache_document
+from forebay.building.repair_run import RepairRun
+from forebay.cache.catalog import has_sha256, layers_of, read_cache_document, read_recipe_document, sound_record
 from forebay.cache.publish import without_layers
-from forebay.cache.state import chunk_numbers
+from forebay.cache.soundness import constants_problem, document_problems
+from forebay.cache.state import Index, chunk_numbers
 from forebay.errors import CacheNotFound, Damaged, ForebayError, FormatTooNew
 from forebay.format import layout
 from forebay.format.generation import ChunkTable, Generation
 from forebay.format.layout import decode_recipe_document
-from forebay.format.tensors import hmac_key
 from forebay.kinds import recipe_class
 from forebay.recipe import RecipeDocument, document_fingerprint, hooks_of
 from forebay.store.base import Buffer, Missing, Pieces, Store, holds, load_index, read_document
 
 
-def restore_documents(run: RepairRun, united: Generation, is_lost: bool) -> Generation:
-    """Put back documents that differ from the generation; add layers that only a lost generation listed."""
-    store = run.store
-    trusts_files = is_lost and hmac_key() is None
-    if _is_other_text(store, united):
-        run.write(layout.CACHE, lambda: [united.cache.encode()])
-    for layer in list(united.recipes):
-        united = _restore_recipe(run, united, layer, trusts_files)
-    if trusts_files:
-        united = _with_unlisted_layers(run, united)
-    for layer, digest in united.constants.items():
-        key, document = layout.constants(united.folder(layer)), united.recipe(layer)
-        if not has_digest(store, key, digest):
-            run.write(key, _published_constants, run, document, key, digest)
-    return united
+def restore_documents(run: RepairRun, united: Generation) -> None:
+    """Put back documents that differ from the generation. `cache.json` with another id is left alone."""
+    for key in document_problems(Index(run.store, united)):
+        if key == layout.CACHE:
+            if readable_id(run.store) in (None, united.document.cache_id):
+                run.write(key, lambda: [united.cache.encode()])
+        elif layer := layout.parse_recipe(key):
+            run.write(key, lambda text: [text.encode()], united.recipes[layer])
+        else:
+            run.write(key, _published_constants, run, united, layout.layer_of(key))
 
 
-def _is_other_text(store: Store, united: Generation) -> bool:
-    """True if `cache.json` is missing, cannot be read, or has the id of the generation in another text."""
+def readable_id(store: Store) -> str | None:
+    """The cache id in `cache.json`; None if it cannot be read."""
     try:
-        text = read_document(store, layout.CACHE)
-        return text != united.cache.encode() and read_cache_document(store).cache_id == united.document.cache_id
+        return read_cache_document(store).cache_id
     except FormatTooNew:
         raise
-    except (Damaged, Missing, CacheNotFound):
-        return True
+    except (Damaged, CacheNotFound):
+        return None
 
 
-def _restore_recipe(run: RepairRun, united: Generation, layer: str, trusts_files: bool) -> Generation:
-    """Put back the recipe that is listed, unless another one binds the layer and has chunks of a lost generation."""
-    text, bound = united.recipes[layer], _bound(run.store, layer)
-    if bound is not None and bound[0] == text:
-        return united
-    is_other = bound is not None and bound[1].fingerprint != united.recipe(layer).fingerprint
-    is_usable = trusts_files and is_other and not unlisted_problem(run, layer, united.recipes)
-    if bound is not None and is_usable and _has_sound_chunk(run.store, bound[1]):
-        return without_layers(united, {layer})
-    run.write(layout.recipe(layer), lambda: [text.encode()])
+def check_versions(store: Store) -> None:
+    """Raise if a newer forebay wrote a document, before anything is written."""
+    readable_id(store)
+    for layer in layers_of(store):
+        read_recipe_document(store, layer)
+
+
+def with_bound_layers(run: RepairRun, united: Generation) -> Generation:
+    """Add layers that have a recipe and chunks here, and that only a lost generation listed with this recipe."""
+    names = [layer for entry in run.store.entries(layout.RECIPES) if (layer := layout.parse_recipe(entry.key))]
+    for layer in names:
+        bound, is_listed = _bound(run.store, layer), layer in united.recipes
+        if is_listed and (bound is None or bound[1].fingerprint == united.recipe(layer).fingerprint):
+            continue
+        problem = unlisted_problem(run, layer, united.recipes)
+        if bound is None or problem or (is_listed and not _has_sound_chunk(run.store, bound[1])):
+            if not is_listed:
+                run.log.failed[layout.recipe(layer)] = problem
+            continue
+        constants, others = _unlisted_constants(run, bound[1]), without_layers(united, {layer})
+        if constants is not None:
+            united = replace(
+                others,
+                recipes={**others.recipes, layer: bound[0]},
+                layers={**others.layers, layer: ChunkTable.of([])},
+                constants={**others.constants, **constants},
+            )
     return united
 
 
@@ -78,26 +89,7 @@ def _bound(store: Store, layer: str) -> tuple[str, RecipeDocument] | None:
 def _has_sound_chunk(store: Store, document: RecipeDocument) -> bool:
     folder = layout.document_folder(document)
     numbers = chunk_numbers((entry.key for entry in store.entries(folder)), folder).tolist()
-    return any(not is_unreadable(examine_chunk, store, document, number) for number in numbers)
-
-
-def _with_unlisted_layers(run: RepairRun, united: Generation) -> Generation:
-    """Add layers that have a recipe and chunks here, and that no readable generation lists."""
-    names = [layer for entry in run.store.entries(layout.RECIPES) if (layer := layout.parse_recipe(entry.key))]
-    for layer in [name for name in names if name not in united.recipes]:
-        problem, bound = unlisted_problem(run, layer, united.recipes), _bound(run.store, layer)
-        if problem or bound is None:
-            run.log.failed[layout.recipe(layer)] = problem
-            continue
-        constants = _unlisted_constants(run, bound[1])
-        if constants is not None:
-            united = replace(
-                united,
-                recipes={**united.recipes, layer: bound[0]},
-                layers={**united.layers, layer: ChunkTable.of([])},
-                constants={**united.constants, **constants},
-            )
-    return united
+    return any(sound_record(store, document, number) is not None for number in numbers)
 
 
 def unlisted_problem(run: RepairRun, layer: str, recipes: Mapping[str, str]) -> str:
@@ -131,7 +123,7 @@ def recipe_problem(document: RecipeDocument) -> str:
 def _unlisted_constants(run: RepairRun, document: RecipeDocument) -> dict[str, str] | None:
     """The constants of a layer that no generation lists, made by its recipe if it can be opened; None: unknown."""
     store, key = run.store, layout.constants(layout.document_folder(document))
-    is_sound = are_sound_constants(store, key)
+    is_sound = not constants_problem(store, key)
     value, reason = _remade_constants(run, document, is_sound)
     if value is None and not is_sound:
         run.log.failed[key] = f"it cannot be read, and the recipe cannot be opened to make it again: {reason}"
@@ -140,10 +132,10 @@ def _unlisted_constants(run: RepairRun, document: RecipeDocument) -> dict[str, s
         return {document.layer: Pieces(store, key).sha256.hex()}
     if not value:
         return {}
-    digest = _digest(value)
-    if not has_digest(store, key, digest):
+    sha256 = hashlib.sha256(b"".join(value))
+    if not has_sha256(store, key, sha256.digest()):
         run.write(key, lambda: value)
-    return {document.layer: digest}
+    return {document.layer: sha256.hexdigest()}
 
 
 def _remade_constants(run: RepairRun, document: RecipeDocument, is_sound: bool) -> tuple[Sequence[Buffer] | None, str]:
@@ -157,15 +149,12 @@ def _remade_constants(run: RepairRun, document: RecipeDocument, is_sound: bool) 
     return None, reason
 
 
-def _published_constants(run: RepairRun, document: RecipeDocument, key: str, digest: str) -> Sequence[Buffer]:
+def _published_constants(run: RepairRun, united: Generation, layer: str) -> Sequence[Buffer]:
     """Constants with the published digest, from the copy or made by the recipe."""
-    if run.copy is not None and has_digest(run.copy, key, digest):
+    key, sha256 = layout.constants(united.folder(layer)), bytes.fromhex(united.constants[layer])
+    if run.copy is not None and has_sha256(run.copy, key, sha256):
         return [load_index(run.copy, key)]
-    value, reason = _remade_constants(run, document, False)
-    if value and _digest(value) == digest:
+    value, reason = _remade_constants(run, united.recipe(layer), is_sound=False)
+    if value and hashlib.sha256(b"".join(value)).digest() == sha256:
         return value
     raise Damaged(f"it cannot be made again: {reason or 'the recipe gives other constants now'}")
-
-
-def _digest(value: Sequence[Buffer]) -> str:
-    return hashlib.sha256(b"".join(value)).hexdigest()

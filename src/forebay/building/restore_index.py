@@ -10,12 +10,18 @@ generation is deleted after a newer one was created and two more reads failed.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 
-from forebay.building.repair_run import RepairRun, are_sound_constants, has_digest
-from forebay.building.restore_documents import restore_documents, unlisted_problem
+from forebay.building.repair_run import RepairRun
+from forebay.building.restore_documents import (
+    check_versions,
+    readable_id,
+    restore_documents,
+    unlisted_problem,
+    with_bound_layers,
+)
 from forebay.building.restore_plan import PlanRepair, source_descriptions, source_sums_differ
 from forebay.cache.catalog import (
     generation_numbers,
@@ -26,11 +32,10 @@ from forebay.cache.catalog import (
 )
 from forebay.cache.copy import is_within
 from forebay.cache.plan import Plan
-from forebay.cache.reports import Problem
-from forebay.cache.soundness import newest_sound, sound_segment
+from forebay.cache.soundness import Generations, check_generations, sound_segment
 from forebay.cache.state import Index, chunk_numbers
 from forebay.cache.verify import check_chunk
-from forebay.errors import CacheNotFound, Damaged, ForebayError, FormatTooNew, IndexCorrupt, KeyRefused, message_of
+from forebay.errors import CacheNotFound, Damaged, ForebayError, FormatTooNew, KeyRefused, message_of
 from forebay.format import layout
 from forebay.format.chunk import MADE_BY, ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
@@ -39,46 +44,35 @@ from forebay.recipe import RecipeDocument
 from forebay.store.base import Store, holds, key_refused, read_document
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """Facts about a cache from its generations."""
-
-    newest: Generation | None  # sound
-    numbers: tuple[int, ...] = ()  # of all of them
-    damaged: tuple[str, ...] = ()  # keys of generations that cannot be read
-    foreign: tuple[str, ...] = ()  # keys of sound generations of another cache
-
-    @property
-    def is_lost(self) -> bool:
-        """True if a generation newer than the newest sound one may have listed more."""
-        return self.newest is None or max(self.damaged, default="") > layout.generation(self.newest.number)
-
-
 def restore_index(run: RepairRun) -> None:
     """Restore documents and plan, then publish one generation that lists everything intact, if that is needed."""
+    check_versions(run.store)
     number = None
     while number is None:
-        here = _known(run.store)
+        here = check_generations(run.store, past_refused=hmac_key() is not None)
         number = _published(run, here, _restored(run, here))
     _delete_damaged(run, here, number)
     run.log.notes += [f"'{key}' is of another cache and was left alone" for key in here.foreign]
 
 
-def _restored(run: RepairRun, here: Known) -> Generation:
+def _restored(run: RepairRun, here: Generations) -> Generation:
     """The generation to publish, once documents and plan are back."""
     there = _copied(run, here)
     united = _united(run, here.newest, there) or _from_nothing(run, here)
     _check_plans(run, united, there)
-    united = restore_documents(run, united, here.is_lost)
+    trusts_files = here.is_lost and hmac_key() is None
+    if trusts_files:
+        united = with_bound_layers(run, united)
+    restore_documents(run, united)
     plan = PlanRepair(run, united).restore(here.is_lost)
-    if here.is_lost and hmac_key() is None and plan is not None and plan.segments:
+    if trusts_files and plan.segments:
         united = _with_sound_files(run, united, plan)
     if not united.table(united.base).chunks.size:
         raise _nothing_left(run, here)
     return united
 
 
-def _nothing_left(run: RepairRun, here: Known) -> ForebayError:
+def _nothing_left(run: RepairRun, here: Generations) -> ForebayError:
     """The error if no chunk can be listed: a planned build that was stopped before its first chunk has lost nothing."""
     has_chunks = any(layout.parse_chunk(entry.key) for entry in run.store.entries(layout.LAYERS))
     if not here.numbers and not has_chunks and holds(run.store, layout.plan_segment(0)):
@@ -90,31 +84,6 @@ def _nothing_left(run: RepairRun, here: Known) -> ForebayError:
         f"the cache at '{run.store.address}' cannot be repaired: {problem}",
         hint=f"{run.copy_hint}, or build the cache again in another folder",
     )
-
-
-def _known(store: Store) -> Known:
-    """What can be learned from the generations here; with a key, one without a right tag is damaged."""
-    numbers = tuple(generation_numbers(store))
-    try:
-        newest, problems = newest_sound(store, past_refused=hmac_key() is not None)
-    except CacheNotFound:
-        return Known(None, numbers)
-    except (IndexCorrupt, KeyRefused) as error:
-        if isinstance(error, KeyRefused) and hmac_key() is None:
-            raise
-        newest, problems = None, [Problem(key=layout.generation(number), problem="") for number in numbers]
-    foreign = {one.key for one in problems if _is_sound(store, one.key)}  # of another cache
-    damaged = [problem.key for problem in problems if problem.key not in foreign]
-    return Known(newest, numbers, tuple(damaged), tuple(sorted(foreign)))
-
-
-def _is_sound(store: Store, key: str) -> bool:
-    """True for a sound generation; raises if the store does not answer."""
-    try:
-        load_generation(store, layout.parse_generation(key))
-    except (Damaged, KeyRefused, CacheNotFound):
-        return False
-    return True
 
 
 def check_copy(store: Store, copy: Store | None) -> None:
@@ -130,19 +99,17 @@ def check_copy(store: Store, copy: Store | None) -> None:
         )
 
 
-def _copied(run: RepairRun, here: Known) -> Generation | None:
+def _copied(run: RepairRun, here: Generations) -> Generation | None:
     """The newest sound generation of the copy; None if it has none. Raises if it is of another cache."""
     if run.copy is None:
         return None
     try:
-        there, _ = newest_sound(run.copy, past_refused=hmac_key() is not None)
-    except (Damaged, KeyRefused, CacheNotFound) as error:
-        if isinstance(error, FormatTooNew):
-            raise
+        there = check_generations(run.copy, past_refused=hmac_key() is not None).newest
+    except KeyRefused:
         return None
-    own = here.newest.document.cache_id if here.newest is not None else None
-    with suppress(CacheNotFound, Damaged):
-        own = read_cache_document(run.store).cache_id
+    if there is None:
+        return None
+    own = readable_id(run.store) or (here.newest.document.cache_id if here.newest is not None else None)
     if own not in (None, there.document.cache_id):
         raise ForebayError(
             f"the copy at '{run.copy.address}' is of another cache (id {there.document.cache_id}, here {own})",
@@ -167,21 +134,13 @@ def _united(run: RepairRun, here: Generation | None, there: Generation | None) -
             continue
         recipes.setdefault(layer, there.recipes[layer])
         known = layers.get(layer, ChunkTable.of([]))
-        if _has_constants(run.copy, there, layer) and not _has_constants(run.store, here, layer):
-            constants[layer] = there.constants[layer]
+        if layer in there.constants:
+            constants.setdefault(layer, there.constants[layer])
         more = [one for one in table.records() if known.position(one.chunk) is None]
         intact = [one for one in more if _is_intact(run, there.folder(layer), one)]
         layers[layer] = known.with_records(_renumbered(one, there, versions) for one in intact)
     plan = max(here.plan, there.plan, key=len)
     return replace(here, plan=plan, layers=layers, recipes=recipes, constants=constants, versions=versions)
-
-
-def _has_constants(store: Store, generation: Generation, layer: str) -> bool:
-    """True if the constants that a generation lists are there, and agree with their own digest."""
-    if layer not in generation.constants:
-        return False
-    key = layout.constants(generation.folder(layer))
-    return has_digest(store, key, generation.constants[layer]) and are_sound_constants(store, key)
 
 
 def _is_given_up(store: Store, folder: str, layer: str) -> bool:
@@ -222,7 +181,7 @@ def _check_plans(run: RepairRun, united: Generation, there: Generation | None) -
             raise _diverged(run, number)
 
 
-def _from_nothing(run: RepairRun, here: Known) -> Generation:
+def _from_nothing(run: RepairRun, here: Generations) -> Generation:
     """No generation can be read: a generation without records, if `cache.json` can be read and there is no key."""
     store = run.store
     if hmac_key() is not None:
@@ -254,7 +213,7 @@ def _from_nothing(run: RepairRun, here: Known) -> Generation:
     return empty
 
 
-def _check_id(run: RepairRun, here: Known, cache_id: str) -> None:
+def _check_id(run: RepairRun, here: Generations, cache_id: str) -> None:
     """Raise if sound generations list the files that are here under another id: `cache.json` may be the damaged one."""
     store = run.store
     for key in here.foreign:
@@ -272,7 +231,7 @@ def _with_sound_files(run: RepairRun, united: Generation, plan: Plan) -> Generat
     """Add the records of all sound chunk files that are planned, the base first."""
     store = run.store
     source = next(run.sources(source_descriptions(store, united) or [plan.source]), None)
-    united = replace(united, plan=plan.digests, source=plan.source)
+    united = replace(united, plan=max(united.plan, plan.digests, key=len), source=plan.source)
     for layer in sorted(united.recipes, key=Index(store, united, plan).height):
         document, base = united.recipe(layer), united.table(united.base)
         records = []
@@ -281,7 +240,7 @@ def _with_sound_files(run: RepairRun, united: Generation, plan: Plan) -> Generat
                 run.log.failed[layout.chunk(layout.document_folder(document), chunk)] = (
                     "it was made from another source"
                 )
-            elif layer == united.base or _fits(record, base):
+            elif layer == united.base or base.has_base_of(record):
                 records.append(record)
         united = replace(united, layers={**united.layers, layer: united.table(layer).with_records(records)})
     return united
@@ -297,12 +256,7 @@ def _sound_records(
             yield chunk, record
 
 
-def _fits(record: ChunkRecord, base: ChunkTable) -> bool:
-    at = base.position(record.chunk)
-    return at is not None and (int(base.rows[at]), base.digests["ids"][at].tobytes()) == (record.rows, record.base)
-
-
-def _published(run: RepairRun, here: Known, united: Generation) -> int | None:
+def _published(run: RepairRun, here: Generations, united: Generation) -> int | None:
     """The number of the generation that lists all of it, created if the newest does not; None if others published."""
     newest = here.newest
     is_same = newest is not None and replace(united, number=newest.number).same_content(newest)
@@ -316,7 +270,7 @@ def _published(run: RepairRun, here: Known, united: Generation) -> int | None:
     return number
 
 
-def _created(store: Store, here: Known, united: Generation) -> int | None:
+def _created(store: Store, here: Generations, united: Generation) -> int | None:
     """The number of the new generation, above all others; None if somebody else has published meanwhile."""
     number = max(here.numbers, default=-1) + 1
     while tuple(generation_numbers(store)) == here.numbers:
@@ -330,7 +284,7 @@ def _created(store: Store, here: Known, united: Generation) -> int | None:
     return None
 
 
-def _delete_damaged(run: RepairRun, here: Known, number: int) -> None:
+def _delete_damaged(run: RepairRun, here: Generations, number: int) -> None:
     """Delete damaged generations, each after two more reads of it failed."""
     for key in here.damaged:
         try:
@@ -339,3 +293,12 @@ def _delete_damaged(run: RepairRun, here: Known, number: int) -> None:
                 run.log.replaced[key] = f"it could not be read; generation {number} replaces it"
         except OSError as error:
             run.log.failed[key] = f"it could not be read again, and was left: {message_of(error)}"
+
+
+def _is_sound(store: Store, key: str) -> bool:
+    """True for a sound generation; raises if the store does not answer."""
+    try:
+        load_generation(store, layout.parse_generation(key))
+    except (Damaged, KeyRefused, CacheNotFound):
+        return False
+    return True

@@ -11,15 +11,13 @@ from functools import cached_property
 from typing import cast
 
 from forebay.building.listing import SourceListing
-from forebay.building.repair_run import RepairRun, is_unreadable
+from forebay.building.repair_run import RepairRun
 from forebay.building.segments import Draft, Planner
 from forebay.cache.catalog import generation_numbers, load_generation, sound_record
-from forebay.cache.identities import load_identities
-from forebay.cache.plan import Plan, load_plan
-from forebay.cache.segment import Segment
-from forebay.cache.soundness import continues, segment_numbers, sound_segment
+from forebay.cache.plan import Plan
+from forebay.cache.soundness import identities_problem, misfit, plan_problems, segment_numbers, sound_segment
 from forebay.cache.state import Index, chunk_numbers
-from forebay.errors import Damaged, ForebayError, FormatTooNew, SourceUnreadable, message_of
+from forebay.errors import Damaged, ForebayError, SourceUnreadable, message_of
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.chunk_file import ChunkFile
@@ -37,48 +35,34 @@ class PlanRepair:
     run: RepairRun
     united: Generation
 
-    def restore(self, is_lost: bool) -> Plan | None:
-        """Put back segments and identities; None if the plan still cannot be read."""
-        self._restore_segments()
-        plan = self._readable()
-        while plan is not None and is_lost and self._has_chunks_beyond(plan):
+    def restore(self, is_lost: bool) -> Plan:
+        """Put back segments and identities; returns the plan as far as it can be read."""
+        for part in (layout.parse_segment, layout.parse_identities):  # identities are checked by their segment
+            for key in plan_problems(Index(self.run.store, self.united)):
+                if (number := part(key)) is not None:
+                    self.run.write(key, self._segment if part is layout.parse_segment else self._identities, number)
+        plan, failed = self._readable(), self.run.log.failed
+        while is_lost and self._has_chunks_beyond(plan):
             key = layout.plan_segment(len(plan.segments))
-            if not self.run.write(key, self._segment, len(plan.segments), ""):
-                failed = self.run.log.failed
+            if key in failed or not self.run.write(key, self._segment, len(plan.segments)):
                 failed[key] = f"it is gone, and chunk files were made by it: {failed[key]}"
                 break
             plan = self._readable()
-        for segment in plan.segments if plan is not None else ():
-            if segment.identities and is_unreadable(load_identities, self.run.store, segment):
-                self.run.write(layout.identities(segment.number, segment.identities), self._identities, segment)
         return plan
 
-    def _restore_segments(self) -> None:
-        """Put back listed segments, and lost ones before an existing segment."""
-        store, listed = self.run.store, self.united.plan
-        count = max(len(listed), *(number + 1 for number in segment_numbers(store)), 0)
-        on_disk = [sound_segment(store, number) for number in range(count)]
-        for number, segment in enumerate(on_disk):
-            following = on_disk[number + 1] if number + 1 < count else None
-            expected = listed[number] if number < len(listed) else following.previous if following else ""
-            is_right = segment is not None and continues(segment, number, on_disk[number - 1] if number else None)
-            is_own = number < len(listed) or (segment is not None and self._is_own(segment))
-            if segment is None or not is_right or not is_own or (expected and segment.digest != expected):
-                self.run.write(layout.plan_segment(number), self._segment, number, expected)
-                on_disk[number] = sound_segment(store, number)
+    def _readable(self) -> Plan:
+        """The segments before the first one that cannot be read, or is not of this plan."""
+        plan, cache_id = Plan((), self.united.withdrawn), self.united.document.cache_id
+        while (segment := sound_segment(self.run.store, len(plan.segments))) is not None:
+            before = plan.segments[-1] if plan.segments else None
+            if misfit(segment, len(plan.segments), self._published(len(plan.segments)), before, cache_id):
+                break
+            plan = plan.appended(segment)
+        return plan
 
-    def _readable(self) -> Plan | None:
-        try:
-            plan = load_plan(self.run.store, self.united.withdrawn)
-            unlisted = plan.segments[len(self.united.plan) :]
-            return plan if all(map(self._is_own, unlisted)) else None
-        except FormatTooNew:
-            raise
-        except Damaged:
-            return None
-
-    def _is_own(self, segment: Segment) -> bool:
-        return segment.cache_id == self.united.document.cache_id
+    def _published(self, number: int) -> str:
+        """The digest of a listed segment; empty if no generation lists it."""
+        return self.united.plan[number] if number < len(self.united.plan) else ""
 
     def _has_chunks_beyond(self, plan: Plan) -> bool:
         """True if the base has sound chunk files that no segment plans: a segment is lost.
@@ -92,21 +76,25 @@ class PlanRepair:
         numbers = chunk_numbers((entry.key for entry in store.entries(folder)), folder).tolist()
         return any(number >= len(plan) and sound_record(store, document, number) is not None for number in numbers)
 
-    def _segment(self, number: int, digest: str) -> Sequence[Buffer]:
-        """A segment with the published digest, from the copy or planned again."""
-        copy = self.run.copy
+    def _segment(self, number: int) -> Sequence[Buffer]:
+        """A segment from the copy or planned again; the published digest or the next segment must fit it."""
+        copy, following = self.run.copy, sound_segment(self.run.store, number + 1)
+        digest = self._published(number) or (following.previous if following is not None else "")
         segment = sound_segment(copy, number) if copy is not None else None
-        if copy is not None and segment is not None and digest in ("", segment.digest):
+        before = sound_segment(self.run.store, number - 1) if number else None
+        cache_id = self.united.document.cache_id
+        if copy is not None and segment is not None and not misfit(segment, number, digest, before, cache_id):
             return [load_index(copy, layout.plan_segment(number))]
         segment = self._replanned(number, digest).segment
         return replace(segment, cache_id=self.united.document.cache_id).encode()
 
-    def _identities(self, segment: Segment) -> Sequence[Buffer]:
+    def _identities(self, number: int) -> Sequence[Buffer]:
         """The identities of a segment, from the copy or planned again."""
-        copy = self.run.copy
-        if copy is not None and not is_unreadable(load_identities, copy, segment):
-            return [load_index(copy, layout.identities(segment.number, segment.identities))]
-        draft = self._replanned(segment.number, segment.digest)
+        copy, segment = self.run.copy, sound_segment(self.run.store, number)
+        assert segment is not None
+        if copy is not None and not identities_problem(copy, segment):
+            return [load_index(copy, layout.identities(number, segment.identities))]
+        draft = self._replanned(number, segment.digest)
         if draft.segment.identities != segment.identities:
             raise Damaged("the source has other samples now")
         return draft.identities

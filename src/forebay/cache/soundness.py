@@ -1,6 +1,8 @@
 """Which generations, documents and segments of a cache are sound, whatever is wrong with the others."""
 
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
 from forebay.cache.catalog import (
     generation_numbers,
@@ -21,48 +23,69 @@ from forebay.format.tensors import VARIABLE, is_whole, unseal
 from forebay.store.base import Missing, Pieces, Store, index_corrupt, key_refused, load_index, sha256_of
 
 STRAY_GAP = 8  # segments that may be lost before one that exists
-FOREIGN = "it is of another cache"
 
 
-def newest_sound(store: Store, *, past_refused: bool = False) -> tuple[Generation, list[Problem]]:
-    """The newest sound generation of this cache, and the problems of others.
+@dataclass(frozen=True, slots=True)
+class Generations:
+    """The newest sound generation of a cache, and the problems of others, by key."""
+
+    newest: Generation | None
+    numbers: tuple[int, ...]  # of all of them
+    damaged: Mapping[str, str]
+    foreign: Mapping[str, str]  # sound, and of another cache
+    refused: KeyRefused | None  # the newest that the key in use refuses
+
+    @property
+    def is_lost(self) -> bool:
+        """True if a generation newer than the newest sound one may have listed more."""
+        return self.newest is None or max(self.damaged, default="") > layout.generation(self.newest.number)
+
+    @property
+    def harmless(self) -> list[str]:
+        """The keys of foreign generations that are older than the newest sound one: no reader opens them."""
+        last = "" if self.newest is None else layout.generation(self.newest.number)
+        return [key for key in self.foreign if key < last]
+
+    def published(self, store: Store) -> tuple[Generation, list[Problem]]:
+        """The newest sound generation, and the problems of others; raises if none is sound."""
+        bad = {**self.damaged, **self.foreign}
+        if self.newest is None:
+            raise _none_sound(store, self.refused, bad)
+        problems = (Problem(key=key, problem=bad[key]) for key in sorted(bad, reverse=True))
+        return self.newest, [one for one in problems if one.key not in self.harmless]
+
+
+def check_generations(store: Store, *, past_refused: bool = False) -> Generations:
+    """Every generation of a cache, judged from the newest down.
 
     One that the key refuses is an error if it is the newest: its content is unknown, and no older one may stand in for
-    it, except in `repair`. Below one that the key accepts it is just bad. Generations of another cache are reported.
+    it, except in `repair`. Below one that the key accepts it is just bad.
     """
     sound: Generation | None = None
     refused: KeyRefused | None = None
-    bad: list[Problem] = []
-    for number in reversed(generation_numbers(store)):
+    damaged, foreign = dict[str, str](), dict[str, str]()
+    numbers = generation_numbers(store)
+    for number in reversed(numbers):
         key = layout.generation(number)
         try:
             generation = load_generation(store, number)
-            problem = foreign_problem(store, generation, sound)
         except KeyRefused as error:
             if sound is None and not past_refused:
                 raise
-            refused, problem = refused or error, problem_of(error)
+            refused, damaged[key] = refused or error, problem_of(error)
         except Damaged as error:
             if isinstance(error, FormatTooNew) and is_whole(load_index(store, key)):
                 raise  # it is sound, and of a newer forebay: only that can check it
-            problem = problem_of(error)
-        if problem:
-            bad.append(Problem(key=key, problem=problem))
+            damaged[key] = problem_of(error)
         else:
-            sound = sound or generation
-    if sound is None:
-        raise _none_sound(store, refused, bad)
-    return sound, bad
+            if problem := foreign_problem(store, generation, sound):
+                foreign[key] = problem
+            else:
+                sound = sound or generation
+    return Generations(sound, tuple(numbers), damaged, foreign, refused)
 
 
-def split_foreign(problems: list[Problem], newest: Generation) -> tuple[list[Problem], list[str]]:
-    """The problems of generations, and the keys of those of another cache that are older: no reader opens them."""
-    last = layout.generation(newest.number)
-    foreign = [one.key for one in problems if one.problem.startswith(FOREIGN) and one.key < last]
-    return [one for one in problems if one.key not in foreign], foreign
-
-
-def _none_sound(store: Store, refused: KeyRefused | None, bad: list[Problem]) -> ForebayError:
+def _none_sound(store: Store, refused: KeyRefused | None, bad: Mapping[str, str]) -> ForebayError:
     """Why no generation can be used."""
     root = store.address
     if refused is not None:
@@ -72,7 +95,7 @@ def _none_sound(store: Store, refused: KeyRefused | None, bad: list[Problem]) ->
         )
         return key_refused(root, str(refused.facts.get("key", "")), problem)
     if bad:
-        return index_corrupt(root, bad[0].key, f"no generation can be read; the newest: {bad[0].problem}")
+        return index_corrupt(root, max(bad), f"no generation can be read; the newest: {bad[max(bad)]}")
     return unpublished(store)
 
 
@@ -87,10 +110,11 @@ def foreign_problem(store: Store, generation: Generation, newer: Generation | No
         with suppress(ForebayError):
             known = read_cache_document(store).cache_id
     if known is not None:
-        return "" if known == cache_id else f"{FOREIGN} (id {cache_id}, this one has {known})"
+        return "" if known == cache_id else f"it is of another cache (id {cache_id}, this one has {known})"
     segments = [segment for number in segment_numbers(store) if (segment := sound_segment(store, number)) is not None]
     is_own = any(one.digest in generation.plan for one in segments) if segments else _has_chunks_of(store, generation)
-    return "" if is_own else f"{FOREIGN} (id {cache_id}): it lists no segment and no intact chunk file that is here"
+    problem = f"it is of another cache (id {cache_id}): it lists no segment and no intact chunk file that is here"
+    return "" if is_own else problem
 
 
 def _has_chunks_of(store: Store, generation: Generation) -> bool:
@@ -104,17 +128,23 @@ def _has_chunks_of(store: Store, generation: Generation) -> bool:
 
 def index_problems(index: Index) -> list[Problem]:
     """Problems of cache.json, recipes, constants, segments and identities."""
+    problems = {**document_problems(index), **plan_problems(index)}
+    return [Problem(key=key, problem=why) for key, why in problems.items()]
+
+
+def document_problems(index: Index) -> dict[str, str]:
+    """Problems of cache.json, recipes and constants, by key."""
     store, generation = index.store, index.published
     texts = {layout.CACHE: generation.cache}
     texts |= {layout.recipe(layer): text for layer, text in generation.recipes.items()}
     problems = {key: text_problem(store, key, text) for key, text in texts.items()}
     for layer, digest in generation.constants.items():
         key = layout.constants(generation.folder(layer))
-        problems[key] = _constants_problem(store, key, digest)
-    return [Problem(key=key, problem=why) for key, why in {**problems, **_plan_problems(index)}.items() if why]
+        problems[key] = constants_problem(store, key, digest)
+    return {key: why for key, why in problems.items() if why}
 
 
-def _constants_problem(store: Store, key: str, digest: str) -> str:
+def constants_problem(store: Store, key: str, digest: str = "") -> str:
     """Why constants are not the published ones, or contradict their own digest; empty if they are sound."""
     try:
         view = load_index(store, key)
@@ -123,41 +153,44 @@ def _constants_problem(store: Store, key: str, digest: str) -> str:
         return "it is gone"
     except Damaged as error:
         return problem_of(error)
-    return "" if sha256_of(view).hex() == digest else "its SHA-256 is not the published one"
+    return "" if digest in ("", sha256_of(view).hex()) else "its SHA-256 is not the published one"
 
 
-def _plan_problems(index: Index) -> dict[str, str]:
-    """Problems of segments, listed or not, and of identities (only `update` needs them).
+def plan_problems(index: Index) -> dict[str, str]:
+    """Problems of segments, listed or not, and of identities (only `update` needs them), by key.
 
     Chunks of a lost generation may depend on segments that no generation lists.
     """
     store, listed, plan = index.store, index.published.plan, index.sound_plan
     segments = dict(enumerate(plan.segments)) if plan is not None else {}
     problems = {}
-    for number in sorted({*range(len(listed)), *segment_numbers(store)}):
+    for number in range(max(len(listed), *(one + 1 for one in segment_numbers(store)), 0)):
+        why = ""
         if number not in segments:
             segment, why = read_segment(store, number)
             if segment is not None:
                 expected = listed[number] if number < len(listed) else ""
-                why = _misfit(segment, number, expected, segments.get(number - 1), index.published.document.cache_id)
+                why = misfit(segment, number, expected, segments.get(number - 1), index.published.document.cache_id)
                 segments[number] = segment
             problems[layout.plan_segment(number)] = why
-        if not problems.get(layout.plan_segment(number)) and segments[number].identities:
+        if not why and segments[number].identities:
             key = layout.identities(number, segments[number].identities)
-            problems[key] = _identities_problem(store, segments[number])
-    return problems
+            problems[key] = identities_problem(store, segments[number])
+    return {key: why for key, why in problems.items() if why}
 
 
-def _misfit(segment: Segment, number: int, expected: str, before: Segment | None, cache_id: str) -> str:
+def misfit(segment: Segment, number: int, expected: str, before: Segment | None, cache_id: str) -> str:
     """Why a segment that can be read is not the published one, or not of this plan; empty if it is."""
     if expected:
         return "" if segment.digest == expected else "it is not the segment that was published"
-    if not continues(segment, number, before):
+    edge = (before.digest, before.first_chunk + len(before)) if before is not None else None
+    if segment.number != number or edge not in (None, (segment.previous, segment.first_chunk)):
         return "it does not continue the plan"
     return "" if segment.cache_id == cache_id else "it is of another cache"
 
 
-def _identities_problem(store: Store, segment: Segment) -> str:
+def identities_problem(store: Store, segment: Segment) -> str:
+    """Why the identities of a segment cannot be used; empty if they can."""
     try:
         load_identities(store, segment)
     except Damaged as error:
@@ -181,13 +214,6 @@ def read_segment(store: Store, number: int) -> tuple[Segment | None, str]:
         return None, "it is gone"
     except Damaged as error:
         return None, problem_of(error)
-
-
-def continues(segment: Segment, number: int, before: Segment | None) -> bool:
-    """True if a segment has its number and follows the one before it, as far as that is known."""
-    if segment.number != number or before is None:
-        return segment.number == number
-    return (segment.previous, segment.first_chunk) == (before.digest, before.first_chunk + len(before))
 
 
 def segment_numbers(store: Store) -> list[int]:

@@ -20,7 +20,7 @@ from forebay.cache.catalog import (
 )
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.reports import OnProgress, Problem, Progress, VerifyReport
-from forebay.cache.soundness import index_problems, newest_sound, split_foreign
+from forebay.cache.soundness import check_generations, index_problems
 from forebay.cache.source_check import SourceCheck
 from forebay.cache.state import Index, chunk_numbers
 from forebay.errors import Damaged, ForebayError, SourceNotFound, StoreUnavailable, message_of
@@ -48,10 +48,10 @@ def verify_cache(
 ) -> tuple[VerifyReport, Index]:
     """Check all that the newest sound generation lists, the index files, and the source."""
     started = time.monotonic()
-    generation, problems = newest_sound(store)
-    damaged, foreign = split_foreign(problems, generation)
+    generations = check_generations(store)
+    generation, bad = generations.published(store)
     index = Index(store, generation)
-    bad = [*damaged, *document_problems(index)]
+    bad += listed_problems(index)
     listed = list(generation.chunks())
     check = partial(check_chunk, store, full=full, limit=max_block_bytes)
     checked, checked_bytes = check_all(listed, check, on_progress)
@@ -71,7 +71,7 @@ def verify_cache(
         bad=tuple(bad),
         missing=_by_layer(gone),
         gaps=_gap_counts(index),
-        foreign=tuple(sorted({*foreign, *foreign_files(index)})),
+        foreign=tuple(sorted({*generations.harmless, *foreign_files(index)})),
         stale=stale or {},
         source_checked=stale is not None,
         source_root=str(plan.source.get("root", "")) if plan is not None and plan.segments else "",
@@ -87,7 +87,7 @@ def _by_layer(gone: list[Listed]) -> dict[str, tuple[int, ...]]:
     }
 
 
-def document_problems(index: Index) -> list[Problem]:
+def listed_problems(index: Index) -> list[Problem]:
     """Problems of everything except chunk files and generations."""
     generation = index.published
     inner = [

@@ -21,6 +21,7 @@ from forebay.building.trial import sample_heads
 from forebay.cache.catalog import (
     check_layer_name,
     column_homes,
+    has_sha256,
     layers_of,
     newest_generation,
     read_cache_document,
@@ -63,7 +64,7 @@ from forebay.recipe import (
     same_document,
 )
 from forebay.source import Sample, Source
-from forebay.store.base import Buffer, Pieces, Store, holds, index_corrupt, key_refused
+from forebay.store.base import Buffer, Store, holds, index_corrupt, key_refused
 
 AnyR = TypeVar("AnyR", bound=AnyRecipe)
 _CANNOT_OPEN = (LibraryMissing, SourceInvalid)
@@ -124,14 +125,14 @@ def restore_constants(store: Store, recipe: AnyRecipe, stored: RecipeDocument) -
     """Create the constants of a layer; unlisted ones that its recipe did not make are replaced."""
     key = layout.constants(layout.document_folder(stored))
     constants = sealed_constants(recipe, stored.layer)
-    if not constants or store.create(key, constants):
+    sha256 = hashlib.sha256(b"".join(constants)).digest()
+    if not constants or store.create(key, constants) or has_sha256(store, key, sha256):
         return
     newest = newest_generation(store)
     is_listed = newest is not None and stored.layer in newest.constants
     if is_listed and newest is not None and newest.recipe(stored.layer).fingerprint == stored.fingerprint:
         return  # for `verify` and `repair`
-    if Pieces(store, key).sha256 != hashlib.sha256(b"".join(constants)).digest():
-        store.replace(key, constants)
+    store.replace(key, constants)
 
 
 def _inputs(store: Store, recipe: AnyRecipe, layer: str, layers: Sequence[str]) -> dict[str, str]:

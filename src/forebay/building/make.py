@@ -14,7 +14,7 @@ from forebay.building.chunk_maker import ChunkJob, MadeChunk
 from forebay.building.layers import released
 from forebay.building.queue import ChunkQueue
 from forebay.building.run import BuildRun
-from forebay.building.segments import all_failed, nothing_to_build
+from forebay.building.segments import nothing_to_build
 from forebay.building.task import BuildTask
 from forebay.building.writer import CacheWriter
 from forebay.cache.catalog import open_chunk
@@ -257,11 +257,15 @@ class Work:
             chunks = [chunk for chunk in lost if chunk in set(self.wanted)] or lost
             hint = f"run `forebay repair {store.address}`"
             raise build_failed(store.address, dict.fromkeys(chunks, "its file is gone"), hint=hint)
-        if self.job.source is not None:
-            is_whole = len(table) == int(self._state.planned.sum())
-            if is_whole or (self.run.records and not int(table.rows.sum())):
-                check_something_made(store, folder, table if is_whole else ChunkTable.of(self.run.records.values()))
+        if self.job.source is not None and newest is None and self.run.records:
+            raise nothing_to_build(store.address, self._without_rows())
         return report
+
+    def _without_rows(self) -> str:
+        """Why nothing is published, where no chunk has a row."""
+        samples = sum(record.samples for record in self.run.records.values())
+        failed = ", ".join(f"{count:,} x {reason}" for reason, count in self.run.reasons.most_common(3))
+        return f"the recipe made no row of {samples:,} sample(s)" + (f" (failed: {failed})" if failed else "")
 
     def _notes(self) -> Iterator[str]:
         if elsewhere := len(self.queue.elsewhere):
@@ -350,16 +354,3 @@ def too_many_failures(store: Store, folder: str, over: OverLimit, built: Mapping
         limit=over.limit,
         reasons=dict(over.reasons),
     )
-
-
-def check_something_made(store: Store, folder: str, table: ChunkTable) -> None:
-    """Raise if a base layer has no row."""
-    samples, failures = (int(table.numbers[name].sum()) for name in ("samples", "failures"))
-    if int(table.rows.sum()):
-        return
-    if not samples:
-        raise nothing_to_build(store.address, "the source has no samples")
-    if not failures:
-        raise nothing_to_build(store.address, f"the recipe made no row of {samples:,} sample(s)")
-    reasons = Reasons(one for record in table.records() for one in open_chunk(store, folder, record).failures())
-    raise all_failed(store.address, failures, *reasons.most_frequent(), hint=reasons.advice())

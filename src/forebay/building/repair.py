@@ -56,7 +56,7 @@ def repair(
         raise _without_advice(run, error) from error
     index = Index.take(run.store)
     for layer in sorted(index.layers, key=index.height):
-        _repair_layer(run, options, layer)
+        _repair_layer(run, options, Index.take(run.store, index), layer)
     newest, log = check_repaired(run), run.log
     return RepairReport(
         root=run.store.address,
@@ -76,9 +76,8 @@ def _without_advice(run: RepairRun, error: ForebayError) -> ForebayError:
     return type(error)(ADVICE.sub("", error.message), hint=hint or run.copy_hint, **error.facts)
 
 
-def _repair_layer(run: RepairRun, options: BuildOptions, layer: str) -> None:
+def _repair_layer(run: RepairRun, options: BuildOptions, index: Index, layer: str) -> None:
     """Put back the listed chunks of a layer that are damaged, and list or make again its unlisted files."""
-    index = Index.take(run.store)
     document, folder = index.recipe(layer), index.folder(layer)
     if document is None or folder is None:
         return
@@ -90,7 +89,7 @@ def _repair_layer(run: RepairRun, options: BuildOptions, layer: str) -> None:
     is_readable = hmac_key() is None and index.sound_plan is not None
     unlisted = numbers(index.state(layer).unlisted) if is_readable else []  # a killed repair or build left them
     if bad or unlisted:
-        _remake(run, options, document, bad, unlisted)
+        _remake(run, options, index, document, bad, unlisted)
 
 
 def _from_copy(run: RepairRun, folder: str, record: ChunkRecord) -> bool:
@@ -107,14 +106,15 @@ def _from_copy(run: RepairRun, folder: str, record: ChunkRecord) -> bool:
 def _remake(
     run: RepairRun,
     options: BuildOptions,
+    index: Index,
     document: RecipeDocument,
     bad: Mapping[int, ChunkRecord],
     unlisted: Sequence[int],
 ) -> None:
     """Make chunks as `build` does; a listed one that would have other content stays listed as it is."""
     folder, log = layout.document_folder(document), run.log
-    reasons = _make_chunks(run, options, document, bad, unlisted)
-    table = Index.take(run.store).table(document.layer)
+    reasons = _make_chunks(run, options, index, document, bad, unlisted)
+    table = Index.take(run.store, index).table(document.layer)
     for chunk, record in bad.items():
         key, at = record.key(folder), table.position(chunk)
         now = table.record(at) if at is not None else record
@@ -135,6 +135,7 @@ def _remake(
 def _make_chunks(
     run: RepairRun,
     options: BuildOptions,
+    index: Index,
     document: RecipeDocument,
     bad: Mapping[int, ChunkRecord],
     unlisted: Sequence[int],
@@ -143,7 +144,7 @@ def _make_chunks(
     chunks = [*bad, *unlisted]
     try:
         recipe = run.recipe_of(document)
-        with CacheWriter(run.store, options.suited_to(recipe), is_repair=True) as cache:
+        with CacheWriter(run.store, options.suited_to(recipe), is_repair=True, before=index) as cache:
             job = replace(cache.job(recipe, document.layer), repairs=dict(bad))
             if not document.reads:
                 job = _with_source(run, cache.index, job)

@@ -158,18 +158,14 @@ def nothing_to_build(root: str, problem: str) -> BuildFailed:
 
 def check_trial(store: Store, trial: Trial, weight: int) -> None:
     """Raise if every trial sample failed."""
-    if trial.all_failed and (trial.samples >= ENOUGH_SAMPLES or trial.weight >= weight):
-        reasons, hint = trial.reasons, f"{trial.reasons.advice()}, or pass --max-failures 100% to build anyway"
-        raise all_failed(store.address, len(reasons), *reasons.most_frequent(), hint=hint, what="trial samples")
-
-
-def all_failed(
-    root: str, failures: int, reason: str, count: int, example: str, *, hint: str, what: str = "samples"
-) -> TooManyFailures:
-    return TooManyFailures(
-        f"all {failures:,} {what} failed ({count:,} × {reason}, e.g. {example}); nothing was published at '{root}'",
-        hint=hint,
-        root=root,
+    if not trial.all_failed or (trial.samples < ENOUGH_SAMPLES and trial.weight < weight):
+        return
+    (reason, count, example), failures = trial.reasons.most_frequent(), len(trial.reasons)
+    raise TooManyFailures(
+        f"all {failures:,} trial samples failed ({count:,} × {reason}, e.g. {example}); nothing was published at "
+        f"'{store.address}'",
+        hint=f"{trial.reasons.advice()}, or pass --max-failures 100% to build anyway",
+        root=store.address,
         failures=failures,
         reason=reason,
         count=count,

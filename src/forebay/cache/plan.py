@@ -92,11 +92,6 @@ class Plan:
         """The first chunk of each segment; `segment_of` returns the last of several empty segments."""
         return np.array([segment.first_chunk for segment in self.segments], np.int64)
 
-    def segments_of(self, chunks: Array) -> Array:
-        """The segment number of each chunk."""
-        segments: Array = np.searchsorted(self._firsts, chunks, side="right") - 1
-        return segments
-
     def parts(self, chunk: int) -> list[Part]:
         segment = self.segment_of(chunk)
         return segment.parts(chunk - segment.first_chunk)

@@ -54,19 +54,25 @@ class SourceCheck:
     table: ChunkTable  # its listed chunks
     own_records: Mapping[int, ChunkRecord] = field(default_factory=dict)  # chunks that this build made, as if listed
 
-    def freshness(self, listed: Iterable[SourceFile] = ()) -> Freshness:
+    def freshness(self, listed: Iterable[SourceFile] = (), *, full: bool = False) -> Freshness:
         """Look at every planned file, and hash those that look different; a copied file has another ctime and inode.
 
-        `listed` are files as this verb saw them after planning: they are not looked at again.
+        `listed` are files as this verb saw them after planning: they are not looked at again. `full` hashes all files.
         """
-        return self.compared(differing_files(self.source, self.plan.files.table, listed))
+        is_same = (lambda *_: False) if full else SourceFile.same_identity
+        return self.compared(differing_files(self.source, self.plan.files.table, listed, is_same))
 
     def compared(self, differing: Iterable[tuple[SourceFile, SourceFile | Exception]]) -> Freshness:
         """The verdicts on planned files that look different."""
         verdicts: dict[str, tuple[Verdict, str]] = {}
         now: dict[str, SourceFile] = {}
         for known, current in differing:
-            verdicts[known.path] = self.verdict(known, current)
+            try:
+                verdicts[known.path] = self.verdict(known, current)
+            except (SourceNotFound, StoreUnavailable):
+                raise
+            except (OSError, SourceUnreadable) as error:
+                verdicts[known.path] = "changed", f"cannot be read: {message_of(error)}"
             if verdicts[known.path][0] in ("same", "grown") and not isinstance(current, Exception):
                 now[known.path] = current
         changed = {path: how for path, (verdict, how) in verdicts.items() if verdict == "changed"}
@@ -126,23 +132,6 @@ class SourceCheck:
     @cached_property
     def _ends(self) -> dict[str, int]:
         return self.plan.ends()
-
-    def content_problems(self) -> dict[str, str]:
-        """Hash the planned ranges of every file, however it looks; path -> how it differs."""
-        stale: dict[str, str] = {}
-        for known in self.plan.files.table:
-            path = known.path
-            try:
-                current = self.source.look(path)
-                if current.size < known.size or not self.has_planned_content(known, current):
-                    stale[path] = OTHER_CONTENT
-            except FileNotFoundError:
-                stale[path] = GONE
-            except (SourceNotFound, StoreUnavailable):
-                raise
-            except (OSError, SourceUnreadable) as error:
-                stale[path] = f"cannot be read: {message_of(error)}"
-        return stale
 
 
 def unread_note(plan: Plan) -> str:

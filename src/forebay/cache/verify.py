@@ -150,7 +150,7 @@ def stale_sources(index: Index, source: Source, full: bool) -> dict[str, str] | 
         plan = plan.first(len(index.published.plan))
     check = source_check(index, source, plan)
     try:
-        return check.content_problems() if full else check.freshness().stale
+        return check.freshness(full=full).stale
     except (StoreUnavailable, SourceNotFound):
         return None
 

@@ -6,7 +6,6 @@ unlisted file           ─▶ adopted or made again, as in `build`
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -19,13 +18,13 @@ from forebay.building.restore_documents import recipe_problem
 from forebay.building.restore_index import check_copy, restore_index
 from forebay.building.update import named_alike
 from forebay.building.writer import CacheWriter
-from forebay.cache.catalog import read_recipe_document
+from forebay.cache.catalog import readable_recipe
 from forebay.cache.copy import read_published
 from forebay.cache.reports import Problem, RepairReport
 from forebay.cache.soundness import check_generations
 from forebay.cache.state import Index, numbers
 from forebay.cache.verify import check_all, check_chunk, listed_problems, source_check, stale_sources
-from forebay.errors import BuildFailed, CacheNotFound, Damaged, ForebayError, FormatTooNew, IndexCorrupt
+from forebay.errors import BuildFailed, CacheNotFound, Damaged, ForebayError, FormatTooNew
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import Generation
@@ -184,10 +183,9 @@ def _bound_problems(index: Index) -> list[Problem]:
     """Recipe files that contradict themselves."""
     problems = []
     for layer in index.layers:
-        with suppress(IndexCorrupt, Damaged):
-            document = read_recipe_document(index.store, layer)
-            if document is not None and (problem := recipe_problem(document)):
-                problems.append(Problem(key=layout.recipe(layer), problem=problem, layer=layer))
+        document = readable_recipe(index.store, layer)
+        if document is not None and (problem := recipe_problem(document)):
+            problems.append(Problem(key=layout.recipe(layer), problem=problem, layer=layer))
     return problems
 
 

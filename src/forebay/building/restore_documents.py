@@ -9,17 +9,16 @@ from dataclasses import replace
 
 from forebay.building.layers import sealed_constants
 from forebay.building.repair_run import RepairRun
-from forebay.cache.catalog import has_sha256, layers_of, read_cache_document, read_recipe_document, sound_record
+from forebay.cache.catalog import has_sha256, layers_of, read_cache_document, readable_recipe
 from forebay.cache.publish import without_layers
-from forebay.cache.soundness import constants_problem, document_problems
-from forebay.cache.state import Index, chunk_numbers
+from forebay.cache.soundness import constants_problem, document_problems, sound_records
+from forebay.cache.state import Index
 from forebay.errors import CacheNotFound, Damaged, ForebayError, FormatTooNew
 from forebay.format import layout
 from forebay.format.generation import ChunkTable, Generation
-from forebay.format.layout import decode_recipe_document
 from forebay.kinds import recipe_class
 from forebay.recipe import RecipeDocument, document_fingerprint, hooks_of
-from forebay.store.base import Buffer, Missing, Pieces, Store, holds, load_index, read_document
+from forebay.store.base import Buffer, Pieces, Store, holds, load_index, read_document
 
 
 def restore_documents(run: RepairRun, united: Generation) -> None:
@@ -47,59 +46,40 @@ def readable_id(store: Store) -> str | None:
 def check_versions(store: Store) -> None:
     """Raise if a newer forebay wrote a document, before anything is written."""
     readable_id(store)
-    for layer in layers_of(store):
-        read_recipe_document(store, layer)
+    layers_of(store)
 
 
 def with_bound_layers(run: RepairRun, united: Generation) -> Generation:
     """Add layers that have a recipe and chunks here, and that only a lost generation listed with this recipe."""
     names = [layer for entry in run.store.entries(layout.RECIPES) if (layer := layout.parse_recipe(entry.key))]
     for layer in names:
-        bound, is_listed = _bound(run.store, layer), layer in united.recipes
-        if is_listed and (bound is None or bound[1].fingerprint == united.recipe(layer).fingerprint):
+        bound, is_listed = readable_recipe(run.store, layer), layer in united.recipes
+        if is_listed and (bound is None or bound.fingerprint == united.recipe(layer).fingerprint):
             continue
         problem = unlisted_problem(run, layer, united.recipes)
-        if bound is None or problem or (is_listed and not _has_sound_chunk(run.store, bound[1])):
+        if bound is None or problem or (is_listed and not any(sound_records(run.store, bound))):
             if not is_listed:
                 run.log.failed[layout.recipe(layer)] = problem
             continue
-        constants, others = _unlisted_constants(run, bound[1]), without_layers(united, {layer})
+        constants, others = _unlisted_constants(run, bound), without_layers(united, {layer})
         if constants is not None:
             united = replace(
                 others,
-                recipes={**others.recipes, layer: bound[0]},
+                recipes={**others.recipes, layer: read_document(run.store, layout.recipe(layer)).decode()},
                 layers={**others.layers, layer: ChunkTable.of([])},
                 constants={**others.constants, **constants},
             )
     return united
 
 
-def _bound(store: Store, layer: str) -> tuple[str, RecipeDocument] | None:
-    """The recipe file of a layer; None if it cannot be read."""
-    key = layout.recipe(layer)
-    try:
-        text = read_document(store, key).decode()
-        return text, decode_recipe_document(text, layer, store.address, key)
-    except FormatTooNew:
-        raise
-    except (Damaged, Missing, UnicodeDecodeError):
-        return None
-
-
-def _has_sound_chunk(store: Store, document: RecipeDocument) -> bool:
-    folder = layout.document_folder(document)
-    numbers = chunk_numbers((entry.key for entry in store.entries(folder)), folder).tolist()
-    return any(sound_record(store, document, number) is not None for number in numbers)
-
-
 def unlisted_problem(run: RepairRun, layer: str, recipes: Mapping[str, str]) -> str:
     """Why the recipe of a layer that no generation lists cannot be used; empty if it can."""
-    bound = _bound(run.store, layer)
+    bound = readable_recipe(run.store, layer)
     if bound is None:
         return "is gone" if not holds(run.store, layout.recipe(layer)) else "cannot be read"
-    if problem := recipe_problem(bound[1]):
+    if problem := recipe_problem(bound):
         return problem
-    own = layout.document_folder(bound[1])
+    own = layout.document_folder(bound)
     folders = {parsed[0] for entry in run.store.entries(layout.LAYERS) if (parsed := layout.parse_chunk(entry.key))}
     others = [folder for folder in folders if layout.layer_of(folder) == layer and folder != own]
     if own not in folders and others and layer not in recipes:

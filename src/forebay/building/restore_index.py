@@ -8,7 +8,7 @@ Nothing intact is deleted or overwritten, and no generation is published with fe
 generation is deleted after a newer one was created and two more reads failed.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -27,20 +27,18 @@ from forebay.cache.catalog import (
     generation_numbers,
     load_generation,
     read_cache_document,
-    sound_record,
     unpublished,
 )
 from forebay.cache.copy import is_within
 from forebay.cache.plan import Plan
-from forebay.cache.soundness import Generations, check_generations, sound_segment
-from forebay.cache.state import Index, chunk_numbers
+from forebay.cache.soundness import Generations, check_generations, sound_records, sound_segment
+from forebay.cache.state import Index, numbers
 from forebay.cache.verify import check_chunk
 from forebay.errors import CacheNotFound, Damaged, ForebayError, FormatTooNew, KeyRefused, message_of
 from forebay.format import layout
 from forebay.format.chunk import MADE_BY, ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
 from forebay.format.tensors import hmac_key
-from forebay.recipe import RecipeDocument
 from forebay.store.base import Store, holds, key_refused, read_document
 
 
@@ -233,27 +231,15 @@ def _with_sound_files(run: RepairRun, united: Generation, plan: Plan) -> Generat
     source = next(run.sources(source_descriptions(store, united) or [plan.source]), None)
     united = replace(united, plan=max(united.plan, plan.digests, key=len), source=plan.source)
     for layer in sorted(united.recipes, key=Index(store, united, plan).height):
-        document, base = united.recipe(layer), united.table(united.base)
-        records = []
-        for chunk, record in _sound_records(store, document, plan, united.table(layer)):
+        document, base, records = united.recipe(layer), united.table(united.base), list[ChunkRecord]()
+        unlisted = set(numbers(plan.planned)).difference(united.table(layer).chunks.tolist())
+        for record in sound_records(store, document, unlisted):
             if layer == united.base and source_sums_differ(store, document, record, plan, source):
-                run.log.failed[layout.chunk(layout.document_folder(document), chunk)] = (
-                    "it was made from another source"
-                )
+                run.log.failed[record.key(layout.document_folder(document))] = "it was made from another source"
             elif layer == united.base or base.has_base_of(record):
                 records.append(record)
         united = replace(united, layers={**united.layers, layer: united.table(layer).with_records(records)})
     return united
-
-
-def _sound_records(
-    store: Store, document: RecipeDocument, plan: Plan, listed: ChunkTable
-) -> Iterator[tuple[int, ChunkRecord]]:
-    folder = layout.document_folder(document)
-    for chunk in chunk_numbers((entry.key for entry in store.entries(folder)), folder).tolist():
-        is_planned = chunk < len(plan) and plan.planned[chunk]
-        if is_planned and listed.position(chunk) is None and (record := sound_record(store, document, chunk)):
-            yield chunk, record
 
 
 def _published(run: RepairRun, here: Generations, united: Generation) -> int | None:

@@ -5,7 +5,6 @@ files fit it.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
@@ -13,10 +12,16 @@ from typing import cast
 from forebay.building.listing import SourceListing
 from forebay.building.repair_run import RepairRun
 from forebay.building.segments import Draft, Planner
-from forebay.cache.catalog import generation_numbers, load_generation, sound_record
 from forebay.cache.plan import Plan
-from forebay.cache.soundness import identities_problem, misfit, plan_problems, segment_numbers, sound_segment
-from forebay.cache.state import Index, chunk_numbers
+from forebay.cache.soundness import (
+    identities_problem,
+    misfit,
+    plan_problems,
+    segment_numbers,
+    sound_records,
+    sound_segment,
+)
+from forebay.cache.state import Index
 from forebay.errors import Damaged, ForebayError, SourceUnreadable, message_of
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
@@ -71,10 +76,8 @@ class PlanRepair:
         """
         if self.united.base not in self.united.recipes or hmac_key() is not None:
             return False
-        store, document = self.run.store, self.united.recipe(self.united.base)
-        folder = layout.document_folder(document)
-        numbers = chunk_numbers((entry.key for entry in store.entries(folder)), folder).tolist()
-        return any(number >= len(plan) and sound_record(store, document, number) is not None for number in numbers)
+        document = self.united.recipe(self.united.base)
+        return any(sound_records(self.run.store, document, range(len(plan), layout.MAX_NUMBER)))
 
     def _segment(self, number: int) -> Sequence[Buffer]:
         """A segment from the copy or planned again; the published digest or the next segment must fit it."""
@@ -136,8 +139,7 @@ class PlanRepair:
         if digest:
             return draft.segment.digest == digest
         store, document = self.run.store, self.united.recipe(self.united.base)
-        records = [sound_record(store, document, chunk) for chunk in draft.segment.chunk_numbers]
-        sound, plan = [record for record in records if record is not None], before.appended(draft.segment)
+        plan, sound = before.appended(draft.segment), list(sound_records(store, document, draft.segment.chunk_numbers))
         return bool(sound) and not any(source_sums_differ(store, document, one, plan, source) for one in sound)
 
 
@@ -154,13 +156,9 @@ class _EarlierFiles(SourceListing):
 
 
 def source_descriptions(store: Store, united: Generation) -> list[Mapping[str, object]]:
-    """Descriptions of the source in all readable generations, the newest first, then in segments."""
-    described = [united.source]
-    for number in reversed(generation_numbers(store)):
-        with suppress(ForebayError):
-            described.append(load_generation(store, number).source)
+    """Descriptions of the source in the generation, then in segments, the newest first."""
     segments = [sound_segment(store, number) for number in reversed(segment_numbers(store))]
-    described += [segment.source for segment in segments if segment is not None]
+    described = [united.source, *(segment.source for segment in segments if segment is not None)]
     return [one for at, one in enumerate(described) if one and one not in described[:at]]
 
 

@@ -141,19 +141,20 @@ def read_recipe_document(store: Store, layer: str) -> RecipeDocument | None:
     return decode_recipe_document(text, layer, store.address, key)
 
 
+def readable_recipe(store: Store, layer: str) -> RecipeDocument | None:
+    """The recipe of a layer, None if there is none that can be read; one of a newer forebay is an error."""
+    try:
+        return read_recipe_document(store, layer)
+    except FormatTooNew:
+        raise
+    except Damaged:
+        return None
+
+
 def layers_of(store: Store) -> list[str]:
     """Every layer that has a recipe which can be read; other files in `recipes/` are ignored."""
     names = (layout.parse_recipe(entry.key) for entry in store.entries(layout.RECIPES))
-    return [name for name in names if name is not None and _has_recipe(store, name)]
-
-
-def _has_recipe(store: Store, layer: str) -> bool:
-    try:
-        return read_recipe_document(store, layer) is not None
-    except FormatTooNew:
-        return True  # the verb that reads it raises
-    except Damaged:
-        return False
+    return [name for name in names if name is not None and readable_recipe(store, name) is not None]
 
 
 def generation_numbers(store: Store) -> list[int]:

@@ -1,6 +1,6 @@
 """Which generations, documents and segments of a cache are sound, whatever is wrong with the others."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -9,17 +9,20 @@ from forebay.cache.catalog import (
     load_generation,
     problem_of,
     read_cache_document,
+    sound_record,
     text_problem,
     unpublished,
 )
 from forebay.cache.identities import load_identities
 from forebay.cache.reports import Problem
 from forebay.cache.segment import Segment, decode_segment
-from forebay.cache.state import Index
+from forebay.cache.state import Index, chunk_numbers
 from forebay.errors import Damaged, ForebayError, FormatTooNew, KeyRefused
 from forebay.format import layout
+from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import Generation
 from forebay.format.tensors import VARIABLE, is_whole, unseal
+from forebay.recipe import RecipeDocument
 from forebay.store.base import Missing, Pieces, Store, index_corrupt, key_refused, load_index, sha256_of
 
 STRAY_GAP = 8  # segments that may be lost before one that exists
@@ -221,3 +224,13 @@ def segment_numbers(store: Store) -> list[int]:
     parsed = (layout.parse_segment(entry.key) for entry in store.entries(layout.PLAN))
     numbers = sorted(number for number in parsed if number is not None)
     return [number for number in numbers if number < 2 * len(numbers) + STRAY_GAP]
+
+
+def sound_records(
+    store: Store, recipe: RecipeDocument, wanted: Container[int] = range(layout.MAX_NUMBER)
+) -> Iterator[ChunkRecord]:
+    """The records of the chunk files of a layer that are sound, listed or not; each file is read whole."""
+    folder = layout.document_folder(recipe)
+    for chunk in chunk_numbers((entry.key for entry in store.entries(folder)), folder).tolist():
+        if chunk in wanted and (record := sound_record(store, recipe, chunk)) is not None:
+            yield record

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from forebay.cache.catalog import load_generation, newest_generation, read_cache_document, read_recipe_document
+from forebay.cache.catalog import load_generation, newest_generation, read_cache_document, readable_recipe
 from forebay.cache.plan import Plan, load_plan
 from forebay.columns import Array
 from forebay.errors import Damaged, FormatTooNew
@@ -121,7 +121,7 @@ class Index:
         """
         if layer not in self._recipes:
             published = self.newest.recipe(layer) if self.newest is not None and layer in self.newest.recipes else None
-            bound = _readable_recipe(self.store, layer)
+            bound = readable_recipe(self.store, layer)
             is_same = bound is None or (published is not None and bound.fingerprint == published.fingerprint)
             self._recipes[layer] = published if is_same else bound
         return self._recipes[layer]
@@ -166,15 +166,6 @@ class Index:
         if layer == self.base or recipe is None:
             return 0
         return 1 + max((self.height(name) for name in input_layers(recipe) if name != layer), default=0)
-
-
-def _readable_recipe(store: Store, layer: str) -> RecipeDocument | None:
-    try:
-        return read_recipe_document(store, layer)
-    except FormatTooNew:
-        raise
-    except Damaged:
-        return None
 
 
 def check_listed_plan(store: Store, plan: Plan, newest: Generation | None) -> None:

@@ -34,6 +34,7 @@ from forebay.cache.catalog import (
     read_recipe_document,
 )
 from forebay.cache.plan import Plan, load_plan
+from forebay.cache.state import Index
 from forebay.columns import Array, Columns, Ragged
 from forebay.errors import (
     Damaged,
@@ -87,7 +88,9 @@ class ChunkJob:
     now: Mapping[str, SourceFile] = field(default_factory=dict)  # files that look different and have the same content
     existing: frozenset[int] = frozenset()  # unlisted chunks that have a file
     repairs: Mapping[int, ChunkRecord] = field(default_factory=dict)  # listed chunks whose files are replaced
-    known: Plan | None = field(default=None, repr=False, compare=False)  # in this process, which need not read it again
+    known: Index | None = field(
+        default=None, repr=False, compare=False
+    )  # in this process, which need not read it again
 
     @property
     def folder(self) -> str:
@@ -115,7 +118,7 @@ class ChunkJob:
 
     @cached_property
     def plan(self) -> Plan:
-        plan = load_plan(self.store) if self.known is None else self.known
+        plan = load_plan(self.store) if self.known is None else self.known.plan
         if plan.digests[: len(self.planned)] != self.planned:
             raise index_corrupt(self.store.address, layout.PLAN, "it was exchanged for another plan during the build")
         return plan.first(len(self.planned))
@@ -369,7 +372,8 @@ class LayerSlice:
 
     @cached_property
     def _pinned(self) -> Generation:
-        return load_generation(self._job.store, self._job.generation)
+        job = self._job
+        return load_generation(job.store, job.generation) if job.known is None else job.known.published
 
 
 def _with_presence(rows: Rows, read: Columns, count: int, layer: str) -> Columns:

@@ -56,14 +56,16 @@ def restore_index(run: RepairRun) -> None:
 def _restored(run: RepairRun, here: Generations) -> Generation:
     """The generation to publish, once documents and plan are back."""
     there = _copied(run, here)
+    if there is not None:
+        _check_plans(run, here.newest, there)
     united = _united(run, here.newest, there) or _from_nothing(run, here)
-    _check_plans(run, united, there)
     trusts_files = here.is_lost and hmac_key() is None
     if trusts_files:
         united = with_bound_layers(run, united)
     restore_documents(run, united)
-    plan = PlanRepair(run, united).restore(here.is_lost)
-    if trusts_files and plan.segments:
+    plan_repair = PlanRepair(run, united)
+    plan_repair.restore()
+    if trusts_files and (plan := plan_repair.with_lost_segments()).segments:
         united = _with_sound_files(run, united, plan)
     if not united.table(united.base).chunks.size:
         raise _nothing_left(run, here)
@@ -120,9 +122,6 @@ def _united(run: RepairRun, here: Generation | None, there: Generation | None) -
     """One generation with the records of both; None if there is neither."""
     if here is None or there is None or run.copy is None:
         return here or there
-    for number, (own, copied) in enumerate(zip(here.plan, there.plan, strict=False)):
-        if own != copied:
-            raise _diverged(run, number)
     versions = (*here.versions, *(one for one in there.versions if dict(one) not in [dict(v) for v in here.versions]))
     layers, recipes, constants = dict(here.layers), dict(here.recipes), dict(here.constants)
     for layer, table in there.layers.items():
@@ -161,22 +160,21 @@ def _renumbered(record: ChunkRecord, there: Generation, versions: Sequence[Mappi
     return msgspec.structs.replace(record, statistics=statistics | ({MADE_BY: now} if now else {}))
 
 
-def _diverged(run: RepairRun, number: int) -> ForebayError:
-    where = run.copy.address if run.copy is not None else ""
-    return ForebayError(
-        f"the cache at '{run.store.address}' and the copy at '{where}' diverged at segment {number}: each was "
-        f"updated with other files",
-        hint="pass a copy that was made after the last `update`",
-    )
-
-
-def _check_plans(run: RepairRun, united: Generation, there: Generation | None) -> None:
-    """Raise if a sound, unlisted segment here contradicts the plan of the copy."""
-    for number in range(len(there.plan) if there is not None else 0):
-        segment = sound_segment(run.store, number)
-        is_next = segment is not None and number and segment.previous == united.plan[number - 1]
-        if segment is not None and is_next and segment.digest != united.plan[number]:
-            raise _diverged(run, number)
+def _check_plans(run: RepairRun, here: Generation | None, there: Generation) -> None:
+    """Raise if the listed segments here, or a sound one that continues them, contradict the plan of the copy."""
+    own = list(here.plan) if here is not None else []
+    for number, copied in enumerate(there.plan):
+        if number >= len(own):
+            segment = sound_segment(run.store, number)
+            follows = segment is not None and number and segment.previous == own[number - 1]
+            own.append(segment.digest if segment is not None and follows else copied)
+        if own[number] != copied:
+            where = run.copy.address if run.copy is not None else ""
+            raise ForebayError(
+                f"the cache at '{run.store.address}' and the copy at '{where}' diverged at segment {number}: each was "
+                f"updated with other files",
+                hint="pass a copy that was made after the last `update`",
+            )
 
 
 def _from_nothing(run: RepairRun, here: Generations) -> Generation:

@@ -27,7 +27,6 @@ from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.chunk_file import ChunkFile
 from forebay.format.generation import Generation
-from forebay.format.tensors import hmac_key
 from forebay.recipe import Recipe, RecipeDocument
 from forebay.source import Part, Source, SourceFile
 from forebay.store.base import Buffer, Store, load_index
@@ -40,14 +39,20 @@ class PlanRepair:
     run: RepairRun
     united: Generation
 
-    def restore(self, is_lost: bool) -> Plan:
-        """Put back segments and identities; returns the plan as far as it can be read."""
-        for part in (layout.parse_segment, layout.parse_identities):  # identities are checked by their segment
-            for key in plan_problems(Index(self.run.store, self.united)):
-                if (number := part(key)) is not None:
-                    self.run.write(key, self._segment if part is layout.parse_segment else self._identities, number)
+    def restore(self) -> None:
+        """Put back segments, then identities, which are checked by their segment."""
+        problems = plan_problems(Index(self.run.store, self.united))
+        damaged = [key for key in problems if layout.parse_segment(key) is not None]
+        for key in damaged:
+            self.run.write(key, self._segment, layout.parse_segment(key))
+        for key in plan_problems(Index(self.run.store, self.united)) if damaged else problems:
+            if (number := layout.parse_identities(key)) is not None:
+                self.run.write(key, self._identities, number)
+
+    def with_lost_segments(self) -> Plan:
+        """The plan as far as it can be read, once segments are back that only chunk files tell of."""
         plan, failed = self._readable(), self.run.log.failed
-        while is_lost and self._has_chunks_beyond(plan):
+        while self._has_chunks_beyond(plan):
             key = layout.plan_segment(len(plan.segments))
             if key in failed or not self.run.write(key, self._segment, len(plan.segments)):
                 failed[key] = f"it is gone, and chunk files were made by it: {failed[key]}"
@@ -70,11 +75,8 @@ class PlanRepair:
         return self.united.plan[number] if number < len(self.united.plan) else ""
 
     def _has_chunks_beyond(self, plan: Plan) -> bool:
-        """True if the base has sound chunk files that no segment plans: a segment is lost.
-
-        With a key, unlisted files are not trusted.
-        """
-        if self.united.base not in self.united.recipes or hmac_key() is not None:
+        """True if the base has sound chunk files that no segment plans: a segment is lost."""
+        if self.united.base not in self.united.recipes:
             return False
         document = self.united.recipe(self.united.base)
         return any(sound_records(self.run.store, document, range(len(plan), layout.MAX_NUMBER)))

@@ -178,7 +178,7 @@ class CacheWriter:
             planned=self.index.plan.digests,
             generation=newest.number if newest is not None else None,
             existing=frozenset(numbers(self.index.state(layer).unlisted)),
-            known=self.index.plan,
+            known=self.index,
         )
 
     def recheck(self, job: ChunkJob, files: Sequence[str], records: Mapping[int, ChunkRecord]) -> ChunkJob:

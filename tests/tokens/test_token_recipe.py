@@ -348,8 +348,6 @@ def test_a_report_speaks_of_the_data(tmp_path):
     assert report.figures["characters_per_token"] == len("one two three") / 4
     assert report.tokens_per_second == 4 / report.seconds
     assert msgspec.to_builtins(report)["tokens_per_second"] == report.tokens_per_second, "JSON has it"
-    assert list(report.phases) == ["listing", "planning", "making", "writing", "publishing"]
-    assert sum(report.phases[phase] for phase in ("making", "publishing")) <= report.seconds
     assert (moments[-1].tokens, moments[-1].utilization) == (4, 4 / 16)
     again = fb.build(tmp_path / "cache", source, recipe, **options)
     assert (again.statistics, again.built_statistics, again.tokens_per_second) == (report.statistics, {}, None)

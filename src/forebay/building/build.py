@@ -75,10 +75,7 @@ def _planner(cache: CacheWriter, source: Source, recipe: Recipe, layer: str, is_
     if cache.index.newest is None:
         cache.check_destination()
         dependencies_of(recipe)  # a missing tokenizer is an error before another builder's plan is waited for
-    listing = SourceListing(source, cache.store)
-    with cache.clock.during("listing"):
-        _ = listing.files
-    return cache.planner(listing, recipe, layer, is_part)
+    return cache.planner(SourceListing(source, cache.store), recipe, layer, is_part)
 
 
 def _plan(

@@ -44,7 +44,7 @@ def make(cache: CacheWriter, job: ChunkJob, wanted: Sequence[int]) -> BuildRepor
     work = Work(cache, job, wanted)
     with naming_full_disk(cache.store, work.needed_bytes), released(job.recipe) as notes:
         try:
-            with work.publisher, cache.clock.during("making"):
+            with work.publisher:
                 if not work.queue.is_empty:
                     with work.running():
                         while not work.queue.is_empty:
@@ -164,7 +164,6 @@ class Work:
             raise build_failed(self.cache.store.address, self.queue.failed)
 
     def _take_made(self, event: Done) -> None:
-        self.cache.clock.add("writing", event.writing_seconds)
         chunk = msgspec.convert(event.record, MadeChunk)
         self.queue.done(event.chunk)
         self.run.add(chunk.record, chunk.adopted)
@@ -276,7 +275,6 @@ class Work:
     def _report(self, table: ChunkTable) -> BuildReport:
         run, queue, recipe, totals = self.run, self.queue, self.job.recipe, table.summary()
         seconds, newest = time.monotonic() - run.started, self.publisher.newest
-        self.cache.clock.add("publishing", self.publisher.seconds)
         counts = {"chunks": totals.chunks, "rows": totals.rows, "bytes": totals.size}
         return BuildReport(
             root=self.cache.store.address,
@@ -299,7 +297,6 @@ class Work:
             reasons=dict(run.reasons.most_common()),
             built_rows=run.rows,
             built_failures=run.failures,
-            phases=dict(self.cache.clock.seconds),
             adopted=len(run.adopted),
             built_elsewhere=queue.listed_elsewhere + len(queue.elsewhere),
             layer_reasons=dict(totals.reasons),

@@ -1,9 +1,7 @@
-"""The state of a running build: counts, phases, notices, memory; and its final report."""
+"""The state of a running build: counts, notices, progress."""
 
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,27 +11,7 @@ from forebay.engine.base import Engine
 from forebay.format.chunk import FAILED, ChunkRecord, is_counted_by_recipe
 from forebay.recipe import AnyRecipe, fields_of, hooks_of
 
-PHASES = ("listing", "planning", "making", "writing", "publishing")  # in the order of reports
 STALL_SECONDS = 5.0  # without a worker that could begin a chunk, until a notice
-
-
-class PhaseClock:
-    """How long each phase of a build took."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def during(self, phase: str) -> Iterator[None]:
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self.add(phase, time.monotonic() - started)
-
-    def add(self, phase: str, seconds: float) -> None:
-        known = {**self.seconds, phase: self.seconds.get(phase, 0.0) + seconds}
-        self.seconds = {name: known[name] for name in PHASES if name in known}
 
 
 @dataclass(slots=True)

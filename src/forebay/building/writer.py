@@ -10,7 +10,6 @@ from forebay.building.chunk_maker import ChunkJob
 from forebay.building.layers import bind_layer, resolve_recipe
 from forebay.building.listing import SourceListing
 from forebay.building.options import BuildOptions
-from forebay.building.run import PhaseClock
 from forebay.building.segments import Draft, Planner, check_kind, check_signed, is_unsigned
 from forebay.cache.catalog import begin_cache, check_base_documents, read_cache_document
 from forebay.cache.claims import Claims
@@ -41,7 +40,6 @@ class CacheWriter:
         self.store: Store = RetryingStore(store)
         self.is_repair = is_repair  # which may find damaged documents
         self.options = options
-        self.clock = PhaseClock()
         self.notes: list[str] = list(short_key_note(hmac_key()))
         self.claims = Claims(self.store, options.lease_seconds)
         self.heartbeat = Heartbeat(self.store, options.lease_seconds)
@@ -95,7 +93,7 @@ class CacheWriter:
             return self.store.head(following) is not None
 
         wait_seconds = FOREVER if hmac_key() is None else 0.0
-        with self.clock.during("planning"), self.claims.holding(layout.PLAN_CLAIM, wait_seconds, is_planned):
+        with self.claims.holding(layout.PLAN_CLAIM, wait_seconds, is_planned):
             yield self.refresh()
 
     def planner(self, listing: SourceListing, recipe: Recipe, layer: str, is_part: bool = False) -> Planner:
@@ -154,8 +152,7 @@ class CacheWriter:
         check_kind(self.store, source, plan)
         job = replace(self.job(planner.recipe, layer), source=source)
         check = SourceCheck(self.store, source, plan, job.folder, table)
-        with self.clock.during("listing"):
-            fresh = check.freshness(listed=listing.walked if self.knows_walk else ())
+        fresh = check.freshness(listed=listing.walked if self.knows_walk else ())
         if fresh.changed:
             raise source_changed(self.store.address, plan, reported(source, plan, fresh.changed))
         if not is_update:

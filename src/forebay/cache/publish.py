@@ -95,7 +95,6 @@ class Publisher:
         self.newest = newest
         self.over_limit: tuple[OverLimit, ...] = ()
         self.withdrawn: set[int] = set()  # chunks that were made of a segment that was withdrawn meanwhile
-        self.seconds = 0.0  # spent publishing
         self._records: dict[int, ChunkRecord] = {}  # not listed yet
         self._waiting: dict[int, ChunkRecord] = {}  # of source files that looked different; see `confirm`
         self._listed = 0  # by this publisher
@@ -154,12 +153,10 @@ class Publisher:
         return self._publish(WAIT_SECONDS)
 
     def _publish(self, wait_seconds: float) -> Generation | None:
-        started = time.monotonic()
         with self._claims.holding(layout.PUBLISH_CLAIM, wait_seconds):
             self.newest = create_next(self._store, lambda: newest_generation(self._store, self.newest), self._draft)
         self._take_listed()
         self._last = time.monotonic()
-        self.seconds += self._last - started
         return self.newest
 
     def _draft(self, newest: Generation | None) -> Generation | None:

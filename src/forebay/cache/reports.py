@@ -44,7 +44,7 @@ class BuildReport(Record, frozen=True, kw_only=True):
     """The result of a build."""
 
     only_in_table = (
-        *("samples", "built_statistics", "statistics", "figures", "built_rows", "built_failures", "phases"),
+        *("samples", "built_statistics", "statistics", "figures", "built_rows", "built_failures"),
         *("built_elsewhere", "layer_reasons", "tokens_per_second"),
     )
 
@@ -68,9 +68,6 @@ class BuildReport(Record, frozen=True, kw_only=True):
     reasons: dict[str, int] = {}  # why samples failed, in the chunks that this build made
     built_rows: int = 0  # in the chunks that this build made; `rows`, `samples` and `failures` are of the whole layer
     built_failures: int = 0
-    # Seconds of listing, planning, making and publishing, and of writing: summed over the workers, which write a chunk
-    # while they make the next.
-    phases: dict[str, float] = {}
     adopted: int = 0  # of `present`: files that an interrupted build left, checked and listed
     built_elsewhere: int = 0  # of `present`: listed or held by other builders, meanwhile
     layer_reasons: dict[str, int] = {}  # why samples failed, in all chunks of the layer

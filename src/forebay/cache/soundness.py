@@ -59,7 +59,7 @@ class Generations:
 
 
 def check_generations(store: Store, *, past_refused: bool = False) -> Generations:
-    """Every generation of a cache, judged from the newest down.
+    """Every generation of a cache, checked from the newest down.
 
     One that the key refuses is an error if it is the newest: its content is unknown, and no older one may stand in for
     it, except in `repair`. Below one that the key accepts it is just bad.

@@ -89,9 +89,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
     chunk: int
     record: Any
-    seconds: float
     peak_bytes: int
-    writing_seconds: float = 0.0  # of `seconds`
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -169,18 +167,13 @@ def attempt_chunk(maker: ChunkMaker, chunk: int) -> Event:
 
 def attempt_beginning(maker: ChunkMaker, chunk: int) -> Finish:
     """Compute a chunk and return the callable that writes it and returns the event."""
-    started = time.monotonic()
     finish = _attempted(chunk, lambda: maker.begin(chunk))
-    return (lambda: finish) if isinstance(finish, Failed) else partial(_finished, chunk, finish, started)
+    return (lambda: finish) if isinstance(finish, Failed) else partial(_finished, chunk, finish)
 
 
-def _finished(chunk: int, finish: Callable[[], Any], started: float) -> Event:
-    begun = time.monotonic()
+def _finished(chunk: int, finish: Callable[[], Any]) -> Event:
     record = _attempted(chunk, lambda: msgspec.to_builtins(finish(), builtin_types=(bytes,)))
-    if isinstance(record, Failed):
-        return record
-    ended = time.monotonic()
-    return Done(chunk, record, ended - started, peak_bytes(), ended - begun)
+    return record if isinstance(record, Failed) else Done(chunk, record, peak_bytes())
 
 
 def _attempted(chunk: int, act: Callable[[], T]) -> T | Failed:

@@ -40,9 +40,10 @@ def estimate_build(
     budget = max(1, min(_most_sampled(source, recipe), int(whole * SAMPLED_SHARE)))
     trial = try_recipe(source, files, recipe, budget)
     total = whole if missing is None else missing.weight
-    shares = total / chunk_weight(recipe.chunk_target(), trial, source.unit) if missing is None else len(missing.chunks)
-    chunks = max(1, ceil(shares)) if missing is None else len(missing.chunks)
-    workers = min(workers, max(1, chunks))  # a chunk is made by one
+    planned = max(1, ceil(total / chunk_weight(recipe.chunk_target(), trial, source.unit)))
+    chunks = planned if missing is None else len(missing.chunks)
+    workers = min(workers, max(1, chunks))
+    busiest = ceil(chunks / workers) / max(1, chunks)  # the share of one worker: a chunk is made by one
     shown = (*notes, *_notes(recipe, trial), *listing.notes)
     scaled, free = _scaled(trial, total, chunks), store.free_bytes() if store else None
     return Estimate(
@@ -50,7 +51,7 @@ def estimate_build(
         source_weight=total,
         unit=source.unit,
         chunks=chunks,
-        seconds=listing.seconds + trial.scaled(trial.seconds, total) * _share_of_one(shares, workers),
+        seconds=listing.seconds + trial.scaled(trial.seconds, total) * busiest,
         workers=workers,
         free_bytes=free,
         fits=free is None or scaled["stored_bytes"] <= free,
@@ -77,17 +78,6 @@ def _scaled(trial: Trial, total: int, chunks: int) -> dict[str, Any]:
         "failure_example": example,
         "all_failed": trial.all_failed,
     }
-
-
-def _share_of_one(chunks: float, workers: int) -> float:
-    """The share of the work that the busiest worker has: a chunk is made by one.
-
-    >>> _share_of_one(4, workers=2), _share_of_one(3, workers=2), _share_of_one(2.5, workers=2), _share_of_one(0.5, 2)
-    (0.5, 0.6666666666666666, 0.6, 1.0)
-    """
-    whole = int(chunks)
-    rounds = whole // workers + (1 if whole % workers else chunks - whole)
-    return rounds / chunks if chunks else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,6 @@ from forebay.store.base import Missing, Store
 from forebay.store.retrying import RetryingStore
 
 ADVICE = re.compile(r"; run `forebay (?:verify`, then `forebay )?repair[^`]*`")
-COMMAND = re.compile(r"(?:, then )?run `forebay repair[^`]*`(?: on the cache)?")
 
 
 def repair(
@@ -71,8 +70,8 @@ def _without_advice(run: RepairRun, error: ForebayError) -> ForebayError:
     """The error without a hint that suggests the running command."""
     if isinstance(error, FormatTooNew):
         return error
-    hint = COMMAND.sub(lambda advice: "" if advice[0].startswith(",") else run.copy_hint, error.hint)
-    return type(error)(ADVICE.sub("", error.message), hint=hint or run.copy_hint, **error.facts)
+    hint = error.hint if error.hint and "forebay repair" not in error.hint else run.copy_hint
+    return type(error)(ADVICE.sub("", error.message), hint=hint, **error.facts)
 
 
 def _repair_layer(run: RepairRun, options: BuildOptions, index: Index, layer: str) -> None:

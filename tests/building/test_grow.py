@@ -126,6 +126,7 @@ def test_a_file_whose_last_line_was_unfinished_has_changed(tmp_path: Path, suffi
     ):
         grown(root, path)
     assert tree(root) == before
+    assert fb.verify(root, full=True).stale == fb.verify(root).stale
 
 
 def test_another_folder_can_be_added_and_its_names_are_relative_to_the_first(tmp_path: Path) -> None:

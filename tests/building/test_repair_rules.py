@@ -167,6 +167,20 @@ def test_repair_and_verify_report_an_unlisted_segment_that_does_not_continue_the
     damage.assert_whole()
 
 
+def test_verify_and_repair_report_a_lost_segment_before_one_that_no_generation_lists(tmp_path: Path) -> None:
+    number_cache(tmp_path)
+    root, files = tmp_path / "cache", CacheFiles(tmp_path / "cache")
+    for name, first in (("c", 50), ("d", 60)):
+        write_lines(tmp_path / f"raw/{name}.txt", first, 10)
+        grow(root, tmp_path / "raw")
+    for generation in files.generations[1:]:
+        generation.unlink()
+    files.segments[1].unlink()
+    assert [problem.key for problem in fb.verify(root).bad] == ["plan/000001.safetensors"]
+    assert fb.repair(root, recipe=LineRecipe(), workers=0).failed == {}
+    assert fb.verify(root).sound
+
+
 def wrong_fingerprint(path: Path) -> None:
     """Another first digit of the fingerprint in a recipe."""
     document = json.loads(path.read_bytes())

@@ -20,10 +20,10 @@ import forebay as fb
 from forebay.cache.plan import load_plan
 from forebay.cache.state import Index
 from forebay.cache.verify import source_check
-from forebay.errors import SourceChanged
+from forebay.errors import SourceChanged, SourceUnreadable
 from forebay.format import layout
 from forebay.recipe import Rows
-from forebay.source import Listing, Sample, samples_of
+from forebay.source import Listing, Sample, SourceFile, samples_of
 from forebay.sources import parquet_sources
 from forebay.sources.jsonl import LineSource
 from forebay.store.base import Buffer
@@ -326,6 +326,22 @@ def test_a_smaller_file_is_changed_and_a_larger_one_grew_if_what_was_planned_hol
     assert found.grown == ("b.txt",)
     flip(tmp_path / "raw/b.txt", 3, 1)
     assert fresh(root, tmp_path / "raw").changed.keys() == {"a.txt", "b.txt"}
+
+
+class UnreadableLines(LineSource):
+    """Lines on a disk with a bad sector."""
+
+    def digest(self, file: SourceFile, start: int, stop: int) -> int:
+        raise SourceUnreadable(f"'{file.path}' has a bad sector")
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_file_that_cannot_be_read_is_reported_and_ends_no_verify(tmp_path: Path, full: bool) -> None:
+    root = number_cache(tmp_path)
+    touch(tmp_path / "raw/a.txt")
+    source = fb.sources.lines(tmp_path / "raw")
+    unreadable = UnreadableLines(source.root, source.patterns)
+    assert fb.verify(root, source=unreadable, full=full).stale["a.txt"] == "cannot be read: 'a.txt' has a bad sector"
 
 
 @pytest.mark.parametrize("full", [False, True])

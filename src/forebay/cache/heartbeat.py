@@ -33,7 +33,7 @@ MOST_BUILDERS = 10_000  # that are read: an untrusted folder may have any number
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 _Measure = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 _Name = Annotated[str, msgspec.Meta(max_length=300)]
-_OF_PROGRESS = (*("phase", "unit", "done", "total", "rows", "read_bytes", "total_bytes", "written_bytes", "seconds"),)
+_OF_PROGRESS = ("phase", "done", "total", "rows", "written_bytes", "seconds")
 _UNREADABLE = (Missing, msgspec.MsgspecError, ForebayError, OSError, ValueError, RecursionError)
 
 
@@ -45,7 +45,6 @@ class BuilderBeat(msgspec.Struct, frozen=True, kw_only=True):
     pid: _Count
     layer: _Name = ""
     phase: _Name = "building"
-    unit: _Name = "chunks"
     workers: _Count = 0  # this and the next two: in use at the last beat
     cpu_percent: _Measure = 0.0
     memory_bytes: _Count = 0
@@ -53,8 +52,6 @@ class BuilderBeat(msgspec.Struct, frozen=True, kw_only=True):
     total: _Count = 0
     built: _Count = 0  # chunks, by this builder, in `seconds`
     rows: _Count = 0
-    read_bytes: _Count = 0
-    total_bytes: _Count = 0
     written_bytes: _Count = 0
     seconds: _Measure = 0.0
 

@@ -52,7 +52,7 @@ def cache_status(
         generation=newest.number if newest is not None else None,
         complete=bool(layers) and bool(plan.segments) and all(_is_complete(layer) for layer in layers),
         layers=layers,
-        claims=tuple(_claim_status(key, claim) for key, claim in claims.items() if layout.parse_claim(key)),
+        claims=tuple(_claim_status(*of, claim) for key, claim in claims.items() if (of := layout.parse_claim(key))),
         builders=builder_statuses(beats, {layer.layer: len(layer.missing) for layer in layers}, is_dead),
         failed_samples=failed,
         failed_samples_left_out=sum(layer.failures for layer in layers) - len(failed),
@@ -171,11 +171,10 @@ def builder_statuses(
     )
 
 
-def _claim_status(key: str, claim: Claim) -> ClaimStatus:
-    parsed = layout.parse_claim(key)
+def _claim_status(folder: str, chunk: int, claim: Claim) -> ClaimStatus:
     return ClaimStatus(
-        layer=layout.layer_of(parsed[0]) if parsed else "",
-        chunk=parsed[1] if parsed else -1,
+        layer=layout.layer_of(folder),
+        chunk=chunk,
         host=claim.host,
         pid=claim.pid,
         state="abandoned" if is_dead(claim.owner) else "working",

@@ -60,8 +60,9 @@ def build(
             old = None if reuse is None else Index.take(reuse)
             source = source if old is None else named_alike(source, old.plan)
             planner = _planner(cache, source, cast(Recipe, recipe), layer, bool(start_chunk or end_chunk))
+            walked = planner.listing.walked if cache.index.plan.segments else ()
             _plan(cache, planner, layer, mode, start_chunk, old, copy)
-            job = cache.base_job(planner, layer)
+            job = cache.base_job(planner, layer, walked)
         planned = numbers(cache.index.state(layer).planned)
         check_start(cache.store, start_chunk, max(planned, default=-1) + 1)
         wanted = in_order(planned, mode, start_chunk, end_chunk)
@@ -88,8 +89,7 @@ def _plan(
     copy: bool,
 ) -> None:
     """Plan a new cache, or compare the recipe and the source with the one that exists."""
-    cache.knows_walk = bool(cache.index.plan.segments)
-    if cache.knows_walk and mode == "forward" and old is None and not is_unsigned(cache.index):
+    if cache.index.plan.segments and mode == "forward" and old is None and not is_unsigned(cache.index):
         _bind_base(cache, planner, layer)
         return
     with naming_full_disk(cache.store, planner.listing.weight), cache.planning() as index:

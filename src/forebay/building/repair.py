@@ -23,7 +23,7 @@ from forebay.cache.copy import read_published
 from forebay.cache.reports import Problem, RepairReport
 from forebay.cache.soundness import check_generations
 from forebay.cache.state import Index, numbers
-from forebay.cache.verify import check_all, check_chunk, listed_problems, source_check, stale_sources
+from forebay.cache.verify import check_all, check_chunk, compare_source, listed_problems, source_check
 from forebay.errors import BuildFailed, CacheNotFound, Damaged, ForebayError, FormatTooNew
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
@@ -193,6 +193,6 @@ def _note_source(run: RepairRun, index: Index) -> None:
     plan = index.sound_plan
     if plan is None or not plan.segments or run.source is None:
         return
-    stale = stale_sources(index, named_alike(run.source, plan), full=False) or {}
-    if stale:
-        run.log.notes.append(f"{len(stale):,} source file(s) differ from the plan; see `forebay verify`")
+    fresh = compare_source(index, named_alike(run.source, plan))
+    if fresh is not None and fresh.stale:
+        run.log.notes.append(f"{len(fresh.stale):,} source file(s) differ from the plan; see `forebay verify`")

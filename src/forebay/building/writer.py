@@ -146,21 +146,24 @@ class CacheWriter:
         passed, size = (passed, size) if size > total else (0, 0)
         self.show(Progress(phase="planning", done=done, total=total, unit="files", read_bytes=passed, total_bytes=size))
 
-    def base_job(self, planner: Planner, layer: str, is_update: bool = False) -> ChunkJob:
-        """The job of the base layer, after comparing the source with the plan; an update may have other files."""
+    def base_job(
+        self, planner: Planner, layer: str, walked: Sequence[SourceFile] = (), is_update: bool = False
+    ) -> ChunkJob:
+        """The job of the base layer, after comparing the source with the plan; an update may have other files.
+
+        Files that were `walked` after the plan was written are not looked at again.
+        """
         plan, listing, source, table = self.index.plan, planner.listing, planner.source, self.index.table(layer)
         check_kind(self.store, source, plan)
         job = replace(self.job(planner.recipe, layer), source=source)
         check = SourceCheck(self.store, source, plan, job.folder, table)
-        fresh = check.freshness(listed=listing.walked if self.knows_walk else ())
+        fresh = check.freshness(listed=walked)
         if fresh.changed:
             raise source_changed(self.store.address, plan, reported(source, plan, fresh.changed))
         if not is_update:
             self.notes += _absent_files(self.store, plan, listing)
         self.notes += _source_notes(self.store.address, listing.apart, plan, len(fresh.grown))
         return replace(job, now=dict(fresh.now))
-
-    knows_walk = False  # True if the source was walked after the plan was written
 
     def job(self, recipe: AnyRecipe, layer: str) -> ChunkJob:
         """The job of a layer; without a source, it reads the chunks of the newest generation."""

@@ -23,9 +23,9 @@ from forebay.cache.reports import (
 )
 from forebay.cache.source_check import Freshness
 from forebay.cache.state import Index, numbers
-from forebay.cache.verify import foreign_files, source_check
+from forebay.cache.verify import compare_source, foreign_files
 from forebay.columns import Column
-from forebay.errors import CacheNotFound, ChunkMissing, Damaged, SourceNotFound, StoreUnavailable
+from forebay.errors import CacheNotFound, ChunkMissing, Damaged
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import Generation
@@ -45,7 +45,7 @@ def cache_status(
     store, plan, newest = index.store, index.plan, index.newest
     layers = tuple(_layer_status(index, layer, depth) for layer in index.layers)
     failed = () if depth == "index" else tuple(islice(_failed_samples(index), shown_failures))
-    fresh = _freshness(index, source)
+    fresh = compare_source(index, source) if plan.segments or source is None else Freshness()
     claims, beats = read_claims(store), read_builders(store)
     return Status(
         root=store.address,
@@ -179,18 +179,6 @@ def _claim_status(folder: str, chunk: int, claim: Claim) -> ClaimStatus:
         pid=claim.pid,
         state="abandoned" if is_dead(claim.owner) else "working",
     )
-
-
-def _freshness(index: Index, source: Source | None) -> Freshness | None:
-    """The state of the source files; None if the source cannot be read."""
-    if source is None:
-        return None
-    if not index.plan.segments:
-        return Freshness()
-    try:
-        return source_check(index, source, index.plan).freshness()
-    except (StoreUnavailable, SourceNotFound):
-        return None
 
 
 def summarize_cache(store: Store, number: int | None = None) -> Summary:

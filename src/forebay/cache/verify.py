@@ -21,7 +21,7 @@ from forebay.cache.catalog import (
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.reports import OnProgress, Problem, Progress, VerifyReport
 from forebay.cache.soundness import check_generations, index_problems
-from forebay.cache.source_check import SourceCheck
+from forebay.cache.source_check import Freshness, SourceCheck
 from forebay.cache.state import Index, chunk_numbers
 from forebay.errors import Damaged, ForebayError, SourceNotFound, StoreUnavailable, message_of
 from forebay.format import layout
@@ -57,8 +57,7 @@ def verify_cache(
     checked, checked_bytes = check_all(listed, check, on_progress)
     gone = [one for one, problems in zip(listed, checked, strict=True) if problems is None]
     bad += [problem for problems in checked if problems for problem in problems]
-    source = source_of(index)
-    stale = stale_sources(index, source, full) if source is not None else None
+    fresh = compare_source(index, source_of(index), full=full)
     plan = index.sound_plan
     report = VerifyReport(
         root=store.address,
@@ -72,8 +71,8 @@ def verify_cache(
         missing=_by_layer(gone),
         gaps=_gap_counts(index),
         foreign=tuple(sorted({*generations.harmless, *foreign_files(index)})),
-        stale=stale or {},
-        source_checked=stale is not None,
+        stale=fresh.stale if fresh is not None else {},
+        source_checked=fresh is not None,
         source_root=str(plan.source.get("root", "")) if plan is not None and plan.segments else "",
         reusable=plan is None or not plan.deduplicates,
     )
@@ -141,16 +140,18 @@ def source_check(index: Index, source: Source, plan: Plan) -> SourceCheck:
     return SourceCheck(index.store, source, plan, index.folder(index.base) or "", index.table(index.base))
 
 
-def stale_sources(index: Index, source: Source, full: bool) -> dict[str, str] | None:
-    """How source files differ from what was planned; None if the source or the plan cannot be read."""
+def compare_source(index: Index, source: Source | None, *, full: bool = False) -> Freshness | None:
+    """The state of the planned source files; None if the source or the plan cannot be read.
+
+    With a key, segments that no tagged generation covers are left out.
+    """
     plan = index.sound_plan
-    if plan is None or not plan.segments:
+    if source is None or plan is None or not plan.segments:
         return None
     if hmac_key() is not None:
-        plan = plan.first(len(index.published.plan))
-    check = source_check(index, source, plan)
+        plan = plan.first(len(index.newest.plan) if index.newest is not None else 0)
     try:
-        return check.freshness(full=full).stale
+        return source_check(index, source, plan).freshness(full=full)
     except (StoreUnavailable, SourceNotFound):
         return None
 

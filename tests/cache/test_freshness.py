@@ -17,9 +17,8 @@ from tests.helpers.image_caches import TAGS, sample_id, write_pictures
 from tests.helpers.layer_recipes import LineRecipe, flip, number_cache, tree, write_lines
 
 import forebay as fb
-from forebay.cache.plan import load_plan
+from forebay.cache.source_check import SourceCheck
 from forebay.cache.state import Index
-from forebay.cache.verify import source_check
 from forebay.errors import SourceChanged, SourceUnreadable
 from forebay.format import layout
 from forebay.recipe import Rows
@@ -35,7 +34,7 @@ def touch(path: Path) -> None:
 
 def fresh(root: Path, raw: Path):
     store, source = fb.LocalStore(root), fb.sources.lines(raw)
-    return source_check(Index.take(store), source, load_plan(store)).freshness()
+    return SourceCheck.of(Index.take(store), source).freshness()
 
 
 class PlainSource(LineSource):

@@ -22,8 +22,9 @@ from forebay.cache.catalog import readable_recipe
 from forebay.cache.copy import read_published
 from forebay.cache.reports import Problem, RepairReport
 from forebay.cache.soundness import check_generations
+from forebay.cache.source_check import SourceCheck
 from forebay.cache.state import Index, numbers
-from forebay.cache.verify import check_all, check_chunk, compare_source, listed_problems, source_check
+from forebay.cache.verify import check_all, check_chunk, compare_source, listed_problems
 from forebay.errors import BuildFailed, CacheNotFound, Damaged, ForebayError, FormatTooNew
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
@@ -158,7 +159,7 @@ def _make_chunks(
 def _with_source(run: RepairRun, index: Index, job: ChunkJob) -> ChunkJob:
     """The job of the base layer; files that look different and have the planned content are read as they look now."""
     source = named_alike(source_for(run.store, run.source, run.allow_network, index.plan, "repair"), index.plan)
-    return replace(job, source=source, now=dict(source_check(index, source, index.plan).freshness().now))
+    return replace(job, source=source, now=dict(SourceCheck.of(index, source).freshness().now))
 
 
 def check_repaired(run: RepairRun) -> Generation:

@@ -50,7 +50,7 @@ class PlanRepair:
                 self.run.write(key, self._identities, number)
 
     def with_lost_segments(self) -> Plan:
-        """The plan as far as it can be read, once segments are back that only chunk files tell of."""
+        """The plan as far as it can be read, after restoring lost segments that sound chunk files need."""
         plan, failed = self._readable(), self.run.log.failed
         while self._has_chunks_beyond(plan):
             key = layout.plan_segment(len(plan.segments))

@@ -100,8 +100,7 @@ class SourceNow:
 
 
 def _compared(planner: Planner, old: Index) -> SourceNow:
-    check = SourceCheck(old.store, planner.source, old.plan, old.folder(old.base) or "", old.table(old.base))
-    fresh = check.freshness(listed=planner.listing.walked)
+    fresh = SourceCheck.of(old, planner.source).freshness(listed=planner.listing.walked)
     passed = FileTable.of(planner.listing.apart)
     absent = (path for path in old.plan.files if passed.find(path) is None)
     now = {path: file for path, file in fresh.now.items() if path not in fresh.grown}  # its planned part has no look

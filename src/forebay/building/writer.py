@@ -153,11 +153,10 @@ class CacheWriter:
 
         Files that were `walked` after the plan was written are not looked at again.
         """
-        plan, listing, source, table = self.index.plan, planner.listing, planner.source, self.index.table(layer)
+        plan, listing, source = self.index.plan, planner.listing, planner.source
         check_kind(self.store, source, plan)
         job = replace(self.job(planner.recipe, layer), source=source)
-        check = SourceCheck(self.store, source, plan, job.folder, table)
-        fresh = check.freshness(listed=walked)
+        fresh = SourceCheck.of(self.index, source).freshness(listed=walked)
         if fresh.changed:
             raise source_changed(self.store.address, plan, reported(source, plan, fresh.changed))
         if not is_update:
@@ -201,8 +200,8 @@ class CacheWriter:
     def _compared(
         self, job: ChunkJob, files: Sequence[SourceFile], records: Mapping[int, ChunkRecord]
     ) -> tuple[Mapping[str, str], Mapping[str, SourceFile]]:
-        source, table = cast(Source, job.source), Index.take(self.store, self.index).table(job.layer)
-        check = SourceCheck(self.store, source, self.index.plan, job.folder, table, records)
+        source = cast(Source, job.source)
+        check = SourceCheck.of(Index.take(self.store, self.index), source, self.index.plan, records)
         fresh = check.compared(differing_files(source, files))
         return fresh.changed, fresh.now
 

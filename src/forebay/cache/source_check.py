@@ -18,6 +18,7 @@ from typing import Literal
 from forebay.cache.catalog import open_chunk
 from forebay.cache.plan import Plan
 from forebay.cache.reports import GONE
+from forebay.cache.state import Index
 from forebay.errors import Damaged, SourceChanged, SourceNotFound, SourceUnreadable, StoreUnavailable, message_of
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable
@@ -53,6 +54,14 @@ class SourceCheck:
     folder: str  # of the base layer
     table: ChunkTable  # its listed chunks
     own_records: Mapping[int, ChunkRecord] = field(default_factory=dict)  # chunks that this build made, as if listed
+
+    @classmethod
+    def of(
+        cls, index: Index, source: Source, plan: Plan | None = None, records: Mapping[int, ChunkRecord] | None = None
+    ) -> "SourceCheck":
+        """The comparison of a source with the base layer of an index, by its plan unless another is passed."""
+        folder, table = index.folder(index.base) or "", index.table(index.base)
+        return cls(index.store, source, index.plan if plan is None else plan, folder, table, records or {})
 
     def freshness(self, listed: Iterable[SourceFile] = (), *, full: bool = False) -> Freshness:
         """Look at every planned file, and hash those that look different; a copied file has another ctime and inode.

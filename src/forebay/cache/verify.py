@@ -18,7 +18,7 @@ from forebay.cache.catalog import (
     problem_of,
     shared_column,
 )
-from forebay.cache.plan import Plan, load_plan
+from forebay.cache.plan import load_plan
 from forebay.cache.reports import OnProgress, Problem, Progress, VerifyReport
 from forebay.cache.soundness import check_generations, index_problems
 from forebay.cache.source_check import Freshness, SourceCheck
@@ -135,11 +135,6 @@ def shared_columns(root: str, generation: Generation) -> list[Problem]:
     return [Problem(key=layout.recipe(shared[2]), problem=str(layers_share_column(root, *shared)), layer=shared[2])]
 
 
-def source_check(index: Index, source: Source, plan: Plan) -> SourceCheck:
-    """The comparison of a source with the base layer."""
-    return SourceCheck(index.store, source, plan, index.folder(index.base) or "", index.table(index.base))
-
-
 def compare_source(index: Index, source: Source | None, *, full: bool = False) -> Freshness | None:
     """The state of the planned source files; None if the source or the plan cannot be read.
 
@@ -151,7 +146,7 @@ def compare_source(index: Index, source: Source | None, *, full: bool = False) -
     if hmac_key() is not None:
         plan = plan.first(len(index.newest.plan) if index.newest is not None else 0)
     try:
-        return source_check(index, source, plan).freshness(full=full)
+        return SourceCheck.of(index, source, plan).freshness(full=full)
     except (StoreUnavailable, SourceNotFound):
         return None
 

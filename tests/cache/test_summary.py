@@ -2,12 +2,9 @@
 
 from pathlib import Path
 
-import pytest
 from tests.helpers.layer_recipes import LineRecipe, layered_cache
 
 import forebay as fb
-from forebay.cache.status import describe_column
-from forebay.columns import Column
 
 
 def test_a_summary_has_counts_recipes_source_and_versions(tmp_path: Path) -> None:
@@ -25,15 +22,3 @@ def test_a_summary_has_counts_recipes_source_and_versions(tmp_path: Path) -> Non
     assert layers["numbers"].statistics == {"sum": sum(range(20))}
     assert layers["length"].columns[-1] == "present: bool"
     assert (layers["length"].chunks, layers["length"].rows, layers["length"].failures) == (5, 20, 5)
-
-
-@pytest.mark.parametrize(
-    ("column", "text"),
-    [
-        (Column(name="n", dtype="int64"), "n: int64"),
-        (Column(name="x", dtype="bfloat16", shape=(3, 4), codec="lz4"), "x: bfloat16 [3, 4] lz4"),
-        (Column(name="t", dtype="uint8", ragged=True), "t: uint8 ragged"),
-    ],
-)
-def test_a_column_is_described_in_a_few_words(column: Column, text: str) -> None:
-    assert describe_column(column) == text

@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sources": WORDS | {"exports", "globs", "kernels", "hub", "store"},  # of store, the objects of a bucket
     "raw": WORDS,
     "tokens": WORDS | {"kernels", "hub", "format"},  # reads its constants as tensors
-    "masks": {"exports", "kernels", "errors"},
+    "masks": {"exports", "kernels", "errors", "fields"},
     "order": {"kernels", "errors", "columns"},  # functions of numbers
     "images": WORDS | {"exports", "masks"},
     "chat": INDEX

@@ -71,9 +71,9 @@ def as_bytes(size: int | str) -> int:
     """
     if isinstance(size, str):
         return parse_size(size)
-    if size < 0:
-        raise ValueError(f"{size} is not a size; it must not be negative")
-    return size
+    if isinstance(size, Integral) and not isinstance(size, bool) and size >= 0:
+        return int(size)
+    raise ValueError(f"{size!r} is not a size; use a whole number of bytes, or a text like '16GB'")
 
 
 def checked_whole(option: str, number: object, least: int = 0) -> int:
@@ -117,6 +117,7 @@ def check_flags(**flags: object) -> None:
 
 
 Size = Annotated[int, Meta(ge=1, extra={"format": "size"})]
+Finite = Annotated[float, Meta(ge=-1e9, le=1e9)]
 _HEX = re.compile(r"#([0-9a-fA-F]{2})([0-9a-fA-F]{2})([0-9a-fA-F]{2})")
 _WHOLE = re.compile(r"-?\d+")
 _NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?")

@@ -3,11 +3,13 @@
 import json
 from collections.abc import Callable
 from datetime import timedelta
+from os.path import basename
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.helpers.token_caches import grow_cache, token_cache
 
 import forebay as fb
@@ -22,7 +24,9 @@ from forebay.torch import (
     Split,
     TokenBatch,
     Where,
+    masks_on_device,
 )
+from forebay.torch.distill import TeacherDropout, Warmup
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +58,7 @@ REFUSED: dict[str, tuple[Callable[[fb.Cache], object], str]] = {
         r"derive is 'positions'; pass a list of names",
     ),
     "a word for a flag": (lambda cache: loader(cache, drop_last="no"), "drop_last must be True or False"),
+    "a word for on_device": (lambda cache: TokenBatch(cache, on_device="no"), "on_device must be True or False"),
     "a number for a flag": (lambda cache: loader(cache, restart=1), "restart must be True or False"),
     "a state as text": (
         lambda cache: loader(cache).load_state_dict(json.dumps(loader(cache).state_dict())),
@@ -90,6 +95,42 @@ def test_what_is_of_another_type_is_refused(tokens: fb.Cache, mistake: str) -> N
 def test_part_of_a_number_is_an_error(tokens: fb.Cache, option: str, call: Callable[[fb.Cache], object]) -> None:
     with pytest.raises(ValueError, match=rf"{option} must be a whole number of at least \d \(got 1.5\)"):
         call(tokens)
+
+
+CANVAS = {"pixels": torch.zeros(1, 3, 32, 32), "box": torch.tensor([[0, 0, 32, 16]])}
+NUMBERS: dict[str, Callable[[fb.Cache, Any], object]] = {
+    "warm_cache nodes": lambda cache, wrong: fb.warm_cache(cache.root, "/dev/null/tier", nodes=wrong),
+    "warm_cache node": lambda cache, wrong: fb.warm_cache(cache.root, "/dev/null/tier", node=wrong),
+    "warm_cache ranks_per_node": lambda cache, wrong: fb.warm_cache(cache.root, "/dev/null/tier", ranks_per_node=wrong),
+    "warm_cache seed": lambda cache, wrong: fb.warm_cache(cache.root, "/dev/null/tier", seed=wrong),
+    "estimate_remote tier_bytes": lambda cache, wrong: fb.estimate_remote(cache.root, tier_bytes=wrong),
+    "peek rows": lambda cache, wrong: fb.peek(cache, wrong),
+    "windowed window": lambda cache, wrong: fb.masks.windowed(fb.masks.causal_spans(6), wrong),
+    "Ranks world_size": lambda cache, wrong: Ranks(0, wrong),
+    "Ranks rank": lambda cache, wrong: Ranks(wrong, 2),
+    "Schedule effective_batch": lambda cache, wrong: Schedule(9, epochs=1, effective_batch=wrong),
+    "Warmup weight": lambda cache, wrong: Warmup(wrong, 10),
+    "Warmup steps": lambda cache, wrong: Warmup(0.1, wrong),
+    "TeacherDropout seed": lambda cache, wrong: TeacherDropout(seed=wrong),
+    "estimate_teachers rows": lambda cache, wrong: fb.teachers.estimate_teachers({}, wrong),
+    "check_alignment recompute": lambda cache, wrong: fb.teachers.check_alignment(cache, recompute=wrong),
+    "check_alignment held_out": lambda cache, wrong: fb.teachers.check_alignment(cache, held_out=wrong),
+    "function slices": lambda cache, wrong: fb.sources.function(basename, wrong),
+    "hub download_retries": lambda cache, wrong: fb.sources.hub("a/b", revision="0" * 40, download_retries=wrong),
+    "hub download_timeout": lambda cache, wrong: fb.sources.hub("a/b", revision="0" * 40, download_timeout=wrong),
+    "fit_many size": lambda cache, wrong: fb.images.fit_many([[3, 3]], wrong),
+    "masks_on_device patch": lambda cache, wrong: masks_on_device(CANVAS, wrong),
+    "masks_on_device threshold": lambda cache, wrong: masks_on_device(CANVAS, 16, wrong),
+    "Latents size": lambda cache, wrong: fb.TeacherRecipe(teacher=fb.teachers.Latents(vae="v", size=wrong)),
+    "Lune guidance": lambda cache, wrong: fb.TeacherRecipe(teacher=fb.teachers.Lune(unet="u", guidance=wrong * 1e10)),
+}
+
+
+@pytest.mark.parametrize("argument", NUMBERS)
+@pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf")])
+def test_a_number_that_is_negative_or_not_finite_is_an_error(tokens: fb.Cache, argument: str, wrong: float) -> None:
+    with pytest.raises((ValueError, fb.errors.ForebayError), match=r"must be|is not a size|Expected `"):
+        NUMBERS[argument](tokens, wrong)
 
 
 @pytest.mark.parametrize("wrong", [0, -1.0, float("nan"), "60", timedelta(seconds=60)])

@@ -120,7 +120,7 @@ def test_points_keep_their_shape():
     ("call", "problem"),
     [
         (lambda: fit(0, 5, 448), "0 × 5"),
-        (lambda: fit(5, 5, 0), r"the size of a canvas must be at least 1 \(got 0\)"),
+        (lambda: fit(5, 5, 0), r"size must be a whole number of at least 1 \(got 0\)"),
         (lambda: fit_many([[5, 5], [5, -1]], 448), "image 1 is 5 × -1"),
         (lambda: fit_many([5, 5], 448), r"\[images, 2\]"),
         (lambda: fit(5, 5, 8).to_canvas([1, 2, 3]), r"\[\.\.\., 2\]"),

@@ -74,7 +74,7 @@ def test_spans_are_monotone_and_contain_their_query(case: RowCase, window: int):
             lambda: masks.document_spans([[3]], 3, "Causal"),
             r"kind must be 'causal' or 'bidirectional' \(got 'Causal'\)",
         ),
-        (lambda: masks.windowed(masks.causal_spans(3), 0), r"window must be at least 1 \(got 0\)"),
+        (lambda: masks.windowed(masks.causal_spans(3), 0), r"window must be a whole number of at least 1 \(got 0\)"),
         (lambda: masks.prefix_spans([[3, 2]], [[0, 3]], 7), "document 1 of row 0 has 2 tokens but a prefix of 3"),
         (lambda: masks.prefix_spans([[3, 2]], [[0]], 7), r"shape \(1, 1\) but seq_lens has \(1, 2\)"),
         (lambda: masks.prefix_spans([[3, 2]], [[1.5, 0.0]], 7), r"prefix_lens must be integers \(got float64\)"),

@@ -114,7 +114,7 @@ def test_what_has_no_name_to_import_is_refused():
     ):
         with pytest.raises(SourceInvalid, match=words):
             fb.sources.function(function, slices=1)
-    with pytest.raises(SourceInvalid, match="at least one slice"):
+    with pytest.raises(ValueError, match="slices must be a whole number of at least 1"):
         fb.sources.function(functions.numbered, slices=0)
 
 

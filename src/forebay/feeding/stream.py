@@ -45,7 +45,8 @@ class Ranks:
     timeout: float = 600.0  # seconds that they wait for each other; another rank may still be loading a model
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.world_size:
+        checked_whole("world_size", self.world_size, 1)
+        if checked_whole("rank", self.rank) >= self.world_size:
             raise ValueError(
                 f"rank must be from 0 to {self.world_size - 1} with world_size {self.world_size} (got {self.rank})"
             )

@@ -173,9 +173,12 @@ def warm_cache(
 
     `node=1, nodes=4` fetches what the second of four nodes needs: `forebay estimate remote CACHE` shows how much.
     """
+    checked_whole("nodes", nodes, 1)
+    checked_whole("ranks_per_node", ranks_per_node, 1)
+    checked_whole("seed", seed)
     if node is None and nodes > 1:
         raise ValueError(f"nodes={nodes} needs node=, from 0 to {nodes - 1}; leave out both to fetch all chunks")
-    if node is not None and not 0 <= node < nodes:
+    if node is not None and checked_whole("node", node) >= nodes:
         raise ValueError(f"node must be from 0 to {nodes - 1} (got {node}); pass nodes=, the number of them")
     cache = open_cache(root, layers=layers, tier=tier, tier_bytes=tier_bytes)
     job = _Job.of(cache, nodes, ranks_per_node, seed, window)

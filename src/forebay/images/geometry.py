@@ -32,6 +32,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from forebay.fields import checked_whole
+
 Box = tuple[int, int, int, int]  # left, top, width, height, in pixels of the canvas
 Points = NDArray[np.float64]
 
@@ -130,8 +132,7 @@ def _check(sizes: NDArray[Any], size: int) -> None:
         raise ValueError(f"sizes must have the shape [images, 2] (width, height) (got {sizes.shape})")
     if not np.issubdtype(sizes.dtype, np.integer) and sizes.size:
         raise TypeError(f"sizes must be integers (got {sizes.dtype}); round them first")
-    if size < 1:
-        raise ValueError(f"the size of a canvas must be at least 1 (got {size})")
+    checked_whole("size", size, 1)
     if (sizes < 1).any():
         bad = int((sizes < 1).any(axis=1).argmax())
         raise ValueError(f"image {bad} is {sizes[bad][0]} × {sizes[bad][1]} pixels; both sides must be at least 1")

@@ -32,6 +32,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from forebay.fields import checked_whole
 from forebay.masks.documents import Bools, Ints, doc_start, doc_stop, spread, whole_lengths
 
 DocumentKind = Literal["causal", "bidirectional"]
@@ -97,8 +98,7 @@ def windowed(spans: Spans, window: int) -> Spans:
                           . 1 1 .
                           . . 1 1
     """
-    if window < 1:
-        raise ValueError(f"window must be at least 1 (got {window})")
+    checked_whole("window", window, 1)
     query = np.arange(spans.sequence_length, dtype=np.int32)
     reach = min(window, spans.sequence_length)
     return Spans(np.maximum(spans.first, query - (reach - 1)), np.minimum(spans.stop, query + reach))

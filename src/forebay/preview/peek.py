@@ -18,6 +18,7 @@ from forebay.cache.plan import load_plan
 from forebay.cache.segment import LeftOut
 from forebay.columns import Array, Column
 from forebay.errors import ForebayError, LibraryMissing, ModelUnusable, with_hint
+from forebay.fields import checked_whole
 from forebay.masks.train_on import KINDS as SPAN_KINDS
 from forebay.masks.train_on import ROLES
 from forebay.preview.pictures import KIND as IMAGES
@@ -264,8 +265,9 @@ def contact_sheet(cache: Cache | Root, rows: int | Sequence[int] = SHEET_ROWS, *
 def _opened(cache: Cache | Root, rows: int | Sequence[int]) -> tuple[Cache, list[int]]:
     opened = cache if isinstance(cache, Cache) else open_cache(cache)
     count = len(opened)
-    wanted = range(min(rows, count)) if isinstance(rows, int) else [row + count * (row < 0) for row in map(int, rows)]
-    return opened, list(wanted)
+    if isinstance(rows, int | float | np.number):
+        return opened, list(range(min(checked_whole("rows", rows), count)))
+    return opened, [row + count * (row < 0) for row in map(int, rows)]
 
 
 def _peeked(cache: Cache, rows: list[int], columns: Sequence[str] | None) -> Peek:

@@ -20,6 +20,7 @@ from typing import Annotated, Any, ClassVar, cast
 import msgspec
 
 from forebay.columns import Array
+from forebay.fields import checked_number, checked_whole
 from forebay.hub import (
     HubFile,
     RangeFile,
@@ -143,6 +144,8 @@ def hub(
     commit. A failed download is retried `download_retries` times; an attempt fails after `download_timeout` seconds
     without a byte.
     """
+    checked_whole("download_retries", download_retries)
+    checked_number("download_timeout", download_timeout)
     patience = RetryPolicy(download_retries, download_timeout)
     commit = Repository(name, "dataset", endpoint, patience=patience).commit(revision)
     folder = None if spool is None else os.path.abspath(spool)

@@ -13,6 +13,7 @@ import msgspec
 import xxhash
 
 from forebay.errors import ForebayError, SourceInvalid
+from forebay.fields import checked_whole
 from forebay.source import Failure, Part, PartDigest, Sample, Samples, Source, SourceFile, Unit
 from forebay.sources.jsonl import JsonlSource, jsonl
 from forebay.store.base import is_url
@@ -190,9 +191,7 @@ def function(function: Callable[[int], Iterable[str]], slices: int, version: str
         raise SourceInvalid(
             f"'{name}' {problem}", hint="define it with `def` at the top of a module that workers can import"
         )
-    if slices < 1:
-        raise SourceInvalid(f"a function source has at least one slice, not {slices}")
-    return FunctionSource(name, slices, version)
+    return FunctionSource(name, checked_whole("slices", slices, 1), version)
 
 
 def _why_not_importable(function: object, name: str) -> str:

@@ -33,6 +33,7 @@ from forebay.errors import (
     StoreUnavailable,
     choice_error,
 )
+from forebay.fields import checked_whole
 from forebay.read.cache import Cache
 from forebay.read.opening import open_cache
 from forebay.recipe import RecipeDocument, differing_fields, is_same_recipe
@@ -162,6 +163,8 @@ def check_alignment(
 
     A model that is not on this disk is downloaded only with `allow_network`, because the cache chose its name.
     """
+    checked_whole("recompute", recompute)
+    checked_whole("held_out", held_out)
     if expect not in (None, "tinyflux"):
         raise choice_error("expect", expect, (None, "tinyflux"))
     document = [cache.recipe(layer) for layer in cache.generation.recipes]

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from forebay.columns import Array, Columns
 from forebay.errors import LibraryMissing, RecipeInvalid
+from forebay.fields import Finite
 from forebay.teachers.hook import Hook
 from forebay.teachers.model_families import DENOISERS, DenoiserFamily, check_text_model, denoiser_class, latent_shape
 from forebay.teachers.protocol import (
@@ -46,7 +47,7 @@ class Latents(Teacher, frozen=True, kw_only=True, tag="latents"):
     loaded_by: ClassVar[tuple[str, ...]] = ("run_encoders", "LoadedVae")
 
     vae: Annotated[str, Meta(description="VAE for latents of images.", extra=MODEL)]
-    size: int = 512
+    size: Annotated[int, Meta(ge=1)] = 512
     pad_color: tuple[int, int, int] = (114, 114, 114)
     storage: Literal["raw", "jpeg"] = "raw"
     sample: Annotated[Literal["mean", "seeded"], Meta(description="VAE posterior: its mean, or a seeded sample.")] = (
@@ -185,12 +186,12 @@ class DenoiserTeacher(Teacher, frozen=True, kw_only=True):
     ] = "bucket"
     text: str = "clip_states"  # the column of text states, or several, joined by +
     pooled: str = ""  # the column of pooled text, or several
-    image_size: int = 0  # in time ids and, for Flux, of pure noise; 0: that of the model
+    image_size: Annotated[int, Meta(ge=0)] = 0  # in time ids and, for Flux, of pure noise; 0: that of the model
     latents: str = "latents"  # the column of image latents, with noise="noised"
-    guidance: float = 3.5  # of a model that is distilled from guidance
+    guidance: Finite = 3.5  # of a model that is distilled from guidance
     labels: str = ""  # the column of class numbers, or column.key
-    noise_timestep: float = 1000.0  # the model's timestep of noise
-    data_timestep: float = 0.0  # and of data
+    noise_timestep: Finite = 1000.0  # the model's timestep of noise
+    data_timestep: Finite = 0.0  # and of data
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -270,8 +271,8 @@ class Sol(DenoiserTeacher, frozen=True, kw_only=True, tag="sol"):
 
     loaded_by: ClassVar[tuple[str, ...]] = ("run_denoiser", "LoadedSol")
 
-    side: int = 8
-    most_positions: int = 1024
+    side: Annotated[int, Meta(ge=1)] = 8
+    most_positions: Annotated[int, Meta(ge=1)] = 1024
     name: str = "sol"
 
     def outputs(self) -> tuple[Output, ...]:
@@ -285,7 +286,7 @@ class GeometricSol(Teacher, frozen=True, kw_only=True, tag="geometric-sol"):
     timed: ClassVar[bool] = True
     depends_on: ClassVar[Literal["sample", "prompt", "nothing"]] = "nothing"
 
-    side: int = 8
+    side: Annotated[int, Meta(ge=1)] = 8
     name: str = "sol"
 
     def outputs(self) -> tuple[Output, ...]:

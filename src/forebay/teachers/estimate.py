@@ -5,6 +5,7 @@ from math import prod
 
 import msgspec
 
+from forebay.fields import checked_whole
 from forebay.records import Record
 from forebay.teachers.prompt_columns import EMPTY
 from forebay.teachers.recipe import FITTING_CHUNK_BYTES, MOST_CHUNK_BYTES, TeacherRecipe
@@ -41,6 +42,8 @@ def estimate_teachers(
 
     `chunk_rows` are the rows of the largest chunk of the cache, which bounds the memory of a build.
     """
+    checked_whole("rows", rows)
+    checked_whole("chunk_rows", chunk_rows)
     sizes = tuple(size for layer, recipe in recipes.items() for size in _sizes(layer, recipe, rows))
     total = sum(size.bytes for size in sizes)
     layers = {size.layer: sum(one.row_bytes for one in sizes if one.layer == size.layer) for size in sizes}

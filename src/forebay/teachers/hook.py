@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from forebay.errors import RecipeInvalid
+from forebay.fields import Finite
 from forebay.teachers.protocol import (
     Output,
     Teacher,
@@ -90,8 +91,8 @@ class LatentInput(_Input, frozen=True, kw_only=True):
     timestep: str = "timestep"
     column: str = "latents"
     shape: tuple[int, ...] = ()
-    noise_timestep: float = 1000.0
-    data_timestep: float = 0.0
+    noise_timestep: Finite = 1000.0
+    data_timestep: Finite = 0.0
     noise_per: Literal["bucket", "sample"] = "bucket"
 
 

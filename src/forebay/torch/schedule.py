@@ -33,9 +33,9 @@ class ScheduleOptions:
     decay: Decay
 
     def __post_init__(self) -> None:
+        checked_whole("effective_batch", self.effective_batch, 1)
         allowed = {
             "epochs": (self.epochs > 0, "more than 0"),
-            "effective_batch": (self.effective_batch >= 1, "at least 1"),
             "train_fraction": (0 < self.train_fraction <= 1, "above 0 and up to 1"),
             "warmup_share": (0 <= self.warmup_share < 1, "at least 0 and below 1"),
             "floor": (0 <= self.floor <= 1, "from 0 to 1"),

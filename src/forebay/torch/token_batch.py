@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from forebay.columns import Array, Ragged
 from forebay.errors import choice_error
 from forebay.feeding.stream import CHAT_COLUMNS, PACKED_COLUMNS, Stream, checked_names
-from forebay.fields import checked_whole
+from forebay.fields import check_flags, checked_whole
 from forebay.masks import label_mask
 from forebay.masks.documents import (
     IGNORED_LABEL,
@@ -83,6 +83,7 @@ class TokenBatch(Collate):
         caches, style = caches_of(source), checked_label_style("labels", labels)
         self._train_on, self._loss_mask, self._max_documents = train_on, loss_mask, max_documents
         self._policy = label_policy(caches, train_on, loss_mask)
+        check_flags(on_device=on_device)
         if on_device and (self._policy is not None or loss_mask is not None or log_probs):
             raise ValueError("on_device=True makes labels of whole documents; rows with spans need on_device=False")
         if on_device and (style != "shifted" or tuple(derive) != ("positions",)):

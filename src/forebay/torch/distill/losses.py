@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, huber_loss, interpolate, mse_loss
 
+from forebay.fields import checked_number, checked_whole
 from forebay.torch.distill.teacher_rows import Targets, TeacherRows
 
 LossMode = Literal["cosine", "mse", "huber"]
@@ -122,8 +123,8 @@ class Warmup:
     steps: int
 
     def __post_init__(self) -> None:
-        if self.steps < 0:
-            raise ValueError(f"steps must be at least 0; 0 means no warm-up (got {self.steps})")
+        checked_number("weight", self.weight, least=0)
+        checked_whole("steps", self.steps)
 
     def __call__(self, step: int) -> float:
         return self.weight * min(1.0, step / self.steps) if self.steps else self.weight

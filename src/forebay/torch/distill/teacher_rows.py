@@ -11,6 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from forebay.fields import checked_whole
 from forebay.order.coins import Coins
 from forebay.torch.batches import to_array
 
@@ -84,6 +85,7 @@ class TeacherDropout:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        checked_whole("seed", self.seed)
         if not 0 <= self.rate <= 1:
             raise ValueError(f"rate must be from 0 to 1 (got {self.rate})")
 

@@ -50,8 +50,12 @@ def masks_on_device(
     columns = _covered(width, 1, box[:, 0], box[:, 2])
     derived = batch | {"pixel_mask": (rows[:, :, None] * columns[:, None, :]) == 0}
     if patch is not None:
-        if height % patch or width % patch:
-            raise ValueError(f"patch must divide the canvas of {height} × {width} pixels (got {patch})")
+        if not 0 < threshold <= 1:
+            raise ValueError(f"threshold must be above 0 and up to 1 (got {threshold})")
+        if patch < 1 or height % patch or width % patch:
+            raise ValueError(
+                f"patch must be at least 1 and divide the canvas of {height} × {width} pixels (got {patch})"
+            )
         rows = _covered(height, patch, box[:, 1], box[:, 3])
         columns = _covered(width, patch, box[:, 0], box[:, 2])
         padded = (patch * patch - rows[:, :, None] * columns[:, None, :]).to(torch.float64) / (patch * patch)

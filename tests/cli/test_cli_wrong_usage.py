@@ -97,6 +97,9 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["tier", "fill", "cache", "t", "--nodes", "4", "--node", "4"], "--node must be from 0 to 3 (got 4)"),
     (["tier", "fill", "cache", "t", "--node", "1"], "from 0 to 0 (got 1)\nhint: pass --nodes"),
     (["estimate", "remote", "cache", "--bandwidth", "fast"], "use 1Gbit or 100MB"),
+    (["estimate", "remote", "cache", "--latency", "nan"], "it must be a number of at least 0"),
+    (["estimate", "remote", "cache", "--seed=-1"], "it must be a whole number of at least 0"),
+    (["tier", "fill", "cache", "t", "--seed=-1"], "it must be a whole number of at least 0"),
     (["view"], "missing argument 'CACHE...'"),
     (["view", "cache", "--port", "99999"], "it must be a whole number from 0 to 65,535"),
 ]

@@ -6,16 +6,28 @@ from typing import Any
 import click
 
 from forebay import installation
-from forebay.cli.options import BANDWIDTH, SIZE, WrongUsage, cache_argument, complete_folder, decorated, option, whole
+from forebay.cli.options import (
+    BANDWIDTH,
+    SIZE,
+    Parsed,
+    WrongUsage,
+    cache_argument,
+    complete_folder,
+    decorated,
+    option,
+    whole,
+)
 from forebay.cli.output import Finding, shown_progress
 from forebay.cli.verb import Verbs, verb
 from forebay.feeding import tiers
+from forebay.fields import checked_number
 from forebay.installation import DoctorReport
 from forebay.preview.words import command_line, counted
 from forebay.read.opening import with_tier
 from forebay.store import Root, open_store
 from forebay.store.base import is_url
 
+MILLISECONDS = Parsed("milliseconds", lambda text: checked_number("it", float(text), least=0))
 TIER_VARIABLE, TIER_BYTES_VARIABLE = "FOREBAY_TIER", "FOREBAY_TIER_BYTES"
 
 
@@ -33,7 +45,7 @@ fill_options = (
     ),
     option("--nodes", type=whole(1), default=1, help="Machines that train together, with --node."),
     option("--ranks", type=whole(1), default=1, help="Ranks of each machine, with --node."),
-    option("--seed", default=0, show_default=True, help="Loader seed."),
+    option("--seed", type=whole(0), default=0, show_default=True, help="Loader seed."),
 )
 
 
@@ -81,9 +93,9 @@ def _check_share(node: int | None, nodes: int, **_: Any) -> None:
 @option("--ranks", type=whole(1), default=1, show_default=True, help="Ranks of each machine.")
 @option("--tier-bytes", type=SIZE, help="Limit of the tier of each machine.  [default: none]")
 @option("--bandwidth", type=BANDWIDTH, default="1Gbit", show_default=True, help="Bandwidth of each machine.")
-@option("--latency", type=float, default=20.0, show_default=True, help="Milliseconds of one request.")
+@option("--latency", type=MILLISECONDS, default=20.0, show_default=True, help="Milliseconds of one request.")
 @option("--batch-size", type=whole(1), default=32, show_default=True, help="Rows of a global batch.")
-@option("--seed", default=0, show_default=True, help="Seed of the loader.")
+@option("--seed", type=whole(0), default=0, show_default=True, help="Seed of the loader.")
 def estimate_remote(cache: str, ranks: int, latency: float, **machines: Any) -> Any:
     """Show what training from a cache in a bucket will fetch.
 

@@ -109,6 +109,8 @@ NUMBERS: dict[str, Callable[[fb.Cache, Any], object]] = {
     "Ranks world_size": lambda cache, wrong: Ranks(0, wrong),
     "Ranks rank": lambda cache, wrong: Ranks(wrong, 2),
     "Schedule effective_batch": lambda cache, wrong: Schedule(9, epochs=1, effective_batch=wrong),
+    "Schedule epochs": lambda cache, wrong: Schedule(9, epochs=wrong, effective_batch=1),
+    "Ingredient repeat": lambda cache, wrong: Mixture.of([Ingredient(cache, repeat=wrong)]),
     "Warmup weight": lambda cache, wrong: Warmup(wrong, 10),
     "Warmup steps": lambda cache, wrong: Warmup(0.1, wrong),
     "TeacherDropout seed": lambda cache, wrong: TeacherDropout(seed=wrong),

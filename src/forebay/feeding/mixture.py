@@ -31,7 +31,7 @@ from forebay.feeding.stream import (
     checked_rule,
     state_mismatch,
 )
-from forebay.fields import checked_whole
+from forebay.fields import checked_number, checked_whole
 from forebay.order.shuffle import Numbers, key_of
 from forebay.order.window import Window
 from forebay.read.cache import Cache
@@ -257,6 +257,8 @@ def _weights(ingredients: Sequence[Ingredient], sizes: Sequence[int]) -> tuple[t
     if pairs and len(weights) == len(pairs):
         return _plain(weights), sum(sizes)
     if pairs and len(repeats) == len(pairs):
+        for repeat in repeats:
+            checked_number("repeat", repeat, least=0)
         rows = [round(Fraction(str(repeat)) * size) for repeat, size in zip(repeats, sizes, strict=True)]
         return tuple(rows), sum(rows)
     if not pairs:

@@ -15,7 +15,7 @@ from fractions import Fraction
 from math import cos, floor, pi
 from typing import Any, Literal, get_args
 
-from forebay.fields import checked_whole
+from forebay.fields import checked_number, checked_whole
 from forebay.torch.loader import Loader
 
 Decay = Literal["cosine", "linear"]
@@ -34,8 +34,8 @@ class ScheduleOptions:
 
     def __post_init__(self) -> None:
         checked_whole("effective_batch", self.effective_batch, 1)
+        checked_number("epochs", self.epochs)
         allowed = {
-            "epochs": (self.epochs > 0, "more than 0"),
             "train_fraction": (0 < self.train_fraction <= 1, "above 0 and up to 1"),
             "warmup_share": (0 <= self.warmup_share < 1, "at least 0 and below 1"),
             "floor": (0 <= self.floor <= 1, "from 0 to 1"),

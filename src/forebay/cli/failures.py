@@ -87,7 +87,8 @@ def _unknown_option(error: click.NoSuchOption) -> tuple[str, str]:
         inner = "status CACHE" if ctx.parent is None else f"{next(iter(ctx.command.list_commands(ctx)))} …"
         return f"'{name}' comes after the verb and its arguments", f"for instance: {ctx.command_path} {inner} {name}"
     near = meant_option(name, _options_of(ctx.command))
-    return f"`{ctx.command_path}` has no option '{name}'", f"did you mean '{near}'?" if near else ""
+    hint = f"did you mean '{near}'?" if near.startswith("--") else near
+    return f"`{ctx.command_path}` has no option '{name}'", hint
 
 
 def _options_of(command: click.Command) -> Iterable[str]:

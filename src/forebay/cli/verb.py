@@ -146,6 +146,8 @@ OPTIONS = {
     "--config": "--subset", "--dedup": "--deduplicate", "--check-source": "--allow-network", "--limit": "--rows",
     "--resolution": "--size", "--compression": "--codec", "--compress": "--codec", "--memory": "--memory-limit",
     "--skip-errors": "--max-failures", "--dry": "--dry-run", "--silent": "--quiet", "--reverse": "--mode",
+    "--parallel-workers": "--workers", "--compression-level": "--level",
+    "--resume": "leave it out: a build always resumes",
 }  # fmt: skip
 
 
@@ -157,14 +159,15 @@ def meant_command(word: str, known: Iterable[str]) -> str:
 
 
 def meant_option(typed: str, known: Iterable[str]) -> str:
-    """The probable option for another tool's word, a typo or an abbreviation; or "".
+    """The probable option for another tool's word, a typo or an abbreviation; or a hint; or "".
 
     >>> meant_option("--seqlen", ["--sequence-length", "--separator"]), meant_option("--out", ["--into"])
     ('--sequence-length', '--into')
     """
     names = sorted(name for name in known if name.startswith("--"))
-    if OPTIONS.get(typed) in names:
-        return OPTIONS[typed]
+    ours = OPTIONS.get(typed, "")
+    if ours in names or " " in ours:
+        return ours
     word = typed.strip("-")
     near = closest(word, [name.strip("-") for name in names])
     if near is not None:

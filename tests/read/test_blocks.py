@@ -21,7 +21,7 @@ def block(size: int) -> DecodedBlock:
 def test_a_block_is_decoded_once_while_there_is_room() -> None:
     blocks, decoded = BlockCache(100), list[int]()
     for _ in range(3):
-        assert blocks.get(0, 1, lambda number: decoded.append(number) or block(40)).nbytes == 40
+        assert blocks.get(0, [1], lambda number: decoded.append(number) or block(40))[0].nbytes == 40
     assert decoded == [1]
     assert blocks.statistics() == BlockStatistics(hits=2, misses=1, blocks=1, bytes=40, limit_bytes=100)
 
@@ -30,7 +30,7 @@ def test_a_block_is_decoded_once_while_there_is_room() -> None:
 def test_a_block_larger_than_the_whole_allowance_is_not_kept(limit: int) -> None:
     blocks = BlockCache(limit)
     for _ in range(2):
-        assert blocks.get(0, 1, lambda _: block(40)).nbytes == 40
+        assert blocks.get(0, [1], lambda _: block(40))[0].nbytes == 40
     assert blocks.statistics() == BlockStatistics(hits=0, misses=2, blocks=0, bytes=0, limit_bytes=limit)
 
 
@@ -44,7 +44,7 @@ def test_threads_that_want_a_block_at_once_decode_it_once() -> None:
 
     def work() -> None:
         begun.wait()
-        assert blocks.get(0, 1, decode).nbytes == 40
+        assert blocks.get(0, [1], decode)[0].nbytes == 40
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -66,7 +66,7 @@ def test_never_more_bytes_than_allowed_whatever_threads_do() -> None:
         choose = random.Random(seed)
         for _ in range(3000):
             size = choose.randrange(400)
-            assert blocks.get(0, size, block).nbytes == size
+            assert blocks.get(0, [size], block)[0].nbytes == size
 
     watcher = threading.Thread(target=watch)
     workers = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
@@ -86,7 +86,7 @@ def test_blocks_are_dropped_in_the_order_of_their_last_use() -> None:
     for _ in range(3000):
         number = choose.randrange(60)
         is_hit, before = number in model, blocks.statistics().hits
-        blocks.get(0, number, lambda number: block(5 + number))
+        blocks.get(0, [number], lambda number: block(5 + number))
         model[number] = model.pop(number, 5 + number)
         while sum(model.values()) > 1000:
             model.popitem(last=False)
@@ -117,6 +117,6 @@ def test_an_interrupted_decode_leaves_no_block_and_can_be_repeated() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        blocks.get(0, 1, interrupted)
+        blocks.get(0, [1], interrupted)
     assert blocks.statistics() == BlockStatistics(hits=0, misses=1, blocks=0, bytes=0, limit_bytes=100)
-    assert blocks.get(0, 1, lambda _: block(40)).nbytes == 40
+    assert blocks.get(0, [1], lambda _: block(40))[0].nbytes == 40

@@ -6,7 +6,7 @@ a thread that does not see a bit yet checks the block again.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,12 +103,12 @@ class BlockStatistics:
 
 
 class DecodedBlock:
-    """The values of one block; `first` is the index of the first value in the chunk's column."""
+    """The values of one block; `span` has the indices of the first value and of the one after the last in a chunk."""
 
-    __slots__ = ("address", "first", "nbytes", "values")
+    __slots__ = ("address", "nbytes", "span", "values")
 
     def __init__(self, values: Array, first: int) -> None:
-        self.values, self.first, self.nbytes = values, first, values.nbytes
+        self.values, self.span, self.nbytes = values, (first, first + len(values)), values.nbytes
         self.address = int(values.__array_interface__["data"][0])  # `ctypes.data` takes three times as long
 
 
@@ -136,12 +136,28 @@ class BlockCache:
             self._columns += 1
             return self._columns
 
-    def get(self, column: int, number: int, decode: Decode) -> DecodedBlock:
-        """A block, decoded if it is missing. A thread waits for a block that another thread is decoding."""
-        key = (column, number)
+    def get(self, column: int, numbers: Sequence[int], decode: Decode) -> list[DecodedBlock]:
+        """The first of some blocks: as many as take half of the limit, at least one. Missing ones are decoded.
+
+        A thread waits for a block that another thread is decoding.
+        """
+        held, size = list[DecodedBlock](), 0
+        while len(held) < len(numbers) and size <= self.limit // 2:
+            with self._lock:  # once for all blocks up to a missing one
+                while len(held) < len(numbers) and size <= self.limit // 2:
+                    block = self._used((column, numbers[len(held)]))
+                    if block is None:
+                        break
+                    held.append(block)
+                    size += block.nbytes
+                else:
+                    return held
+            held.append(self._decoded((column, numbers[len(held)]), decode))
+            size += held[-1].nbytes
+        return held
+
+    def _decoded(self, key: Key, decode: Decode) -> DecodedBlock:
         with self._lock:
-            if (block := self._used(key)) is not None:
-                return block
             decoding = self._decoding.setdefault(key, threading.Lock())
         try:
             with decoding:
@@ -149,7 +165,7 @@ class BlockCache:
                     if (block := self._used(key)) is not None:
                         return block
                     self._misses += 1
-                block = decode(number)
+                block = decode(key[1])
                 self._keep(key, block)
                 return block
         finally:

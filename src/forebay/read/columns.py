@@ -150,23 +150,17 @@ class CompressedReader:
         self._edges = _edges_reader(column, maps, checks) if column.has_offsets else None
 
     def read(self, locations: RowLocations, part: Slices | None = None) -> Array | Ragged:
-        """Copy the rows of some blocks at a time: of as many as take half of the block cache."""
+        """Copy the rows of some blocks at a time: of as many as the block cache returns at once."""
         _check_fixed(self._column, part)
         self._checks.ensure(locations)
         numbers, which = np.unique(self._checks.numbers(locations), return_inverse=True)
-        pieces: list[tuple[Numbers, Array | Ragged]] = []
-        held, held_bytes, first = list[DecodedBlock](), 0, 0
-        for at, number in enumerate(numbers.tolist()):
-            held.append(self._blocks.get(self._number, number, self._decode))
-            held_bytes += held[-1].nbytes
-            if held_bytes > self._blocks.limit // 2 and at + 1 < len(numbers):
-                rows = np.flatnonzero((which >= first) & (which <= at))
-                pieces.append((rows, self._copied(locations.at(rows), which[rows] - first, held)))
-                held, held_bytes, first = [], 0, at + 1
-        rows = np.flatnonzero(which >= first)
-        values = self._copied(locations.at(rows), which[rows] - first, held)
-        if pieces:
-            values = merged_rows([*pieces, (rows, values)], len(which), values)
+        pieces, done = list[tuple[Numbers, Array | Ragged]](), 0
+        while done < len(numbers) or not pieces:
+            held = self._blocks.get(self._number, numbers[done:].tolist(), self._decode)
+            rows = np.flatnonzero((which >= done) & (which < done + len(held)))
+            pieces.append((rows, self._copied(locations.at(rows), which[rows] - done, held)))
+            done += len(held)
+        values = pieces[0][1] if len(pieces) == 1 else merged_rows(pieces, len(which), pieces[0][1])
         return values if part is None else _sliced(values, part)
 
     def views(self, locations: RowLocations) -> Iterator[Array]:
@@ -174,8 +168,8 @@ class CompressedReader:
         self._checks.ensure(locations)
         starts, stops = self._values(locations)
         for at, number in enumerate(self._checks.numbers(locations).tolist()):
-            block = self._blocks.get(self._number, number, self._decode)
-            low, high = int(starts[at]) - block.first, int(stops[at]) - block.first
+            block = self._blocks.get(self._number, [number], self._decode)[0]
+            low, high = int(starts[at]) - block.span[0], int(stops[at]) - block.span[0]
             if not 0 <= low <= high <= len(block.values):
                 raise self._checks.outside(int(locations.positions[at]))
             yield block.values[low] if self._edges is None else block.values[low:high]
@@ -189,9 +183,11 @@ class CompressedReader:
     def _copied(self, locations: RowLocations, which: Numbers, held: list[DecodedBlock]) -> Array | Ragged:
         """Rows, each from the block `held[which[i]]`."""
         starts, stops = self._values(locations)
-        facts = np.array([(block.address, block.first, len(block.values)) for block in held], np.int64).reshape(-1, 3)
-        addresses, firsts, counts = facts[which].T
-        inside = (starts >= firsts) & (starts <= stops) & (stops <= firsts + counts)
+        # From a list of tuples, NumPy would take five times as long.
+        addresses = np.array([block.address for block in held], np.int64)[which]
+        firsts = np.array([block.span[0] for block in held], np.int64)[which]
+        ends = np.array([block.span[1] for block in held], np.int64)[which]
+        inside = (starts >= firsts) & (starts <= stops) & (stops <= ends)
         if not inside.all():
             raise self._checks.outside(int(locations.positions[~inside][0]))
         values = _gathered(self._column, addresses - firsts * self._column.item_bytes, starts, stops)

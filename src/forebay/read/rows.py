@@ -42,10 +42,10 @@ class Located(NamedTuple):
 
     def part(self, some: slice | Numbers) -> "Located":
         """Return some of the rows."""
+        sources = None if self.sources is None else self.sources[some]
         tags = {name: values[some] for name, values in self.tags.items()}
-        sources, epochs = (None if each is None else each[some] for each in (self.sources, self.epochs))
-        weights = None if self.weights is None else self.weights[some]
-        return Located(self.rows[some], sources, tags, epochs, weights)
+        epochs = None if self.epochs is None else self.epochs[some]
+        return Located(self.rows[some], sources, tags, epochs, None if self.weights is None else self.weights[some])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,7 +22,7 @@ from forebay.feeding.stream import Ranks, Stream
 from forebay.read.rows import Located
 
 AHEAD_BYTES = 32 * 1024 * 1024
-_TASK_BYTES = 4 * 1024 * 1024
+_TASK_BYTES = 8 * 1024 * 1024
 _TASK_SECONDS = 0.004
 _MOST = 64  # batches ahead, and of a task
 _LOCATED_ROWS = 8192

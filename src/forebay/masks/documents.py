@@ -200,21 +200,20 @@ _PACKED_TYPES = (np.dtype(np.uint16), np.dtype(np.uint32))  # others are widened
 
 
 def fill_packed(
-    tokens: NDArray[np.integer],
+    rows: NDArray[np.integer],
     seq_lens: Ints,
     style: LabelStyle,
     *,
-    wide: Longs | None = None,
+    tokens: Longs | None = None,
     labels: Longs | None = None,
     positions: Longs | None = None,
 ) -> None:
-    """Write tokens as int64, their labels and their positions, each to its contiguous array if there is one."""
-    width = tokens.shape[1]
-    if not tokens.size:
+    """Write the tokens of rows as int64, their labels and their positions, each to its contiguous array, if any."""
+    if not rows.size:
         return
-    rows = np.ascontiguousarray(tokens, None if tokens.dtype in _PACKED_TYPES else np.int64)
-    lengths = np.ascontiguousarray(seq_lens, np.int32)
-    if not kernels.pack_tokens(rows, rows.itemsize, width, lengths, style == "shifted", wide, labels, positions):
+    width, lengths = rows.shape[1], np.ascontiguousarray(seq_lens, np.int32)
+    rows = np.ascontiguousarray(rows, None if rows.dtype in _PACKED_TYPES else np.int64)
+    if not kernels.pack_tokens(rows, rows.itemsize, width, lengths, style == "shifted", tokens, labels, positions):
         whole_lengths(seq_lens, width)  # raises, and says which row is wrong
 
 

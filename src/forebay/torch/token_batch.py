@@ -91,6 +91,9 @@ class TokenBatch(Collate):
         self._on_device = on_device
         self._style = None if on_device else style
         self._derive = () if on_device else _checked_derive(derive)
+        self._document_names = {"document_ids", "cu_seqlens"} & set(self._derive)
+        wide = {"tokens": True, "labels": style is not None, "positions": "positions" in self._derive}
+        self._written = [name for name, is_written in wide.items() if is_written]  # one int64 per token each
         _check_labels(style, self._derive, loss_mask, log_probs)
         if max_documents is not None:
             checked_whole("max_documents", max_documents, 1)
@@ -123,19 +126,14 @@ class TokenBatch(Collate):
         wide = {name: buffers.empty(tokens.shape, _INT64) for name in self._written}
         # Lengths that nothing is derived from need not add up to a row.
         edges = seq_lens if self._style or self._derive else np.zeros((len(tokens), 1), np.int32)
-        labels, positions = wide.get("labels"), wide.get("positions")
-        fill_packed(tokens, edges, self._style or "shifted", wide=wide["tokens"], labels=labels, positions=positions)
-        wide["seq_lens"] = buffers.as_pinned(seq_lens)
+        fill_packed(tokens, edges, self._style or "shifted", **wide)
         batch: Batch = {name: wrap(values) for name, values in wide.items()}
-        if labels is not None:
-            batch |= self._label_tensors(labels, documents, table, buffers)
-        return batch | self._document_tensors(edges, tokens.shape, buffers)
-
-    @property
-    def _written(self) -> tuple[str, ...]:
-        """The tensors of one int64 per token that are written together."""
-        labels = () if self._style is None else ("labels",)
-        return ("tokens", *labels, *(("positions",) if "positions" in self._derive else ()))
+        batch["seq_lens"] = wrap(buffers.as_pinned(seq_lens))
+        if self._style is not None:
+            batch |= self._label_tensors(wide["labels"], documents, table, buffers)
+        if self._document_names:
+            batch |= self._document_tensors(edges, tokens.shape, buffers)
+        return batch
 
     def _label_tensors(self, labels: Array, documents: Array, table: Table, buffers: Buffers) -> Batch:
         """Set labels that the loss does not count to -100; return the weights, counts and log-probs of the others."""
@@ -171,8 +169,6 @@ class TokenBatch(Collate):
 
     def _document_tensors(self, seq_lens: Array, shape: tuple[int, ...], buffers: Buffers) -> Batch:
         batch: Batch = {}
-        if not {"document_ids", "cu_seqlens"} & set(self._derive):
-            return batch
         whole = whole_lengths(seq_lens, shape[1]) if len(seq_lens) else np.zeros((0, 1), np.int32)
         if "document_ids" in self._derive:
             ids = buffers.empty(shape, np.dtype(np.int32))
@@ -258,10 +254,10 @@ def padded_lengths(lengths: Ragged, max_documents: int | None = None) -> Array:
     [[3, 2], [7, 0]]
     """
     counts = lengths.lengths
-    most = int(counts.max(initial=0))
+    most = max(counts.tolist(), default=0)
     if max_documents is not None and most > max_documents:
         raise ValueError(f"a row has {most} documents, more than max_documents={max_documents}; raise it")
-    padded = np.zeros((len(lengths), max_documents or max(1, most)), np.int32)
+    padded = np.zeros((len(counts), max_documents or max(1, most)), np.int32)
     padded[np.arange(padded.shape[1]) < counts[:, None]] = lengths.values
     return padded
 

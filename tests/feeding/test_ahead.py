@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from forebay.feeding.ahead import Ahead
+from forebay.feeding.ahead import Ahead, Slot
 from forebay.feeding.statistics import Handoff
 from forebay.feeding.steps import AHEAD_BYTES, BatchTask, Pace, tasks
 from forebay.feeding.stream import Ranks
@@ -106,6 +106,18 @@ def test_tasks_grow_with_cheap_batches_and_keep_to_the_bytes_allowed() -> None:
     time.sleep(0.1)
     assert len(queue._pending) == 3
     queue.stop()
+
+
+def test_tasks_have_one_batch_while_more_than_half_is_ahead() -> None:
+    pace = Pace(threads=1, most=16)
+    pace.note(4, 4000, 1e-5)
+    pending = [Slot[BatchTask, Handoff](BatchTask(0, 0, 8, (0, 1)))]
+    assert pace.fits(BatchTask(0, 0, 0, (0, 1)), pending)
+    assert pace.next_batches() == 8
+    assert pace.fits(BatchTask(0, 0, 1, (0, 1)), pending)
+    assert pace.next_batches() == 1
+    assert pace.fits(BatchTask(0, 0, 1, (0, 1)), [])
+    assert pace.next_batches() == 8
 
 
 def test_tasks_cover_every_position_once_and_stay_in_their_stretch() -> None:

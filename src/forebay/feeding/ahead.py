@@ -19,7 +19,8 @@ from typing import Any, Generic, TypeVar
 
 Task = TypeVar("Task")
 Item = TypeVar("Item")
-_STOP_SECONDS = 2.0  # to wait for running tasks on stop(); a slower one is abandoned
+_STOP_SECONDS = 0.2  # to wait for running tasks on stop(); a slower one, which may be a download, is abandoned
+_EXIT_SECONDS = 2.0  # likewise, when the interpreter exits
 _running: "weakref.WeakSet[Ahead[Any, Any]]" = weakref.WeakSet()
 _process = object()  # identifies this process without a getpid() per batch
 
@@ -48,7 +49,9 @@ class Ahead(Generic[Task, Item]):
         self._tasks, self._make, self._fits = tasks, make, fits
         self._process, self._is_stopped, self._has_ended = _process, False, False
         self._listing = threading.Lock()  # of the next task, outside the lock that the consumer takes
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._ready = threading.Condition(self._lock)  # the consumer waits: the first pending task is done
+        self._room = threading.Condition(self._lock)  # a thread waits: its task fits
         self._pending: deque[Slot[Task, Item]] = deque()
         self._threads = [
             threading.Thread(target=self._work, name=f"forebay-{name}-{number}", daemon=True)
@@ -69,12 +72,12 @@ class Ahead(Generic[Task, Item]):
     def __next__(self) -> Item:
         if not self._threads:
             return self._make(next(self._tasks))
-        with self._changed:
-            self._changed.wait_for(lambda: self._pending[0].is_done if self._pending else self._has_ended)
+        with self._lock:
+            self._ready.wait_for(lambda: self._pending[0].is_done if self._pending else self._has_ended)
             if not self._pending:
                 raise StopIteration
             slot = self._pending.popleft()
-            self._changed.notify_all()
+            self._room.notify()
         if slot.error is not None:
             raise slot.error
         item, slot.item = slot.item, None
@@ -83,10 +86,10 @@ class Ahead(Generic[Task, Item]):
 
     def release(self, is_passed: Callable[[Task], bool]) -> None:
         """Forget the first tasks that are passed, whether they are done or not; never waits."""
-        with self._changed:
+        with self._lock:
             while self._pending and self._pending[0].task is not None and is_passed(self._pending[0].task):
                 self._pending.popleft()
-            self._changed.notify_all()
+            self._room.notify()
 
     @property
     def is_running(self) -> bool:
@@ -96,10 +99,10 @@ class Ahead(Generic[Task, Item]):
         """End the threads and drop pending results; with `wait`, wait briefly for running tasks."""
         if not self.belongs_to_this_process or self._is_stopped:
             return
-        with self._changed:
+        with self._lock:
             self._is_stopped = True
             self._pending.clear()
-            self._changed.notify_all()
+            self._room.notify()
         end = time.monotonic() + _STOP_SECONDS * wait
         for thread in self._threads:
             if thread is not threading.current_thread():  # a garbage collection may call this from one of them
@@ -112,9 +115,10 @@ class Ahead(Generic[Task, Item]):
                 slot.item = self._make(slot.task)
             except BaseException as error:  # top of a worker: the consumer raises it, at this task
                 slot.error = error
-            with self._changed:
+            with self._lock:
                 slot.is_done = True
-                self._changed.notify_all()
+                if self._pending and self._pending[0] is slot:
+                    self._ready.notify()
             del slot  # while this thread waits, only the consumer holds the item
 
     def _begun(self) -> Slot[Task, Item] | None:
@@ -123,13 +127,14 @@ class Ahead(Generic[Task, Item]):
             slot = self._listed()
             if slot is None:
                 return None
-            with self._changed:
+            with self._lock:
                 if not slot.is_done:
-                    self._changed.wait_for(lambda: self._is_stopped or self._fits(slot.task, self._pending))
+                    self._room.wait_for(lambda: self._is_stopped or self._fits(slot.task, self._pending))
                 if self._is_stopped:
                     return None
                 self._pending.append(slot)
-                self._changed.notify_all()
+                if slot.is_done:
+                    self._ready.notify()
         return None if slot.is_done else slot
 
     def _listed(self) -> Slot[Task, Item] | None:
@@ -140,9 +145,9 @@ class Ahead(Generic[Task, Item]):
             slot.error, slot.is_done, self._has_ended = error, True, True
             return slot
         if task is None:
-            with self._changed:
+            with self._lock:
                 self._has_ended = True
-                self._changed.notify_all()
+                self._ready.notify()
             return None
         return Slot(task)
 
@@ -160,6 +165,6 @@ def _stop_all() -> None:
     queues = list(_running)
     for each in queues:
         each.stop(wait=False)
-    end = time.monotonic() + _STOP_SECONDS
+    end = time.monotonic() + _EXIT_SECONDS
     for thread in (thread for each in queues for thread in each._threads):
         thread.join(max(0.0, end - time.monotonic()))

@@ -5,8 +5,9 @@ task               └─ a few batches, read together ─┘
 stretch            └─ some thousand positions, located together ───┘
 rank r of w        takes the positions p with p % w == r
 
-A task has as many batches as take about 4 ms, or 4 MiB: waking a thread costs as much as copying 64 KiB, and two
-threads that hand the interpreter lock to each other for every batch decode half as many rows.
+A task has as many batches as take about 4 ms, or 8 MiB: handing over a task costs as much as making two batches of
+tokens. While more than half of what may be ahead is there, a task is one batch, so that the training thread never waits
+long for the interpreter lock.
 """
 
 import threading
@@ -45,8 +46,9 @@ class Pace:
         self.most = _MOST if most is None else most
         self._least = 1 if most is not None else 2  # batches ahead, however large they are
         self._per_task = max(1, self.most // (threads + 1))
-        self.batches = 1  # of the next task
+        self.batches = 1  # of a task
         self._largest = 0  # bytes of a batch
+        self._is_half_full = False
 
     def note(self, count: int, size_bytes: int, seconds: float) -> None:
         """Learn from a task."""
@@ -54,8 +56,13 @@ class Pace:
         suitable = count * min(_TASK_SECONDS / max(seconds, 1e-9), _TASK_BYTES / max(1, size_bytes))
         self.batches = max(1, min(int(suitable), 2 * count, self._per_task))
 
+    def next_batches(self) -> int:
+        """Return how many batches the next task has."""
+        return 1 if self._is_half_full else self.batches
+
     def fits(self, task: BatchTask, pending: Sequence[Slot[BatchTask, Handoff]]) -> bool:
         ahead = sum(slot.task.batches for slot in pending) + task.batches
+        self._is_half_full = 2 * ahead > self.most or 2 * ahead * self._largest > AHEAD_BYTES
         if not pending or ahead <= self._least:
             return True
         return ahead <= self.most and ahead * self._largest <= AHEAD_BYTES
@@ -71,7 +78,7 @@ def tasks(
             for first in range(start, stop, stretch):
                 last, at = min(stop, first + stretch), first
                 while at < last:
-                    count = min(pace.batches, -(-(last - at) // batch_size))
+                    count = min(pace.next_batches(), -(-(last - at) // batch_size))
                     yield BatchTask(epoch, at, count, (first, last))
                     at += count * batch_size
         if following is None:

@@ -1,5 +1,6 @@
 /* Loops over bytes that NumPy makes in several passes, or with the GIL held. Each is independent, checks sizes before it
-   writes, then releases the GIL. `reference.py` defines all of them; tests/kernels compares the two.
+   writes, then releases the GIL, if it works for longer than a switch between threads takes. `reference.py` defines all
+   of them; tests/kernels compares the two.
 
    Optional: without a compiler, `forebay.kernels` uses the reference. */
 
@@ -15,7 +16,14 @@
 #define FAST
 #endif
 
-enum { IGNORED_LABEL = -100 };
+enum { IGNORED_LABEL = -100, MANY = 256 * 1024 };
+
+/* The GIL, released for a loop over many bytes; one over fewer ends before another thread has woken up. */
+static PyThreadState *released(Py_ssize_t bytes) { return bytes > MANY ? PyEval_SaveThread() : NULL; }
+
+static void held_again(PyThreadState *state) {
+    if (state) PyEval_RestoreThread(state);
+}
 
 static int failed(const char *reason) {
     PyErr_SetString(PyExc_ValueError, reason);
@@ -84,12 +92,12 @@ static PyObject *gather(PyObject *self, PyObject *args) {
         goto end;
     }
     char *out = buffers.all[0].buf;
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *state = released(buffers.all[0].len);
     for (Py_ssize_t at = 0; at < count; at++) {
         copy_row(out, addresses[at], (Py_ssize_t)sizes[at], at + 1 < count ? addresses[at + 1] : 0);
         out += sizes[at];
     }
-    Py_END_ALLOW_THREADS
+    held_again(state);
     result = Py_NewRef(Py_None);
 end:
     release(&buffers);
@@ -175,14 +183,14 @@ static PyObject *locate_rows(PyObject *self, PyObject *args) {
     int64_t *found = buffers.all[0].buf, *within = buffers.all[1].buf;
     const int64_t *rows = buffers.all[2].buf, *starts = buffers.all[3].buf;
     Py_ssize_t at = 0;
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *state = released(buffers.all[2].len);
     for (; at < count; at++) {
         Py_ssize_t chunk = chunk_of(rows[at], starts, chunks);
         if (chunk < 0) break;
         found[at] = chunk;
         within[at] = rows[at] - starts[chunk];
     }
-    Py_END_ALLOW_THREADS
+    held_again(state);
     result = PyBool_FromLong(at == count);
 end:
     release(&buffers);
@@ -260,7 +268,7 @@ static PyObject *read_rows(PyObject *self, PyObject *args) {
     }
     char *out = buffers.all[0].buf;
     const int64_t *chunks = buffers.all[1].buf, *within = buffers.all[2].buf;
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *state = released(buffers.all[0].len);
     int64_t row = count ? part_of_row(&mapped, chunks[0], within[0], starts ? starts[0] : 0, bytes) : 0, next;
     for (; at < count && row; at++, row = next) {
         next = 0;
@@ -268,7 +276,7 @@ static PyObject *read_rows(PyObject *self, PyObject *args) {
             next = part_of_row(&mapped, chunks[at + 1], within[at + 1], starts ? starts[at + 1] : 0, bytes);
         copy_row(out + at * bytes, row, bytes, next);
     }
-    Py_END_ALLOW_THREADS
+    held_again(state);
     result = PyBool_FromLong(at == count);
 end:
     release(&buffers);
@@ -377,7 +385,7 @@ static PyObject *pack_tokens(PyObject *self, PyObject *args) {
         if (take_or_none(&buffers, outputs[at], &memory[at], rows * width * (Py_ssize_t)sizeof(int64_t)) < 0) goto end;
     int64_t *wide = memory[0], *labels = memory[1], *positions = memory[2];
     Py_ssize_t row = 0;
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *state = released(buffers.all[0].len);
     for (; row < rows; row++) {
         const char *tokens = (const char *)buffers.all[0].buf + row * width * item;
         const int32_t *lengths = (const int32_t *)buffers.all[1].buf + row * documents;
@@ -386,7 +394,7 @@ static PyObject *pack_tokens(PyObject *self, PyObject *args) {
         if (labels) cut_labels(labels + row * width, width, lengths, documents, shifted);
         if (positions) position_row(positions + row * width, width, lengths, documents);
     }
-    Py_END_ALLOW_THREADS
+    held_again(state);
     result = PyBool_FromLong(row == rows);
 end:
     release(&buffers);

@@ -276,7 +276,10 @@ class Loader:
                         if turn != self._turn:
                             self._check_turn(turn)
                         at = end
-                        self._advance(end)
+                        if stop - end >= self.global_batch_size:  # usually; the rest looks at the end of the epoch
+                            self.position = end
+                        else:
+                            self._advance(end)
                         yield step.pop() if self._micro_batches is None else _emptied(step)
                     if handoff.error is not None:
                         raise handoff.error

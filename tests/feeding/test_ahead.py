@@ -108,16 +108,13 @@ def test_tasks_grow_with_cheap_batches_and_keep_to_the_bytes_allowed() -> None:
     queue.stop()
 
 
-def test_tasks_have_one_batch_while_more_than_half_is_ahead() -> None:
-    pace = Pace(threads=1, most=16)
+def test_tasks_have_one_batch_while_more_than_half_is_done() -> None:
+    pace, slot = Pace(threads=1, most=16), Slot[BatchTask, Handoff](BatchTask(0, 0, 9, (0, 1)))
     pace.note(4, 4000, 1e-5)
-    pending = [Slot[BatchTask, Handoff](BatchTask(0, 0, 8, (0, 1)))]
-    assert pace.fits(BatchTask(0, 0, 0, (0, 1)), pending)
-    assert pace.next_batches() == 8
-    assert pace.fits(BatchTask(0, 0, 1, (0, 1)), pending)
-    assert pace.next_batches() == 1
-    assert pace.fits(BatchTask(0, 0, 1, (0, 1)), [])
-    assert pace.next_batches() == 8
+    for is_done, batches in ((False, 8), (True, 1), (False, 8)):
+        slot.is_done = is_done
+        assert pace.fits(BatchTask(0, 0, 1, (0, 1)), [slot])
+        assert pace.next_batches() == batches
 
 
 def test_tasks_cover_every_position_once_and_stay_in_their_stretch() -> None:

@@ -6,7 +6,7 @@ stretch            └─ some thousand positions, located together ───┘
 rank r of w        takes the positions p with p % w == r
 
 A task has as many batches as take about 4 ms, or 8 MiB: handing over a task costs as much as making two batches of
-tokens. While more than half of what may be ahead is there, a task is one batch, so that the training thread never waits
+tokens. While more than half of what may be ahead is done, a task is one batch, so that the training thread never waits
 long for the interpreter lock.
 """
 
@@ -62,7 +62,8 @@ class Pace:
 
     def fits(self, task: BatchTask, pending: Sequence[Slot[BatchTask, Handoff]]) -> bool:
         ahead = sum(slot.task.batches for slot in pending) + task.batches
-        self._is_half_full = 2 * ahead > self.most or 2 * ahead * self._largest > AHEAD_BYTES
+        done = sum(slot.task.batches for slot in pending if slot.is_done)
+        self._is_half_full = 2 * done > self.most or 2 * done * self._largest > AHEAD_BYTES
         if not pending or ahead <= self._least:
             return True
         return ahead <= self.most and ahead * self._largest <= AHEAD_BYTES

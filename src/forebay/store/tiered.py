@@ -72,7 +72,7 @@ class TieredStore(Store):
     def _forget(self) -> None:
         """Start with no locks and nothing passing through: in a new store or a forked process."""
         self._lock = threading.Lock()
-        self._fetching = [threading.Lock() for _ in range(256)]  # by the first byte of a digest
+        self._fetching: weakref.WeakValueDictionary[bytes, threading.Lock] = weakref.WeakValueDictionary()
         self._passing: weakref.WeakValueDictionary[bytes, memoryview] = weakref.WeakValueDictionary()
         self._away_until = 0.0
 
@@ -87,7 +87,7 @@ class TieredStore(Store):
         if view is not None:
             self._count("hits")
             return view
-        with self._fetching[expect.sha256[0]]:
+        with self._fetching_lock(expect):
             view = self._passing.get(expect.sha256) or self._local_copy(expect)  # another thread has fetched it
             if view is None:
                 self._count("misses")
@@ -96,9 +96,14 @@ class TieredStore(Store):
                 view = self._passing[expect.sha256] = self._pass(key, expect)
             return view
 
+    def _fetching_lock(self, expect: Expected) -> threading.Lock:
+        """The lock of one chunk; it lives while a thread holds it or waits for it."""
+        with self._lock:
+            return self._fetching.setdefault(expect.sha256, threading.Lock())
+
     def keep(self, key: str, expect: Expected) -> bool:
         """Fetch a chunk into the tier if it is not there; return False, and fetch nothing, if it is not admitted."""
-        with self._fetching[expect.sha256[0]]:
+        with self._fetching_lock(expect):
             view = self._local_copy(expect)
             if view is not None:
                 self._count("hits")

@@ -4,9 +4,7 @@ import bz2
 import gzip
 import lzma
 import random
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import xxhash
@@ -20,9 +18,8 @@ from forebay.building.listing import SourceListing
 from forebay.building.segments import Planner
 from forebay.cache.segment import Segment
 from forebay.source import SourceFile
-from forebay.sources import opening, pieces
+from forebay.sources import opening
 from forebay.sources.jsonl import LineSource
-from forebay.sources.opening import open_file
 from forebay.store import MemoryStore
 
 RECIPE = fb.RawRecipe(chunk_bytes=300)
@@ -78,22 +75,6 @@ def test_cuts_by_the_ends_of_all_samples_are_those_of_the_source(tmp_path_factor
     ends = source.sample_ends(file)
     assert ends is not None
     assert list(StreamScan(file, ends).cuts(first, every)) == list(source.cuts(file, 0, first, every))
-
-
-def test_chunks_of_few_samples_are_cut_by_reading_a_plain_file_once(tmp_path, monkeypatch):
-    (tmp_path / "lines.txt").write_text("".join(f"line {number}\n" for number in range(50_000)))
-    source = fb.sources.lines(tmp_path / "lines.txt")
-    (file,) = source.files()
-    asked = list[int]()
-
-    @contextmanager
-    def counted(path: str):
-        with open_file(path) as plain:
-            yield SimpleNamespace(seek=plain.seek, read=lambda size: asked.append(size) or plain.read(size))
-
-    monkeypatch.setattr(pieces, "open_file", counted)
-    assert len(list(source.cuts(file, 0, 1, 1))) == 50_000
-    assert len(asked) <= file.size // (64 << 10)
 
 
 def test_a_source_of_compressed_files_is_planned_as_if_they_were_cut_one_by_one(lines):

@@ -17,7 +17,7 @@ from forebay.columns import DTYPES, Column, Dtype
 from forebay.errors import IndexCorrupt
 from forebay.format.chunk_file import ChunkFile
 from forebay.source import Source
-from forebay.store import LocalStore
+from forebay.store import LocalStore, retries
 from forebay.store.base import PIECE_BYTES, Buffer, Missing, Pieces, load_index
 
 
@@ -125,7 +125,10 @@ class FailingDisk(LocalStore):
 
 
 @pytest.mark.parametrize("key", ["generations/000001.safetensors", "plan/000000.safetensors"])
-def test_a_bad_sector_of_the_index_is_reported_and_repaired(tmp_path: Path, key: str) -> None:
+def test_a_bad_sector_of_the_index_is_reported_and_repaired(
+    tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "DISK", retries.RetryPolicy(retries=1, first_wait=0))
     source = lines_source(tmp_path)
     fb.build(tmp_path / "cache", source, fb.RawRecipe(chunk_bytes=9000), workers=0, end_chunk=1)
     fb.build(tmp_path / "cache", source, fb.RawRecipe(chunk_bytes=9000), workers=0)
@@ -138,7 +141,8 @@ def test_a_bad_sector_of_the_index_is_reported_and_repaired(tmp_path: Path, key:
     assert len(fb.open_cache(store)) == 5000
 
 
-def test_an_index_is_never_mapped_before_all_of_it_was_read(tmp_path: Path) -> None:
+def test_an_index_is_never_mapped_before_all_of_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "DISK", retries.RetryPolicy(retries=1, first_wait=0))
     store = LocalStore(tmp_path)
     store.create("small", [bytes(1000)])
     store.create("large", [bytes(PIECE_BYTES), b"end"])

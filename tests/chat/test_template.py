@@ -61,9 +61,9 @@ def test_the_hash_covers_the_text_and_the_tokens() -> None:
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({}, "neither chat_template.jinja nor"),
+        ({}, "neither a chat_template.jinja nor"),
         ({"tokenizer_config.json": b"{"}, "not valid JSON"),
-        ({"tokenizer_config.json": b'{"chat_template": 7}'}, "neither chat_template.jinja nor"),
+        ({"tokenizer_config.json": b'{"chat_template": 7}'}, "neither a chat_template.jinja nor"),
         ({"chat_template.jinja": b"\xff"}, "not UTF-8"),
         ({"chat_template.jinja": b"x" * (module.MOST_TEMPLATE_BYTES + 1)}, "more than 262,144 bytes"),
     ],

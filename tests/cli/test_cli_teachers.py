@@ -101,6 +101,7 @@ def test_an_estimate_loads_nothing_and_counts_bytes(
     assert "not enough disk space" in run(*words, code=1).err
 
 
+@pytest.mark.slow
 def test_alignment_holds_for_what_was_built(taught: Path) -> None:
     report, found = run("verify", taught, "--align", "--json").json
     assert report["bad"] == []

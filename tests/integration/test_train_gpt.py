@@ -17,6 +17,8 @@ from tests.helpers.processes import REPOSITORY, PythonProcess
 
 import forebay as fb
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = REPOSITORY / "examples" / "train_gpt.py"
 STEP = re.compile(r"^step (\d+) epoch (\d+) batch (\w+) rate (\S+) loss (\S+)$", re.MULTILINE)
 SAVED_EVERY, KILLED_AT = 5, 13

@@ -21,6 +21,8 @@ import forebay as fb
 from forebay.images import prepared_row
 from forebay.torch import CacheDataset, ImageBatch, Split, padding_leaks
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = REPOSITORY / "examples" / "train_tagger.py"
 STEP = re.compile(r"^step (\d+) epoch (\d+) batch (\w+) loss (\S+)$", re.MULTILINE)
 SAVED_EVERY, KILLED_AT = 5, 13

@@ -350,5 +350,6 @@ assert not wrong, wrong
 """
 
 
+@pytest.mark.slow
 def test_batches_are_the_golden_ones_without_a_compiler() -> None:
     subprocess.run([sys.executable, "-c", WITHOUT], check=True, cwd=Path(__file__).parents[2], timeout=600)

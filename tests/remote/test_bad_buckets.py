@@ -126,7 +126,8 @@ def test_a_read_only_bucket(service, lines):
     assert "the credentials do not allow to write to it" in said
 
 
-def test_a_bucket_that_ignores_conditions(service, lines, tmp_path):
+def test_a_bucket_that_ignores_conditions(service, lines, tmp_path, monkeypatch):
+    monkeypatch.setattr("forebay.store.object_store.RETRIES", RetryPolicy(retries=1, first_wait=0))
     said = refused("build", "raw", lines, "--into", "s3://bucket/x")
     assert "it ignores `If-None-Match: *`" in said
     assert "build into a folder and upload that with its own tool" in said

@@ -50,6 +50,7 @@ def test_three_processes_share_a_bucket_and_one_is_killed(bucket, tmp_path):
     assert os.listdir(tmp_path) == ["source.txt"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "operation", "below"),
     [

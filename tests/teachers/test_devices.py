@@ -37,6 +37,7 @@ def test_one_device_runs_in_this_process(tmp_path: Path) -> None:
     assert set(read["pid"].tolist()) == {os.getpid()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [["clip"], pytest.param(["clip", "lune"], marks=pytest.mark.long)])
 def test_bytes_do_not_depend_on_the_number_of_devices(
     tmp_path: Path, tiny_models: TinyModels, layers: list[str]

@@ -86,6 +86,7 @@ def test_every_forward_has_the_same_number_of_samples(chunks: list[Columns], tog
     )
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_range_order_or_interruption(tmp_path: Path) -> None:
     whole, parts = prompt_cache(tmp_path / "whole"), prompt_cache(tmp_path / "parts")
     for teacher in (Noisy(), Letters()):
@@ -105,6 +106,7 @@ def test_bytes_do_not_depend_on_range_order_or_interruption(tmp_path: Path) -> N
         assert chunks_of(whole, layer) == chunks_of(parts, layer)
 
 
+@pytest.mark.slow
 def test_a_layer_of_a_layer_is_repaired_after_it_whatever_their_names(tmp_path: Path) -> None:
     root = prompt_cache(tmp_path)
     fb.build_layers(root, {"z": TeacherRecipe(teacher=Letters()), "a": TeacherRecipe(teacher=Twice())})

@@ -389,7 +389,7 @@ def test_making_a_loader_of_a_remote_cache_fetches_only_the_first_chunk(
     caches: dict[str, fb.Cache], tmp_path: Path
 ) -> None:
     far = FarFolder(caches["raw"].root)
-    cache = fb.open_cache(TieredStore(LocalStore(tmp_path / "tier"), far, reserve_bytes=0))
+    cache = fb.open_cache(TieredStore(LocalStore(tmp_path / "tier"), far))
     loader = Loader(cache, global_batch_size=1, collate=ImageBatch(cache, patch=24), drop_last=False)
     assert len(set(far.reads)) <= 1 < len(cache.chunk_numbers), "chunk 0 tells how large rows are"
     with pytest.raises(RecipeInvalid, match=r"(?s)all tokens of the image '006\.png' are ignored"):

@@ -72,6 +72,7 @@ def test_ranks_that_know_each_other_grow_together(tmp_path: Path) -> None:
     assert interleaved(range(0, 17, 2), [first[0], second[0]]) == numbers_of(alone)
 
 
+@pytest.mark.slow
 def test_what_is_published_after_rank_0_ended_its_epoch_waits_for_the_next(tmp_path: Path) -> None:
     root = token_cache(tmp_path, 11)
     assert [json.loads(each) for each in answers("grow-after-the-first", root, tmp_path)] == [[1, [0]]] * 2
@@ -93,6 +94,7 @@ def answers(command: str, root: Path, folder: Path, ranks: int = 2, *more: objec
     return printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 8])
 def test_ranks_that_opened_different_generations_are_refused_on_every_rank(
     grown: Path, tmp_path: Path, world: int
@@ -114,6 +116,7 @@ def test_ranks_with_another_seed_batch_size_or_position_are_refused(grown: Path,
         assert "columns is [] on rank 0 and ['documents'] on rank 1" in batches
 
 
+@pytest.mark.slow
 def test_ranks_whose_buckets_take_other_turns_are_refused(grown: Path, tmp_path: Path) -> None:
     (told, first), (same, second) = map(json.loads, answers("take-other-turns", grown, tmp_path))
     assert told == same
@@ -141,6 +144,7 @@ def test_rank_0_is_named_when_it_is_gone(grown: Path, tmp_path: Path, store: str
     assert answers("lose-rank-0", grown, tmp_path, 2, store) == ["", "[0]\n"]
 
 
+@pytest.mark.slow
 def test_ranks_with_other_recipes_or_micro_batches_are_refused(tmp_path: Path) -> None:
     roots = [token_cache(tmp_path / f"rows-{rank}", 6, rows_per_block=2 + rank) for rank in range(2)]
     write_numbers(tmp_path / "rows-2" / "raw" / "a.txt", range(50, 56))

@@ -18,7 +18,7 @@ from forebay.errors import NotFound, RecipeMismatch
 from forebay.teachers import T5, Clip, GeometricSol, TeacherRecipe, check_alignment, empty_prompt, estimate_teachers
 from forebay.torch import CacheDataset, Loader, Padded, StoredBatch
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 def t5(models: TinyModels, how: Mapping[str, object] | None = None, **fields: object) -> TeacherRecipe:

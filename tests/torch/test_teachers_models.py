@@ -48,7 +48,7 @@ from forebay.teachers.teacher_samples import noise_keys, normal
 from forebay.torch.teachers import Captures
 from forebay.torch.teachers.run_denoiser import attention_received, attention_statistics
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(scope="module")

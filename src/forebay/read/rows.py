@@ -76,7 +76,7 @@ class Table(dict[str, Any]):
 
     @property
     def weights(self) -> Weights | None:
-        """0 for a row that only fills a batch; None if there is no such row."""
+        """0 for a row that only fills a batch, else 1; None if batches are never filled."""
         return None if self.located is None else self.located.weights
 
     def part(self, start: int, stop: int) -> "Table":

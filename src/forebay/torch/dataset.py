@@ -65,8 +65,8 @@ class CacheDataset(Dataset[Row]):
         collate = self._usual(columns) if collate is None else checked_collate(collate)
         if not collate.by_row:
             raise ValueError(
-                f"this {type(collate).__name__} makes tensors of whole batches, which cannot be split into rows; leave "
-                "out cu_seqlens, num_label_tokens and on_device, or use a Loader"
+                f"this {type(collate).__name__} makes tensors of whole batches, which cannot be split into rows; use a "
+                "Loader, or a TokenBatch without cu_seqlens, num_label_tokens and on_device"
             )
         self._assembler = Assembler.of([cache], collate, columns, transform, Buffers(0, pinned=False), seed)
         self._assembler.check([self._selection])

@@ -137,6 +137,21 @@ def test_repair_without_a_generation_does_not_publish_deleted_constants_of_a_lay
     assert content(root) == before
 
 
+def test_repair_does_not_replace_the_recipe_of_a_rebuilt_layer_by_the_dropped_one(tmp_path: Path) -> None:
+    root = layered_cache(tmp_path)
+    fb.drop(root, "length")
+    fb.build(root, None, LengthLayer(times=3), workers=0, max_failures=1.0)
+    before, files = content(root), CacheFiles(root)
+    recipe = files.recipe("length").read_bytes()
+    files.constants("length").unlink()
+    for generation in files.generations[-2:]:  # older ones list the layer that was dropped
+        flip(generation)
+    assert files.key(files.constants("length")) in fb.repair(root, workers=0).failed
+    assert files.recipe("length").read_bytes() == recipe
+    assert not fb.repair(root, recipe=LengthLayer(times=3), workers=0).failed
+    assert content(root) == before
+
+
 @pytest.mark.parametrize("segment", [0, 1])
 def test_repair_of_a_plan_segment_and_a_generation_keeps_the_chunks_of_an_update(tmp_path: Path, segment: int) -> None:
     damage = Damage(tmp_path)

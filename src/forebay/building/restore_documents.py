@@ -61,13 +61,13 @@ def with_bound_layers(run: RepairRun, united: Generation) -> Generation:
             if not is_listed:
                 run.log.failed[layout.recipe(layer)] = problem
             continue
-        constants, others = _unlisted_constants(run, bound), without_layers(united, {layer})
-        if constants is not None:
+        constants, united = _unlisted_constants(run, bound), without_layers(united, {layer})
+        if constants is not None:  # else the layer stays unlisted: the listed recipe must not replace a sound one
             united = replace(
-                others,
-                recipes={**others.recipes, layer: read_document(run.store, layout.recipe(layer)).decode()},
-                layers={**others.layers, layer: ChunkTable.of([])},
-                constants={**others.constants, **constants},
+                united,
+                recipes={**united.recipes, layer: read_document(run.store, layout.recipe(layer)).decode()},
+                layers={**united.layers, layer: ChunkTable.of([])},
+                constants={**united.constants, **constants},
             )
     return united
 

@@ -343,6 +343,23 @@ def test_a_file_that_cannot_be_read_is_reported_and_ends_no_verify(tmp_path: Pat
     assert fb.verify(root, source=unreadable, full=full).stale["a.txt"] == "cannot be read: 'a.txt' has a bad sector"
 
 
+def test_a_build_whose_source_cannot_be_compared_ends_with_the_read_error_and_reuses_no_less(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    touch(tmp_path / "raw/a.txt")
+    write_lines(tmp_path / "raw/c.txt", 20, 30)
+    source = fb.sources.lines(tmp_path / "raw")
+    unreadable = UnreadableLines(source.root, source.patterns)
+    builds: list[Callable[[], object]] = [
+        lambda: fb.build(root, unreadable, LineRecipe(), workers=0),
+        lambda: fb.update(root, unreadable, recipe=LineRecipe(), workers=0),
+        lambda: fb.build(tmp_path / "new", unreadable, LineRecipe(), reuse=root, workers=0),
+    ]
+    for build in builds:
+        with pytest.raises(SourceUnreadable, match="bad sector"):
+            build()
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("full", [False, True])
 def test_a_compressed_file_is_judged_by_its_stored_bytes(tmp_path: Path, full: bool) -> None:
     (tmp_path / "raw").mkdir()

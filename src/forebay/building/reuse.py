@@ -100,7 +100,7 @@ class SourceNow:
 
 
 def _compared(planner: Planner, old: Index) -> SourceNow:
-    fresh = SourceCheck.of(old, planner.source).freshness(listed=planner.listing.walked)
+    fresh = SourceCheck.of(old, planner.source).freshness(listed=planner.listing.walked).complete()
     passed = FileTable.of(planner.listing.apart)
     absent = (path for path in old.plan.files if passed.find(path) is None)
     now = {path: file for path, file in fresh.now.items() if path not in fresh.grown}  # its planned part has no look

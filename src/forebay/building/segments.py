@@ -105,7 +105,7 @@ class Planner:
 
     def _new_files(self, index: Index, plan: Plan) -> tuple[list[SourceFile], dict[str, int]]:
         """The files that are new or grew, as they look now, and how far those that grew are planned."""
-        fresh = SourceCheck.of(index, self.source, plan).freshness(listed=self.listing.walked)
+        fresh = SourceCheck.of(index, self.source, plan).freshness(listed=self.listing.walked).complete()
         if fresh.changed:
             raise source_changed(self.store.address, plan, reported(self.source, plan, fresh.changed))
         known, grown = plan.files, set(fresh.grown)

@@ -156,7 +156,7 @@ class CacheWriter:
         plan, listing, source = self.index.plan, planner.listing, planner.source
         check_kind(self.store, source, plan)
         job = replace(self.job(planner.recipe, layer), source=source)
-        fresh = SourceCheck.of(self.index, source).freshness(listed=walked)
+        fresh = SourceCheck.of(self.index, source).freshness(listed=walked).complete()
         if fresh.changed:
             raise source_changed(self.store.address, plan, reported(source, plan, fresh.changed))
         if not is_update:
@@ -202,7 +202,7 @@ class CacheWriter:
     ) -> tuple[Mapping[str, str], Mapping[str, SourceFile]]:
         source = cast(Source, job.source)
         check = SourceCheck.of(Index.take(self.store, self.index), source, self.index.plan, records)
-        fresh = check.compared(differing_files(source, files))
+        fresh = check.compared(differing_files(source, files)).complete()
         return fresh.changed, fresh.now
 
 

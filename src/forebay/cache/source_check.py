@@ -38,10 +38,18 @@ class Freshness:
     missing: tuple[str, ...] = ()
     grown: tuple[str, ...] = ()
     now: Mapping[str, SourceFile] = field(default_factory=dict)  # same content, as the file looks now
+    unreadable: Mapping[str, OSError | SourceUnreadable] = field(default_factory=dict)  # look different; not compared
 
     @property
     def stale(self) -> dict[str, str]:
-        return {**self.changed, **dict.fromkeys(self.missing, GONE)}
+        unreadable = {path: f"cannot be read: {message_of(error)}" for path, error in self.unreadable.items()}
+        return {**self.changed, **dict.fromkeys(self.missing, GONE), **unreadable}
+
+    def complete(self) -> "Freshness":
+        """These verdicts; raises the first read error, which may pass and does not mean that a file changed."""
+        for error in self.unreadable.values():
+            raise error
+        return self
 
 
 @dataclass(frozen=True)
@@ -75,20 +83,22 @@ class SourceCheck:
         """The verdicts on planned files that look different."""
         verdicts: dict[str, tuple[Verdict, str]] = {}
         now: dict[str, SourceFile] = {}
+        unreadable: dict[str, OSError | SourceUnreadable] = {}
         for known, current in differing:
             try:
                 verdicts[known.path] = self.verdict(known, current)
             except (SourceNotFound, StoreUnavailable):
                 raise
             except (OSError, SourceUnreadable) as error:
-                verdicts[known.path] = "changed", f"cannot be read: {message_of(error)}"
+                unreadable[known.path] = error
+                continue
             if verdicts[known.path][0] in ("same", "grown") and not isinstance(current, Exception):
                 now[known.path] = current
         changed = {path: how for path, (verdict, how) in verdicts.items() if verdict == "changed"}
         missing, grown = (
             tuple(path for path, (verdict, _) in verdicts.items() if verdict == one) for one in ("missing", "grown")
         )
-        return Freshness(changed, missing, grown, now)
+        return Freshness(changed, missing, grown, now, unreadable)
 
     def verdict(self, known: SourceFile, current: SourceFile | Exception) -> tuple[Verdict, str]:
         """Return the state of one planned file, and how it changed."""

@@ -27,6 +27,7 @@ from tests.store.far_stores import FarFolder, Spoiling
 import forebay as fb
 from forebay.cache.catalog import read_cache_document
 from forebay.errors import ChunkCorrupt, Damaged, StoreRefused, StoreUnavailable, TierUnusable
+from forebay.feeding.tiers import clean_tier, tier_contents
 from forebay.format import layout
 from forebay.store import LocalStore
 from forebay.store import tier_folder as folder_module
@@ -489,6 +490,23 @@ def test_a_killed_filler_leaves_nothing_wrong(root: Path, far: FarFolder, tmp_pa
         assert np.array_equal(tokens_of(fb.open_cache(store)), right)
         assert store.tier.used_bytes() == sum(chunk_sizes(root))
         assert not list(tier.glob("caches/*/parts/*"))
+
+
+@pytest.mark.parametrize(("address", "spelled"), [("far", "./far/"), ("memory://tiers/far", "memory://tiers/far/")])
+def test_a_cache_has_one_share_of_a_tier_in_any_spelling_and_from_any_folder(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, spelled: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fb.copy(root, address)
+    opened = [fb.open_cache(one, tier=tmp_path / "tier") for one in (address, spelled)]
+    monkeypatch.chdir("/")
+    if address == "far":  # a store in memory stays in its process
+        opened.append(pickle.loads(pickle.dumps(opened[0])))
+    for cache in opened:
+        tokens_of(cache)
+    (share,) = tier_contents(tmp_path / "tier").caches
+    monkeypatch.chdir(tmp_path)
+    assert clean_tier(tmp_path / "tier", spelled).caches == (share.address,)
 
 
 def test_a_tiered_store_and_its_cache_are_pickled_by_address(root: Path, far: FarFolder, tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ from forebay.order.shuffle import Numbers
 from forebay.order.window import Window, WindowOrder, lanes_of
 from forebay.read.cache import Cache
 from forebay.read.opening import open_cache
-from forebay.store import Root
-from forebay.store.tier_folder import TierFolder, cache_name
+from forebay.store import Root, open_store
+from forebay.store.tier_folder import TierFolder, cache_name, full_address
 from forebay.store.tiered import RANGE_BYTES, TieredStore
 
 OPEN_TRIPS = 2  # list the generations, read the newest; then chunks
@@ -220,7 +220,8 @@ def tier_contents(path: str | os.PathLike[str]) -> TierContents:
 def clean_tier(path: str | os.PathLike[str], cache: str | None = None) -> TierClean:
     """Remove the chunks and documents of the cache at an address, or of all, from a tier of chunks."""
     folder = TierFolder(path).opened()
-    chosen = [one for one in folder.caches() if cache is None or one.name == cache_name(cache)]
+    name = None if cache is None else cache_name(full_address(open_store(cache)))
+    chosen = [one for one in folder.caches() if name in (None, one.name)]
     if cache is not None and not chosen:
         raise TierUnusable(
             f"the tier at '{folder.path}' has nothing of a cache at '{cache}'",

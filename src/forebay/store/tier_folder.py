@@ -29,7 +29,7 @@ from pathlib import Path
 import psutil
 
 from forebay.errors import StoreFull, TierUnusable
-from forebay.store.base import Buffer, Missing, is_url
+from forebay.store.base import Buffer, Missing, Store, is_url
 from forebay.store.local import LocalStore, sync_folder
 from forebay.store.owners import is_temporary
 
@@ -312,14 +312,14 @@ def _unlock(descriptor: int) -> None:
     os.close(descriptor)
 
 
-def full_address(address: str) -> str:
+def full_address(store: Store) -> str:
     """The address of a cache from any working directory."""
-    return address if is_url(address) else os.path.abspath(address)
+    return store.local_path("") or store.address
 
 
 def cache_name(address: str) -> str:
-    """The folder of the cache at an address."""
-    return hashlib.sha256(os.fsencode(full_address(address))).hexdigest()[:32]
+    """The folder of the cache at a full address."""
+    return hashlib.sha256(os.fsencode(address)).hexdigest()[:32]
 
 
 def chunk_key(cache: str, sha256: bytes) -> str:

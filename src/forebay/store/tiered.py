@@ -62,8 +62,8 @@ class TieredStore(Store):
         self._near, self._far = near, far
         self.tier = TierFolder(near.local_path(""), limit_bytes).begin()
         self._digests: dict[str, bytes] = {}  # key of a chunk -> SHA-256 that was expected of it
-        self._cache = cache_name(self.address)
-        self.tier.store_document(self._cache, ADDRESS, os.fsencode(full_address(self.address)))
+        self._cache = cache_name(full_address(far))
+        self.tier.store_document(self._cache, ADDRESS, os.fsencode(full_address(far)))
         self._current: set[str] = set()  # documents that this process, or the one that it was forked from, has fetched
         self._counts: Counter[str] = Counter()
         self._forget()

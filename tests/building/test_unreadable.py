@@ -116,3 +116,11 @@ def test_a_broken_link_whose_name_would_not_be_read_is_only_counted(tmp_path):
     result = CliRunner().invoke(cli, command)
     assert result.exit_code == 0, result.output
     assert "1 file was not read: no suffix 1" in result.output
+
+
+def test_a_build_whose_samples_all_fail_names_the_reason_and_what_to_pass(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"content": "words"}\n' * 30)
+    source = fb.sources.jsonl(tmp_path / "a.jsonl")
+    with pytest.raises(BuildFailed, match=r"30 × no-text, e\.g\. 'a\.jsonl@0'") as caught:
+        fb.build(tmp_path / "cache", source, RECIPE, workers=0, max_failures=1.0)
+    assert "--text" in caught.value.hint

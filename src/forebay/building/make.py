@@ -257,14 +257,18 @@ class Work:
             hint = f"run `forebay repair {store.address}`"
             raise build_failed(store.address, dict.fromkeys(chunks, "its file is gone"), hint=hint)
         if self.job.source is not None and newest is None and self.run.records:
-            raise nothing_to_build(store.address, self._without_rows())
+            raise self._without_rows()
         return report
 
-    def _without_rows(self) -> str:
-        """Why nothing is published, where no chunk has a row."""
-        samples = sum(record.samples for record in self.run.records.values())
-        failed = ", ".join(f"{count:,} x {reason}" for reason, count in self.run.reasons.most_common(3))
-        return f"the recipe made no row of {samples:,} sample(s)" + (f" (failed: {failed})" if failed else "")
+    def _without_rows(self) -> BuildFailed:
+        """The error of a build whose chunks have no row."""
+        store, folder, records = self.cache.store, self.job.folder, self.run.records.values()
+        problem = f"the recipe made no row of {sum(record.samples for record in records):,} sample(s)"
+        reasons = Reasons(one for record in records for one in open_chunk(store, folder, record).failures())
+        if not reasons:
+            return nothing_to_build(store.address, problem)
+        reason, count, example = reasons.most_frequent()
+        return nothing_to_build(store.address, f"{problem} ({count:,} × {reason}, e.g. {example})", reasons.advice())
 
     def _notes(self) -> Iterator[str]:
         if elsewhere := len(self.queue.elsewhere):

@@ -150,8 +150,8 @@ class Planner:
         )
 
 
-def nothing_to_build(root: str, problem: str) -> BuildFailed:
-    return BuildFailed(f"nothing to build at '{root}': {problem}", hint="choose a source that has samples")
+def nothing_to_build(root: str, problem: str, hint: str = "choose a source that has samples") -> BuildFailed:
+    return BuildFailed(f"nothing to build at '{root}': {problem}", hint=hint)
 
 
 def check_trial(store: Store, trial: Trial, weight: int) -> None:

@@ -289,6 +289,17 @@ def test_a_warm_tier_works_without_the_far_store(root: Path, far: FarFolder, tmp
         fb.open_cache(fresh)
 
 
+def test_an_earlier_cache_at_the_same_address_is_not_opened_offline(far: FarFolder, tmp_path: Path) -> None:
+    fb.open_cache(tiered(far, tmp_path))
+    (kept,) = (tmp_path / "tier" / "caches").glob("*/documents/generations*")
+    shutil.copy(kept, kept.with_name(kept.name.replace("000000", "000007")))  # as of a cache with more generations
+    rows = tokens_of(fb.open_cache(tiered(far, tmp_path)))
+    Path(f"{far.address}.offline").touch()
+    cache = fb.open_cache(tiered(far, tmp_path))
+    assert cache.generation.number == 0
+    assert np.array_equal(tokens_of(cache), rows)
+
+
 def test_a_document_that_is_damaged_in_the_tier_is_not_served_offline(far: FarFolder, tmp_path: Path) -> None:
     tokens_of(fb.open_cache(tiered(far, tmp_path)))
     Path(f"{far.address}.offline").touch()

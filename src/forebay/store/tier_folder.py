@@ -21,7 +21,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,6 +175,12 @@ class TierFolder:
         folder = _document_key(cache, "")
         entries = self.files.entries(folder)
         return sorted((entry.key.removeprefix(folder).replace("~", "/"), entry.size - 32) for entry in entries)
+
+    def forget_documents(self, cache: str, prefix: str, listed: Container[str]) -> None:
+        """Remove the kept documents below a prefix that are not listed."""
+        for name, _ in self.documents(cache):
+            if name.startswith(prefix) and name not in listed and name != ADDRESS:
+                self.files.delete(_document_key(cache, name))
 
     def caches(self) -> list[TierCache]:
         """The stored chunks, cache by cache."""

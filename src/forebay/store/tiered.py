@@ -125,7 +125,7 @@ class TieredStore(Store):
         return bytes(self._document(key)[start:stop])
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        yield from self._asked(lambda: list(self._far.entries(prefix)), lambda: self._stored_entries(prefix))
+        yield from self._asked(lambda: self._far_entries(prefix), lambda: self._stored_entries(prefix))
 
     def folders(self, prefix: str) -> list[str]:
         return self._asked(lambda: self._far.folders(prefix), lambda: super(TieredStore, self).folders(prefix))
@@ -189,6 +189,13 @@ class TieredStore(Store):
         if self.tier.store_document(self._cache, key, value):
             self._current.add(key)
         return value
+
+    def _far_entries(self, prefix: str) -> list[Entry]:
+        """The entries of the far store; the tier forgets documents that are gone there, as of an earlier cache."""
+        entries = list(self._far.entries(prefix))
+        if entries:
+            self.tier.forget_documents(self._cache, prefix, {entry.key for entry in entries})
+        return entries
 
     def _stored_entries(self, prefix: str) -> list[Entry]:
         names = self.tier.documents(self._cache)

@@ -105,7 +105,7 @@ class SourceCheck:
         if isinstance(current, FileNotFoundError):
             return "missing", GONE
         if isinstance(current, Exception):  # a folder or a pipe in its place, or no permission
-            return "changed", f"cannot be looked at: {current}"
+            return "changed", f"cannot be looked at: {message_of(current)}"
         # The kernel may report a new time only after its clock step.
         time.sleep(settling_seconds(current.ctime_ns or current.mtime_ns, time.time_ns()))
         if known.path not in self._ends:  # it had no samples

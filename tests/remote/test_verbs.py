@@ -45,6 +45,10 @@ def test_every_verb_works_on_a_bucket(bucket, lines, tmp_path):
     (lines.parent / "b.txt").write_text("one more line\n" * 300)
     assert fb.update(url, fb.sources.lines(lines.parent), workers=0).built > 0
     assert fb.verify(url, full=True).sound
+    (lines.parent / "b.txt").write_text("another line\n" * 300)
+    reused = fb.build(f"{bucket}/caches/new", fb.sources.lines(lines.parent), RECIPE, reuse=url, workers=0)
+    assert reused.present == CHUNKS
+    assert fb.verify(f"{bucket}/caches/new", full=True).sound
     fb.copy(url, tmp_path / "down")
     fb.copy(tmp_path / "down", f"{bucket}/caches/up")
     fb.copy(f"{bucket}/caches/up", f"{bucket}/caches/across")

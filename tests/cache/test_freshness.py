@@ -327,6 +327,13 @@ def test_a_smaller_file_is_changed_and_a_larger_one_grew_if_what_was_planned_hol
     assert fresh(root, tmp_path / "raw").changed.keys() == {"a.txt", "b.txt"}
 
 
+def test_hashing_all_files_keeps_only_those_that_look_different(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    touch(tmp_path / "raw/a.txt")
+    check = SourceCheck.of(Index.take(fb.LocalStore(root)), fb.sources.lines(tmp_path / "raw"))
+    assert list(check.freshness(full=True).now) == ["a.txt"]
+
+
 class UnreadableLines(LineSource):
     """Lines on a disk with a bad sector."""
 

@@ -86,13 +86,16 @@ class SourceCheck:
         unreadable: dict[str, OSError | SourceUnreadable] = {}
         for known, current in differing:
             try:
-                verdicts[known.path] = self.verdict(known, current)
+                verdict = self.verdict(known, current)
             except (SourceNotFound, StoreUnavailable):
                 raise
             except (OSError, SourceUnreadable) as error:
                 unreadable[known.path] = error
                 continue
-            if verdicts[known.path][0] in ("same", "grown") and not isinstance(current, Exception):
+            if isinstance(current, SourceFile) and verdict[0] == "same" and known.same_identity(current):
+                continue  # of `full`: there may be millions of such files
+            verdicts[known.path] = verdict
+            if verdict[0] in ("same", "grown") and not isinstance(current, Exception):
                 now[known.path] = current
         changed = {path: how for path, (verdict, how) in verdicts.items() if verdict == "changed"}
         missing, grown = (

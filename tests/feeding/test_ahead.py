@@ -49,6 +49,22 @@ def test_an_error_in_listing_tasks_comes_after_the_tasks_before_it() -> None:
         next(queue)
 
 
+def test_an_error_in_listing_tasks_is_not_an_end_for_a_consumer_that_asks_before_it_is_pending() -> None:
+    asked = threading.Event()
+
+    def listed() -> Iterator[int]:
+        asked.wait(60)
+        raise ValueError("no task")
+        yield
+
+    queue = Ahead(listed(), lambda task: task, always, 1, "test")
+    with queue._lock:
+        asked.set()
+        time.sleep(0.05)  # the thread has the error, and waits to add it
+    with pytest.raises(ValueError, match="no task"):
+        next(queue)
+
+
 def test_no_more_tasks_are_begun_than_fit() -> None:
     begun: list[int] = []
     queue = Ahead(

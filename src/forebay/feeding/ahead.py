@@ -134,6 +134,7 @@ class Ahead(Generic[Task, Item]):
                     return None
                 self._pending.append(slot)
                 if slot.is_done:
+                    self._has_ended = True  # not before its error is pending, or the consumer would see an end
                     self._ready.notify()
         return None if slot.is_done else slot
 
@@ -142,7 +143,7 @@ class Ahead(Generic[Task, Item]):
             task = None if self._is_stopped or self._has_ended else next(self._tasks, None)
         except BaseException as error:  # top of a worker: the consumer raises it, after the tasks before
             slot: Slot[Any, Item] = Slot(None)
-            slot.error, slot.is_done, self._has_ended = error, True, True
+            slot.error, slot.is_done = error, True
             return slot
         if task is None:
             with self._lock:

@@ -54,6 +54,8 @@ def test_fields_and_roles_can_be_named() -> None:
     roles = (("pupil", "user"), ("teacher", "assistant"))
     assert read(record, messages="dialog", roles=roles).messages == ASKED
     assert read({"q": "Hi", "a": "Hello"}, prompt="q", completion="a").messages == ASKED
+    numbered = {"messages": [{**message, "role": number} for number, message in enumerate(ASKED)]}
+    assert read(numbered, roles=(("0", "user"), ("1", "assistant"))).messages == ASKED
 
 
 def test_instructions_have_input_history_and_a_system_prompt() -> None:

@@ -68,7 +68,7 @@ class FieldNames:
         return {**dict(zip(ROLES, ROLES, strict=True)), **USUAL_ROLES, **dict(self.roles)}
 
     def role(self, name: object, at: int, content: object) -> str:
-        role = self.known_roles.get(name) if isinstance(name, str) else None
+        role = self.known_roles.get(str(name))  # some data sets number their roles
         if role is None:
             raise BadConversation(
                 "unknown-role", f"message {at}, {_shown(content)}, has the role {_shown(name)}; map it with `roles`"

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +321,39 @@ _LINES = st.lists(
 @example(b"{}\n{}", 3, bytes)
 def test_line_starts_are_those_of_the_definition(block: bytes, at: int, kind: type) -> None:
     assert compiled.line_starts(kind(block), at) == reference.line_starts(kind(block), at)
+
+
+@pytest.fixture
+def no_switches() -> Iterator[None]:
+    """Threads run only while another one has released the interpreter lock by itself."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(3600)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("name", ["read_rows", "gather"])
+def test_other_threads_run_while_rows_are_read_from_mapped_files(name: str, no_switches: None) -> None:
+    """A page may have to be read from disk, even for a few bytes: many parts of no bytes take as long here."""
+    nothing, zeros, tables = np.empty(0, np.uint8), np.zeros(500_000, np.int64), MappedChunks().tables
+    arguments = {"read_rows": (zeros, zeros, zeros, tables), "gather": (zeros + tables[0][0], zeros)}[name]
+    ticks, is_done = [0], threading.Event()
+
+    def tick() -> None:
+        while not is_done.wait(1e-4):
+            ticks[0] += 1
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    before = ticks[0]
+    for _ in range(200):  # a busy machine may wake the thread late
+        getattr(compiled, name)(nothing, *arguments)
+        if ticks[0] > before:
+            break
+    found = ticks[0]
+    is_done.set()
+    thread.join()
+    assert found > before
 
 
 def test_buffers_of_another_size_are_refused() -> None:

@@ -1,6 +1,6 @@
 /* Loops over bytes that NumPy makes in several passes, or with the GIL held. Each is independent, checks sizes before it
-   writes, then releases the GIL, if it works for longer than a switch between threads takes. `reference.py` defines all
-   of them; tests/kernels compares the two.
+   writes, then releases the GIL, if it works for longer than a switch between threads takes or reads mapped files.
+   `reference.py` defines all of them; tests/kernels compares the two.
 
    Optional: without a compiler, `forebay.kernels` uses the reference. */
 
@@ -18,7 +18,7 @@
 
 enum { IGNORED_LABEL = -100, MANY = 256 * 1024 };
 
-/* The GIL, released for a loop over many bytes; one over fewer ends before another thread has woken up. */
+/* The GIL, released for a loop over many bytes in memory; one over fewer ends before another thread has woken up. */
 static PyThreadState *released(Py_ssize_t bytes) { return bytes > MANY ? PyEval_SaveThread() : NULL; }
 
 static void held_again(PyThreadState *state) {
@@ -92,12 +92,12 @@ static PyObject *gather(PyObject *self, PyObject *args) {
         goto end;
     }
     char *out = buffers.all[0].buf;
-    PyThreadState *state = released(buffers.all[0].len);
+    Py_BEGIN_ALLOW_THREADS /* a mapped page may have to be read from disk */
     for (Py_ssize_t at = 0; at < count; at++) {
         copy_row(out, addresses[at], (Py_ssize_t)sizes[at], at + 1 < count ? addresses[at + 1] : 0);
         out += sizes[at];
     }
-    held_again(state);
+    Py_END_ALLOW_THREADS
     result = Py_NewRef(Py_None);
 end:
     release(&buffers);
@@ -268,7 +268,7 @@ static PyObject *read_rows(PyObject *self, PyObject *args) {
     }
     char *out = buffers.all[0].buf;
     const int64_t *chunks = buffers.all[1].buf, *within = buffers.all[2].buf;
-    PyThreadState *state = released(buffers.all[0].len);
+    Py_BEGIN_ALLOW_THREADS /* a mapped page may have to be read from disk */
     int64_t row = count ? part_of_row(&mapped, chunks[0], within[0], starts ? starts[0] : 0, bytes) : 0, next;
     for (; at < count && row; at++, row = next) {
         next = 0;
@@ -276,7 +276,7 @@ static PyObject *read_rows(PyObject *self, PyObject *args) {
             next = part_of_row(&mapped, chunks[at + 1], within[at + 1], starts ? starts[at + 1] : 0, bytes);
         copy_row(out + at * bytes, row, bytes, next);
     }
-    held_again(state);
+    Py_END_ALLOW_THREADS
     result = PyBool_FromLong(at == count);
 end:
     release(&buffers);

@@ -5,7 +5,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -107,6 +107,33 @@ def test_an_item_is_held_by_its_consumer_only() -> None:
     gc.collect()
     assert item() is None
     queue.stop()
+
+
+def test_a_garbage_collection_in_a_thread_of_the_queue_stops_it() -> None:
+    """It may run at any line of a thread, also where the thread holds the lock, and free the owner of the queue."""
+
+    class Owner:
+        def __init__(self) -> None:
+            self.itself = self
+
+    is_garbage = threading.Event()
+
+    def fits(task: int, pending: Sequence[Slot[int, int]]) -> bool:
+        for _ in pending:
+            is_garbage.wait(60)
+            gc.collect()
+        return len(pending) < 2
+
+    gc.disable()
+    try:
+        queue = Ahead(itertools.count(), lambda task: task, fits, 1, "test")
+        weakref.finalize(Owner(), queue.stop)
+        is_garbage.set()
+        queue._threads[0].join(10)
+    finally:
+        gc.enable()
+    assert not queue._threads[0].is_alive()
+    assert not queue.is_running
 
 
 def test_tasks_grow_with_cheap_batches_and_keep_to_the_bytes_allowed() -> None:

@@ -49,7 +49,7 @@ class Ahead(Generic[Task, Item]):
         self._tasks, self._make, self._fits = tasks, make, fits
         self._process, self._is_stopped, self._has_ended = _process, False, False
         self._listing = threading.Lock()  # of the next task, outside the lock that the consumer takes
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a garbage collection may call stop() where this thread holds it
         self._ready = threading.Condition(self._lock)  # the consumer waits: the first pending task is done
         self._room = threading.Condition(self._lock)  # a thread waits: its task fits
         self._pending: deque[Slot[Task, Item]] = deque()
@@ -101,11 +101,11 @@ class Ahead(Generic[Task, Item]):
             return
         with self._lock:
             self._is_stopped = True
-            self._pending.clear()
+            self._pending = deque()  # not cleared: `fits` may be counting the old one
             self._room.notify()
         end = time.monotonic() + _STOP_SECONDS * wait
         for thread in self._threads:
-            if thread is not threading.current_thread():  # a garbage collection may call this from one of them
+            if thread is not threading.current_thread():
                 thread.join(max(0.0, end - time.monotonic()))
         _running.discard(self)
 

@@ -95,13 +95,10 @@ def is_dead(owner: str) -> bool:
     return parsed is not None and parsed.is_dead()
 
 
-def is_running(owner: str) -> bool:
-    """True if an owner is a process of this host that runs and is not stopped."""
-    parsed = Owner.parse(owner)
-    if parsed is None or parsed.host != this_host() or parsed.is_dead():
-        return False
+def _is_running(owner: Owner) -> bool:
+    """True if a process of this host runs and is not stopped."""
     try:
-        return bool(psutil.Process(parsed.pid).status() != psutil.STATUS_STOPPED)
+        return not owner.is_dead() and bool(psutil.Process(owner.pid).status() != psutil.STATUS_STOPPED)
     except (psutil.Error, ValueError):
         return False
 
@@ -129,9 +126,11 @@ class HeartbeatWatch:
         return now - since >= self.lease_seconds
 
     def is_alive(self, owner: str) -> bool:
-        """True if an owner is known to work: it runs on this host, or its counter changed while it was watched."""
-        self.is_silent(owner)
-        return is_running(owner) or owner in self._moved
+        """True if an owner is known to work: it runs on this host, or beats on another while it is watched."""
+        is_silent, parsed = self.is_silent(owner), Owner.parse(owner)
+        if parsed is not None and parsed.host == this_host():
+            return _is_running(parsed)  # the last beat of a process that was stopped since proves nothing
+        return owner in self._moved and not is_silent
 
 
 class Heartbeat(threading.Thread):

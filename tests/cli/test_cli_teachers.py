@@ -14,7 +14,7 @@ from tests.torch.taught import images_cache
 import forebay as fb
 from forebay.store import LocalStore
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 def prompts(folder: Path) -> Path:
@@ -101,7 +101,6 @@ def test_an_estimate_loads_nothing_and_counts_bytes(
     assert "not enough disk space" in run(*words, code=1).err
 
 
-@pytest.mark.slow
 def test_alignment_holds_for_what_was_built(taught: Path) -> None:
     report, found = run("verify", taught, "--align", "--json").json
     assert report["bad"] == []
@@ -143,7 +142,6 @@ def test_images_bring_their_size_and_captions(tmp_path: Path, tiny_models: TinyM
     assert read["latents"].shape == (5, 4, 8, 8)
 
 
-@pytest.mark.slow
 def test_one_option_names_all_models_of_a_pipeline(tmp_path: Path) -> None:
     model = saved(tmp_path / "flux", tiny_pipelines.flux)
     images = images_cache(tmp_path)

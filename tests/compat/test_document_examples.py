@@ -164,6 +164,7 @@ def test_a_cache_is_built_saved_loaded_and_trained_on_as_the_document_says(names
     assert spatial_weights(names["sol_spatial"][:2]).shape == (2, 64, 64)
 
 
+@pytest.mark.slow
 def test_the_documents_lookup_runs_on_a_cache_and_agrees(names: dict[str, Any]) -> None:
     run(13, names)
     lune = names["lune"]

@@ -14,7 +14,7 @@ from forebay.compat.tinyflux import DatasetCache, EncodingCache
 from forebay.errors import ModelUnusable
 from forebay.teachers import T5, Clip, GeometricSol, Latents, Lune, Sol
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 PROMPTS = ["a red cat", "the blue dog", "a house"]
 BUILDING = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "tinyflux_build.py"))
 ModelZoo, Encodings = BUILDING["ModelZoo"], BUILDING["EncodingCache"]

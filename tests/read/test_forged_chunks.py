@@ -226,6 +226,7 @@ def test_the_limit_of_a_block_can_be_raised_and_lowered(tmp_path: Path) -> None:
         fb.open_cache(root, max_block_bytes=0)
 
 
+@pytest.mark.slow
 def test_blocks_that_are_small_one_by_one_are_not_decoded_all_at_once(tmp_path: Path) -> None:
     """Thirty blocks of 64 MB from 200 kB: one row is read, a whole chunk is refused."""
     (tmp_path / "source.txt").write_bytes(b"x\n" * 30)

@@ -32,6 +32,7 @@ def digests(store: fb.Store, layer: str = "raw") -> list[bytes]:
     return [record.sha256 for record in table.records()]
 
 
+@pytest.mark.slow
 def test_three_processes_share_a_bucket_and_one_is_killed(bucket, tmp_path):
     source, url = write_orders(tmp_path / "source.txt", orders(40)), f"{bucket}/cache"
     first, second, third = (start(url, str(source), rank) for rank in range(3))

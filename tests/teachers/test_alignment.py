@@ -13,6 +13,8 @@ import forebay as fb
 from forebay.columns import Array
 from forebay.teachers import BUCKETS, Batch, GeometricSol, Loaded, Output, Teacher, TeacherRecipe, check_alignment
 
+pytestmark = pytest.mark.slow
+
 MOOD = {"add": 0.0}  # what `Moody` depends on without saying so
 
 
@@ -157,7 +159,6 @@ class Curve(Teacher, frozen=True, kw_only=True, tag="curve"):
         return squares
 
 
-@pytest.mark.slow
 def test_the_error_of_interpolation_is_measured_where_nothing_is_stored(tmp_path: Path) -> None:
     """Between 0, ¼ and 1 a square is off by 1/16 halfway; with noise of its own, a middle is off by √1.5."""
     root = curves(tmp_path)
@@ -176,7 +177,6 @@ def test_the_error_of_interpolation_is_measured_where_nothing_is_stored(tmp_path
     assert check_alignment(fb.open_cache(root), recompute=0).layers[0].interpolation == ()
 
 
-@pytest.mark.slow
 def test_the_command_line_reports_the_error_of_interpolation(tmp_path: Path) -> None:
     root = curves(tmp_path)
     out = " ".join(run("verify", root, "--held-out", 6).out.split())

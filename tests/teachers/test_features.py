@@ -29,6 +29,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("moments", [np.float16, np.float32, np.float64])
 def test_every_node_is_exact(taught: Path, stored: str, moments: type) -> None:

@@ -157,6 +157,7 @@ def test_rows_are_named_in_every_kind_of_batch(tokens: fb.Cache, tmp_path: Path,
                 assert torch.equal(batch["tokens"], torch.from_numpy(np.asarray(stored).astype(np.int64)))
 
 
+@pytest.mark.slow
 def test_encodings_of_prompts_come_for_every_row(taught: fb.Cache) -> None:
     for batch in batches(taught, columns=["letters", "row"]):
         expected = taught.read(batch["row"].numpy(), ["letters"])["letters"]
@@ -323,6 +324,7 @@ def test_a_column_of_a_layer_that_a_cache_of_a_mixture_lacks_has_absent_rows(
         Loader(mixture, global_batch_size=2, columns=["letters_prompt"])
 
 
+@pytest.mark.slow
 def test_encodings_and_features_of_added_rows_come_after_growth(tmp_path: Path) -> None:
     root, lines = prompt_cache(tmp_path), tmp_path / "prompts.txt"
     layers = [TeacherRecipe(teacher=teacher, buckets=BUCKETS, batch_size=3) for teacher in (Letters(), Ramp())]

@@ -41,7 +41,7 @@ from forebay.teachers import (
 from forebay.teachers.teacher_samples import noise_keys, normal
 from forebay.torch.teachers import Captures
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 SAID = {"prompt_column": "metadata", "prompt_key": "caption"}
 
 
@@ -193,7 +193,6 @@ def test_the_documents_of_token_rows_are_run_one_by_one(tmp_path: Path, towers: 
     assert documents > len(cache) > 5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["t0_noise", "t0_data"])
 def test_a_unet_gets_latents_at_t_and_its_own_timestep(pictured: Path, tiny_models: TinyModels, direction: str) -> None:
     hook = Hook(

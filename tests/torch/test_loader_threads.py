@@ -60,6 +60,7 @@ def test_ctrl_c_stops_training_at_once_and_it_can_go_on(root: Path) -> None:
     assert ended == "ended"
 
 
+@pytest.mark.slow
 def test_ranks_that_know_each_other_grow_together(tmp_path: Path) -> None:
     root = token_cache(tmp_path, 11)
     grow_cache(tmp_path, 11, 6)
@@ -104,6 +105,7 @@ def test_ranks_that_opened_different_generations_are_refused_on_every_rank(
         assert "open the same generation on every rank" in answer
 
 
+@pytest.mark.slow
 def test_ranks_with_another_seed_batch_size_or_position_are_refused(grown: Path, tmp_path: Path) -> None:
     for answer in answers("read-apart", grown, tmp_path):
         options, position, batches = json.loads(answer)
@@ -128,6 +130,7 @@ def test_ranks_whose_buckets_take_other_turns_are_refused(grown: Path, tmp_path:
     assert len({number for batch in first + second for number in batch}) == 2 * len(first)
 
 
+@pytest.mark.slow
 def test_a_loader_of_one_rank_hangs_nobody_and_changes_no_reduction(grown: Path, tmp_path: Path) -> None:
     first, second = map(json.loads, answers("one-rank-only", grown, tmp_path))
     assert first.startswith("waited 0.2 s for rank 1 of 2 to iterate this loader")
@@ -135,10 +138,12 @@ def test_a_loader_of_one_rank_hangs_nobody_and_changes_no_reduction(grown: Path,
     assert second.startswith("rank 1 of 2 iterates this loader too late: the others waited 0.2 s and gave up")
 
 
+@pytest.mark.slow
 def test_ranks_of_the_environment_need_a_process_group_or_a_generation_by_number(grown: Path, tmp_path: Path) -> None:
     assert answers("join-later", grown, tmp_path) == ["compared\n"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["file", "tcp"])
 def test_rank_0_is_named_when_it_is_gone(grown: Path, tmp_path: Path, store: str) -> None:
     assert answers("lose-rank-0", grown, tmp_path, 2, store) == ["", "[0]\n"]
@@ -160,6 +165,7 @@ def test_ranks_with_other_recipes_or_micro_batches_are_refused(tmp_path: Path) -
         assert "micro_batches is 1 on rank 0 and 2 on rank 1" in steps
 
 
+@pytest.mark.slow
 def test_data_parallel_ranks_of_a_mesh_share_batches(grown: Path, tmp_path: Path) -> None:
     found = [json.loads(answer) for answer in answers("split-in-two-ways", grown, tmp_path, 4)]
     alone = list(

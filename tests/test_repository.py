@@ -73,7 +73,7 @@ def test_an_error_names_an_extra_that_exists() -> None:
 
 
 def test_the_wheel_check_tries_every_extra() -> None:
-    tools = {"dev", "docs", "release", "minilm"}  # for development: nothing of the wheel needs them
+    tools = {"dev", "docs", "release"}  # for development: nothing of the wheel needs them
     tried = re.search(r"^EXTRAS = \((.*?)\)", (ROOT / "tools" / "check_wheel.py").read_text(), re.MULTILINE | re.DOTALL)
     assert tried is not None
     names = set(re.findall(r'"(\w+)"', tried[1]))
@@ -134,3 +134,8 @@ def test_modules_of_tests_have_different_names() -> None:
     """pytest imports them by their file name alone."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, times in names.items() if times > 1] == []
+
+
+def test_sizes_of_the_code_stay_within_their_limits() -> None:
+    figures = runpy.run_path(str(ROOT / "tools" / "figures.py"))["figures"]()
+    assert {name: sizes for name, sizes in list(figures.items())[1:] if sizes[0] > sizes[1]} == {}

@@ -24,7 +24,7 @@ from forebay.store import LocalStore, Root
 from forebay.store.base import is_url
 from forebay.store.tier_folder import file_system
 
-NOT_FOR_USERS = ("dev", "docs", "release", "minilm")
+NOT_FOR_USERS = ("dev", "docs", "release")
 LITTLE_SPACE = 1 << 30
 _REQUIREMENT = re.compile(r"([A-Za-z0-9_.-]+)(?:\[[^]]*\])?\s*([^;]*)(?:;(.*))?")
 _EXTRA = re.compile(r"extra\s*==\s*[\"']([^\"']+)[\"']")

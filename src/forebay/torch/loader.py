@@ -276,7 +276,7 @@ class Loader:
                         if turn != self._turn:
                             self._check_turn(turn)
                         at = end
-                        if stop - end >= self.global_batch_size:  # usually; the rest looks at the end of the epoch
+                        if stop - end >= self.global_batch_size:  # all but the last batches
                             self.position = end
                         else:
                             self._advance(end)
